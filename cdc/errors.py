@@ -1,0 +1,91 @@
+"""What can go wrong, classified by who must act.
+
+Every error that leaves a module of this project is one of these. Each carries a sentence that names the thing and, where
+somebody can do something about it, the remedy. `Remedy.WAIT` errors heal by waiting and trying again; `Remedy.OPERATOR`
+errors need a person, and trying again would only repeat them.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Remedy(Enum):
+    """Who must act before another try can succeed."""
+
+    WAIT = "wait"
+    OPERATOR = "operator"
+
+
+class CdcError(Exception):
+    """Root of all errors of this project: a sentence, and what to do about it."""
+
+    remedy = Remedy.OPERATOR
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        if not self.hint:
+            return self.message
+        return f"{self.message.rstrip('.')}. {self.hint}"
+
+
+class ConfigurationError(CdcError):
+    """The configuration can't be used; nothing has been connected to."""
+
+
+class ProtocolError(CdcError):
+    """The peer sent what the protocol doesn't allow; the connection is unusable from here on."""
+
+
+class UnsupportedRowError(ProtocolError):
+    """A row of a kind that this program doesn't know: passing over it would lose a change silently."""
+
+
+class ConnectionLostError(CdcError):
+    """The peer went away, or never answered."""
+
+    remedy = Remedy.WAIT
+
+
+class ServerError(CdcError):
+    """The server answered with an error packet.
+
+    `code` is Tarantool's error number, `kind` the type that the error stack gives (`ClientError`, `XlogGapError`, …; empty
+    where the server sent no stack), `remedy` follows from both.
+    """
+
+    def __init__(self, message: str, *, code: int, kind: str = "", hint: str = "", remedy: Remedy = Remedy.OPERATOR) -> None:
+        super().__init__(message, hint)
+        self.code = code
+        self.kind = kind
+        self.remedy = remedy
+
+
+class SchemaError(CdcError):
+    """A row doesn't fit the schema at its position."""
+
+
+class EncodingError(CdcError):
+    """A value has no representation in the configured format."""
+
+
+class SynchronousReplicationError(CdcError):
+    """A synchronous transaction arrived, which this version can't tell confirmed from rolled back."""
+
+
+class PositionError(CdcError):
+    """The position can't be continued at this master: a gap in its logs, a lost history or another replica set."""
+
+
+class PublishError(CdcError):
+    """Kafka refused for good: fenced by another daemon, forbidden, or a message that it will never take."""
+
+
+class PublishAborted(CdcError):  # noqa: N818 - not a fault of its own: it says that a transaction must be done again
+    """A Kafka transaction was aborted; everything since the last checkpoint must be published again."""
+
+    remedy = Remedy.WAIT
