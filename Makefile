@@ -1,0 +1,89 @@
+# Everything here works from a fresh clone; `make setup` installs what is missing and is instant when nothing is.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/stamps
+
+.PHONY: help setup demo test soak bench lint lock system clean
+
+help:
+	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
+	@echo 'make demo    real Tarantool, Kafka and Spark on this machine, with a workload, end to end'
+	@echo 'make test    lint and all tests but the soak'
+	@echo 'make soak    the long drills'
+	@echo 'make bench   the measurements'
+	@echo 'make lint    ruff and mypy'
+	@echo 'make lock    compile requirements.lock anew (make lock UPGRADE=1: with the newest versions)'
+
+setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
+
+demo: setup
+	$(BIN)/tarantool-cdc demo
+
+test: setup lint
+	$(BIN)/python -m pytest -m 'not soak'
+
+soak: setup
+	$(BIN)/python -m pytest -m soak
+
+bench: setup
+	$(BIN)/python -m tests.bench
+
+lint: system $(STAMPS)/packages
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Checked by what can be run, not by package names: a server from another source is as good.
+system:
+	@missing=(); \
+	command -v tarantool >/dev/null || missing+=(tarantool); \
+	command -v mvn >/dev/null || missing+=(maven); \
+	java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || missing+=(java); \
+	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
+	if (( $${#missing[@]} )); then \
+	  command -v apt-get >/dev/null || { \
+	    echo "Missing: $${missing[*]} (java: 17 or newer). Install them with this system's package manager." >&2; exit 1; }; \
+	  as_root=(); (( $$(id -u) == 0 )) || as_root=(sudo); \
+	  "$${as_root[@]}" apt-get update; \
+	  packages=(); \
+	  for name in "$${missing[@]}"; do \
+	    if [[ $$name != java ]]; then packages+=("$$name"); \
+	    elif apt-cache show openjdk-17-jre-headless >/dev/null 2>&1; then packages+=(openjdk-17-jre-headless); \
+	    else packages+=(default-jre-headless); fi; \
+	  done; \
+	  "$${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends "$${packages[@]}"; \
+	fi
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.11")'
+
+# The lock is the build's constraint too, so that packages that come as source (pyspark) are built with the locked
+# setuptools and not with the newest one of the day. Pip reads one variable or the other, by its age.
+$(STAMPS)/packages: requirements.lock | system
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
+	  $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --require-hashes -r requirements.lock
+	mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/project: pyproject.toml $(STAMPS)/packages
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	touch $@
+
+$(STAMPS)/jars: cdc/local/jars.py $(STAMPS)/packages
+	$(BIN)/python -m cdc.local.jars
+	touch $@
+
+# setuptools and wheel are locked with the rest: they build pyspark and this project.
+lock:
+	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
+	printf 'setuptools>=77\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
+	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
+	  --extra spark --extra local --extra dev pyproject.toml - --output-file requirements.lock
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
