@@ -61,13 +61,15 @@ system:
 	fi
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.11")'
 
-# The lock is the build's constraint too, so that packages that come as source (pyspark) are built with the locked
-# setuptools and not with the newest one of the day. Pip reads one variable or the other, by its age.
+# What comes as source (pyspark) is built with the locked setuptools, not with the newest one of the day. Pip reads one
+# variable or the other, by its age.
 $(STAMPS)/packages: requirements.lock | system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	PIP_CONSTRAINT=requirements.lock PIP_BUILD_CONSTRAINT=requirements.lock \
+	mkdir -p $(STAMPS)
+	sed -nE 's/^((setuptools|wheel)==[^ ]+).*/\1/p' requirements.lock > $(STAMPS)/build-tools.txt
+	PIP_CONSTRAINT=$(STAMPS)/build-tools.txt PIP_BUILD_CONSTRAINT=$(STAMPS)/build-tools.txt \
 	  $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --require-hashes -r requirements.lock
-	mkdir -p $(STAMPS) && touch $@
+	touch $@
 
 $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
