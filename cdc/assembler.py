@@ -1,0 +1,185 @@
+"""Rows → whole transactions.
+
+How a transaction shows in the stream (src/box/xrow.c): a row without TSN is a transaction by itself. The rows of a longer
+one carry TSN = lsn - (lsn of its first row), 0 on the first, and the COMMIT flag on the last. Masters up to 2.11 filter
+rows one by one, so the first row that arrives may have a TSN above 0; what identifies the transaction is lsn - TSN either
+way. A relay never mixes two transactions.
+
+    lsn   41        42 43 44            45
+          ·         tsn 0,1,2, commit   ·
+          └ {1:41}  └────────── {1:42}  └ {1:45}
+
+Only whole transactions leave. The rows of the unfinished one are kept as the frames they came in; past `memory_bytes_max`
+their bytes go to a spool on disk and their decoded form is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Any, Final
+
+from cdc.change import Row, Spool, Transaction
+from cdc.errors import ProtocolError
+from cdc.protocol.codec import Frames, Header
+from cdc.protocol.constants import Flag, Key
+
+_fields: Final = itemgetter(Key.REQUEST_TYPE, Key.REPLICA_ID, Key.LSN, Key.TIMESTAMP)
+_INTEGERS: Final = {int}
+_NUMBERS: Final = {int, float}
+_ORIGIN_MAX: Final = 31
+_TSN: Final = Key.TSN
+_FLAGS: Final = Key.FLAGS
+
+
+class _Open:
+    """The transaction whose end has not arrived."""
+
+    __slots__ = ("byte_count", "parts", "replica_id", "row_count", "spool", "tsn")
+
+    def __init__(self, replica_id: int, tsn: int) -> None:
+        self.replica_id = replica_id
+        self.tsn = tsn
+        # Invariant: either `parts` or `spool` holds the rows, never both.
+        self.parts: list[Frames] = []
+        self.byte_count = 0
+        self.row_count = 0
+        self.spool: Spool | None = None
+
+
+class Assembler:
+    """Cuts the stream of one connection into transactions."""
+
+    def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
+        self._memory_bytes_max = memory_bytes_max
+        self._new_spool = new_spool
+        self._open: _Open | None = None
+
+    @property
+    def open_byte_count(self) -> int:
+        """Bytes of the unfinished transaction, in memory or spooled."""
+        return self._open.byte_count if self._open is not None else 0
+
+    def close(self) -> None:
+        """Forget the unfinished transaction: its connection has ended, and it will come again."""
+        if self._open is not None and self._open.spool is not None:
+            self._open.spool.close()
+        self._open = None
+
+    def feed(self, frames: Frames) -> list[Transaction]:
+        """Take rows in the order of the log; return the transactions that are whole now. Raises ProtocolError."""
+        columns = _columns(frames)
+        transactions: list[Transaction] = []
+        add = transactions.append
+        open_ = self._open
+        start = 0  # of the open transaction's rows within this batch
+        for index, (header, body, (kind, replica_id, lsn, timestamp)) in enumerate(
+            zip(frames.headers, frames.bodies, columns, strict=True)
+        ):
+            if _TSN not in header:
+                if open_ is not None:
+                    raise _interrupted(open_, header)
+                flags = header[_FLAGS] if _FLAGS in header else 0
+                add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, body)], None, 1))
+                continue
+            tsn = lsn - _checked_int(header[_TSN], header)
+            flags = _checked_int(header.get(_FLAGS, 0), header)
+            if open_ is None:
+                open_ = _Open(replica_id, tsn)
+                start = index
+            elif open_.tsn != tsn or open_.replica_id != replica_id:
+                raise _interrupted(open_, header)
+            if flags & Flag.COMMIT:
+                rows = list(
+                    zip(
+                        map(itemgetter(0), columns[start : index + 1]),
+                        map(itemgetter(2), columns[start : index + 1]),
+                        frames.bodies[start : index + 1],
+                        strict=True,
+                    )
+                )
+                add(self._finish(open_, frames.part(start, index + 1), rows, lsn, timestamp, flags))
+                open_ = None
+                start = index + 1
+        if open_ is not None:
+            self._keep(open_, frames.part(start, len(frames)))
+        self._open = open_
+        return transactions
+
+    def _finish(
+        self, open_: _Open, last: Frames, rows: list[Row], lsn: int, timestamp: float, flags: int
+    ) -> Transaction:
+        if open_.spool is not None:
+            open_.spool.append(last.data)
+            rows = []
+        elif open_.parts:
+            rows = [row for part in open_.parts for row in rows_of(part)] + rows
+        return Transaction(
+            open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, open_.row_count + len(last)
+        )
+
+    def _keep(self, open_: _Open, part: Frames) -> None:
+        open_.byte_count += len(part.data)
+        open_.row_count += len(part)
+        if open_.spool is None and open_.byte_count > self._memory_bytes_max:
+            open_.spool = self._new_spool()
+            for earlier in open_.parts:
+                open_.spool.append(earlier.data)
+            open_.parts.clear()
+        if open_.spool is not None:
+            open_.spool.append(part.data)
+        else:
+            open_.parts.append(part)
+
+
+def rows_of(frames: Frames) -> list[Row]:
+    """The rows of frames that were checked before."""
+    return [
+        (header[Key.REQUEST_TYPE], header[Key.LSN], body) for header, body in zip(frames.headers, frames.bodies, strict=True)
+    ]
+
+
+def _columns(frames: Frames) -> list[tuple[int, int, int, float]]:
+    """Type, origin, lsn and time of each row, checked as columns: the loop that follows can rely on them."""
+    try:
+        rows = list(map(_fields, frames.headers))
+        _, origins, lsns, timestamps = zip(*rows, strict=True)
+    except (KeyError, ValueError):
+        return [_checked(header) for header in frames.headers]
+    if (
+        set(map(type, origins)) == _INTEGERS == set(map(type, lsns))
+        and set(map(type, timestamps)) <= _NUMBERS
+        and min(origins) >= 0
+        and max(origins) <= _ORIGIN_MAX
+        and min(lsns) > 0
+    ):
+        return rows
+    return [_checked(header) for header in frames.headers]
+
+
+def _checked(header: Header) -> tuple[int, int, int, float]:
+    """One row's fields, or the error that says what is wrong with it."""
+    kind, origin, lsn = (header.get(key) for key in (Key.REQUEST_TYPE, Key.REPLICA_ID, Key.LSN))
+    timestamp: Any = header.get(Key.TIMESTAMP, 0.0)
+    if (
+        type(kind) is not int
+        or type(origin) is not int
+        or not 0 <= origin <= _ORIGIN_MAX
+        or type(lsn) is not int
+        or lsn <= 0
+        or type(timestamp) not in _NUMBERS
+    ):
+        raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
+    return kind, origin, lsn, timestamp
+
+
+def _checked_int(value: Any, header: Header) -> int:
+    if type(value) is not int or value < 0:
+        raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
+    return value
+
+
+def _interrupted(open_: _Open, header: Header) -> ProtocolError:
+    return ProtocolError(
+        f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {header!r:.500}"
+    )

@@ -1,0 +1,81 @@
+"""What flows: rows, the transactions they make up, and the messages that come of them.
+
+Rows and messages are plain tuples on purpose: hundreds of thousands of them pass every second, and each is made once,
+taken apart once and forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import msgspec
+
+from cdc.protocol.codec import Body
+from cdc.vclock import VClock
+
+Row = tuple[int, int, Body]
+"""Request type, lsn, body."""
+
+Message = tuple[str, bytes | None, bytes | None]
+"""Topic, key, value. A value of None is a tombstone."""
+
+
+class Broadcast(msgspec.Struct, frozen=True, gc=False):
+    """A message for every partition of its topic: a truncation has no key, and concerns them all."""
+
+    topic: str
+    value: bytes
+
+
+class Spool(Protocol):
+    """Where the bytes of a transaction go that is too large to be held in memory."""
+
+    def append(self, data: bytes) -> None:
+        """Add bytes at the end."""
+
+    def chunks(self) -> Iterator[bytes]:
+        """All bytes again, in pieces."""
+
+    def close(self) -> None:
+        """Forget the bytes."""
+
+
+class Transaction(msgspec.Struct, gc=False):
+    """One whole transaction of the source.
+
+    `tsn` is the lsn of its first row and, with `replica_id`, its identity; `lsn` is that of its last row. A transaction
+    that was too large for memory has its rows in `spool`, and `rows` is empty.
+    """
+
+    replica_id: int
+    tsn: int
+    lsn: int
+    timestamp: float
+    flags: int
+    rows: list[Row]
+    spool: Spool | None = None
+    row_count: int = 0
+
+
+class Batch(msgspec.Struct, gc=False):
+    """What a publisher is given: messages in order, and the position that they lead to.
+
+    `is_boundary` says that the batch ends where a source transaction ends, so that `position` may be committed with it;
+    only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
+    (None for a space that is gone), `topics` those that messages of this batch are the first to need.
+    """
+
+    messages: list[Message | Broadcast]
+    byte_count: int
+    event_count: int
+    position: Any
+    is_boundary: bool = True
+    stored: dict[int, Any] = {}
+    topics: list[str] = []
+    vclock: VClock = VClock()
+    timestamp: float = 0.0
+    snapshot_rows: int = 0
+
+
+Rows = list[Any]

@@ -1,0 +1,83 @@
+"""What has been received, in order, until it is settled; and the only source of what is acknowledged.
+
+Four positions, each a vclock on a transaction boundary, each never ahead of the one before it:
+
+    received ≥ released ≥ published ≥ checkpoint
+       │          │           │            └ durable in Kafka together with the position itself: what an ACK may say
+       │          │           └ handed to Kafka
+       │          └ certain: nothing before it can be rolled back
+       └ a whole transaction has arrived
+
+Batches are settled in the order in which they were handed over, whatever order the broker answers in: `settle` takes how
+many batches are durable counted from the head, so a late answer can't push the checkpoint over an earlier gap. A batch
+that publishes nothing (filtered rows, NOPs) is settled like any other, when all before it are.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from cdc.position import Position
+from cdc.vclock import VClock
+
+
+class Ledger:
+    """The order of settlement. All methods keep, and assert, the order of the four positions."""
+
+    def __init__(self, checkpoint: Position) -> None:
+        self.received = checkpoint.vclock
+        self.released = checkpoint.vclock
+        self.published = checkpoint.vclock
+        self._checkpoint = checkpoint
+        # Boundaries that are published and not settled, oldest first.
+        self._unsettled: deque[Position] = deque()
+
+    @property
+    def checkpoint(self) -> Position:
+        """Everything up to here is settled."""
+        return self._checkpoint
+
+    @property
+    def acknowledged(self) -> VClock:
+        """What the master may be told. While a snapshot is incomplete nothing of the stream is durable."""
+        return self._checkpoint.vclock
+
+    @property
+    def unsettled_count(self) -> int:
+        """How many boundaries wait to become durable."""
+        return len(self._unsettled)
+
+    def receive(self, vclock: VClock) -> None:
+        """Whole transactions up to `vclock` have arrived."""
+        self.received = vclock
+        self._check()
+
+    def release(self, vclock: VClock) -> None:
+        """Nothing up to `vclock` can be rolled back any more."""
+        self.released = vclock
+        self._check()
+
+    def publish(self, position: Position) -> None:
+        """A batch that ends at `position` was handed to the publisher."""
+        self._unsettled.append(position)
+        self.published = position.vclock
+        self._check()
+
+    def settle(self, position: Position) -> None:
+        """The publisher says that everything up to and including `position` is durable.
+
+        Positions that were published earlier are settled with it: a commit holds all batches before it. Raises
+        RuntimeError for a position that was never published, which would be an acknowledgement out of thin air.
+        """
+        while self._unsettled:
+            settled = self._unsettled.popleft()
+            self._checkpoint = settled
+            if settled is position:
+                self._check()
+                return
+        raise RuntimeError(f"{position} was settled but never published")
+
+    def _check(self) -> None:
+        assert self.received.covers(self.released), f"released {self.released} is ahead of received {self.received}"
+        assert self.released.covers(self.published), f"published {self.published} is ahead of released {self.released}"
+        assert self.published.covers(self._checkpoint.vclock), f"{self._checkpoint.vclock} is ahead of {self.published}"

@@ -1,0 +1,74 @@
+"""What the daemon knows of itself between two lives: the content of a checkpoint record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from cdc.errors import ConfigurationError
+from cdc.vclock import VClock
+
+FORMAT_VERSION = 1
+"""Of the checkpoint record. A record of a newer version is refused rather than half understood."""
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotState:
+    """The snapshot that the position rests on: its number, where it began, and how many rows it had once it was complete."""
+
+    snapshot_id: int
+    is_complete: bool
+    row_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """A place on a transaction boundary of the stream, and all that must be known to go on from it.
+
+    `vclock` is settled: everything up to it is durable or needs no publishing. `seq` is the last one given out. While a
+    snapshot is being taken, `vclock` is where its stream will begin.
+    """
+
+    vclock: VClock = field(default_factory=VClock)
+    seq: int = 0
+    schema_version: int = 0
+    replicaset_uuid: UUID | None = None
+    server_uuid: UUID | None = None
+    snapshot: SnapshotState | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """The record's value."""
+        return {
+            "version": FORMAT_VERSION,
+            "vclock": self.vclock.to_json(),
+            "seq": self.seq,
+            "schema_version": self.schema_version,
+            "replicaset_uuid": str(self.replicaset_uuid) if self.replicaset_uuid else None,
+            "server_uuid": str(self.server_uuid) if self.server_uuid else None,
+            "snapshot": {
+                "snapshot_id": self.snapshot.snapshot_id,
+                "is_complete": self.snapshot.is_complete,
+                "row_count": self.snapshot.row_count,
+            }
+            if self.snapshot
+            else None,
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Position:
+        """Read a record's value. Raises ConfigurationError if a newer version of this program wrote it."""
+        if value.get("version") != FORMAT_VERSION:
+            raise ConfigurationError(
+                f"the checkpoint has format {value.get('version')!r}, this program writes {FORMAT_VERSION}",
+                "Run the version that wrote it, or choose another name.",
+            )
+        snapshot = value["snapshot"]
+        return cls(
+            vclock=VClock.from_json(value["vclock"]),
+            seq=value["seq"],
+            schema_version=value["schema_version"],
+            replicaset_uuid=UUID(value["replicaset_uuid"]) if value["replicaset_uuid"] else None,
+            server_uuid=UUID(value["server_uuid"]) if value["server_uuid"] else None,
+            snapshot=SnapshotState(**snapshot) if snapshot else None,
+        )

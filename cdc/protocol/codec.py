@@ -1,0 +1,221 @@
+"""Frames of the binary protocol: a length, a header map and, mostly, a body map, all of them MessagePack.
+
+    ce 00 00 00 27 │ 85 00 02 01 02 02 01 03 cd 00 98 04 cb … │ 82 10 cd 02 01 21 94 …
+    length         │ header: type, sync, replica id, lsn, …   │ body: space, tuple
+
+A replication stream is hundreds of thousands of such frames a second, so they are decoded by the batch: all whole frames
+that are there go through MessagePack's C decoder in one call, which yields one flat list (length, header, body, length, …);
+slices of it are the columns of the batch, and comparing the lengths column with the lengths found by walking the bytes
+proves that each frame held exactly one header and one body. Where that doesn't hold (a heartbeat has no body, a hostile
+frame lies) the same bytes go through a slower decoder that takes frame by frame and names the one that is wrong.
+
+What it refuses to know: what any key means.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+import msgpack
+import msgspec
+
+from cdc.errors import ProtocolError
+from cdc.protocol.extensions import decode_extension
+
+Header = dict[int, Any]
+Body = dict[int, Any]
+
+FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
+"""A frame that says it is longer is refused. Tarantool refuses tuples past memtx_max_tuple_size (1 MiB by default)."""
+
+_LENGTH_BYTES: Final = 5
+_LENGTH_MARKER: Final = 0xCE
+_length_at: Final[Callable[..., tuple[int]]] = struct.Struct(">xI").unpack_from
+
+# Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so do we.
+_encode_length: Final = struct.Struct(">BI").pack
+
+
+class MapPairs(list[tuple[Any, Any]]):
+    """A MessagePack map with a key that Python can't put into a dict (an array or a map): its pairs, in order."""
+
+    __slots__ = ()
+
+
+class Frames(msgspec.Struct, gc=False):
+    """Decoded frames in columns: `headers[i]` and `bodies[i]` belong together; a frame without a body has `{}`.
+
+    `data` holds the frames' bytes and `ends[i]` the offset at which frame i ends in it, so that an error can show the
+    frame and a store can keep a tuple exactly as it came.
+    """
+
+    headers: list[Header]
+    bodies: list[Body]
+    data: bytes
+    ends: list[int]
+
+    def __len__(self) -> int:
+        return len(self.headers)
+
+    def raw(self, index: int) -> bytes:
+        """The bytes of one frame, its length included."""
+        return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
+
+    def part(self, start: int, stop: int) -> Frames:
+        """The frames from `start` up to `stop` as a batch of their own."""
+        if start == 0 and stop == len(self.headers):
+            return self
+        base = self.ends[start - 1] if start else 0
+        return Frames(
+            self.headers[start:stop],
+            self.bodies[start:stop],
+            self.data[base : self.ends[stop - 1]] if stop > start else b"",
+            [end - base for end in self.ends[start:stop]],
+        )
+
+
+class FrameDecoder:
+    """Cuts a byte stream into frames and decodes them. Holds at most one unfinished frame (`frame_bytes_max`)."""
+
+    def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._frame_bytes_max = frame_bytes_max
+        self._buffer = bytearray()
+        # How many bytes the buffer must hold before it can contain a whole frame.
+        self._needed = _LENGTH_BYTES
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the frame that isn't whole yet."""
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> Frames:
+        """Take what the socket gave, in pieces of any size; return the frames that are whole now, perhaps none.
+
+        Raises ProtocolError if a length is malformed or over the limit, or a frame isn't one header map and at most one
+        body map of valid MessagePack. The decoder is unusable from then on.
+        """
+        self._buffer += data
+        if len(self._buffer) < self._needed:
+            return Frames([], [], b"", [])
+        lengths, ends = self._walk()
+        if not ends:
+            return Frames([], [], b"", [])
+        whole = bytes(memoryview(self._buffer)[: ends[-1]])
+        del self._buffer[: ends[-1]]
+        return _decode(whole, lengths, ends)
+
+    def _walk(self) -> tuple[list[int], list[int]]:
+        """Lengths and ends of the whole frames in the buffer; sets how much the next one needs."""
+        buffer = self._buffer
+        available = len(buffer)
+        lengths: list[int] = []
+        ends: list[int] = []
+        position = 0
+        while position + _LENGTH_BYTES <= available:
+            if buffer[position] != _LENGTH_MARKER:
+                raise ProtocolError(f"a frame begins with {bytes(buffer[position : position + 16]).hex(' ')}, not with a length")
+            (length,) = _length_at(buffer, position)
+            if length > self._frame_bytes_max:
+                raise ProtocolError(
+                    f"a frame of {length} bytes is over the limit of {self._frame_bytes_max}",
+                    "If the master really stores such tuples, raise source.frame_bytes_max.",
+                )
+            end = position + _LENGTH_BYTES + length
+            if end > available:
+                self._needed = end - position
+                return lengths, ends
+            lengths.append(length)
+            ends.append(end)
+            position = end
+        self._needed = _LENGTH_BYTES
+        return lengths, ends
+
+
+def unpacker(data: bytes, **options: Any) -> msgpack.Unpacker:
+    """A decoder with this program's rules for values: strings that aren't UTF-8 keep their bytes as lone surrogates."""
+    decoder = msgpack.Unpacker(
+        strict_map_key=False,
+        unicode_errors="surrogateescape",
+        ext_hook=decode_extension,
+        max_buffer_size=len(data),
+        **options,
+    )
+    decoder.feed(data)
+    return decoder
+
+
+_NOT_MESSAGEPACK: Final = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
+"""What MessagePack's decoder raises: bad bytes, keys that can't be hashed, numbers out of range, an end too soon."""
+
+_ALL_DICTS: Final = {dict}
+
+
+def _decode(data: bytes, lengths: list[int], ends: list[int]) -> Frames:
+    try:
+        items = list(unpacker(data))
+    except _NOT_MESSAGEPACK:
+        return _decode_singly(data, ends)
+    if len(items) == 3 * len(lengths) and items[::3] == lengths:
+        headers, bodies = items[1::3], items[2::3]
+        if set(map(type, headers)) == _ALL_DICTS == set(map(type, bodies)):
+            return Frames(headers, bodies, data, ends)
+    return _decode_singly(data, ends)
+
+
+def _decode_singly(data: bytes, ends: list[int]) -> Frames:
+    headers: list[Header] = []
+    bodies: list[Body] = []
+    start = 0
+    for end in ends:
+        header, body = _decode_frame(data[start + _LENGTH_BYTES : end])
+        headers.append(header)
+        bodies.append(body)
+        start = end
+    return Frames(headers, bodies, data, ends)
+
+
+def _decode_frame(payload: bytes) -> tuple[Header, Body]:
+    try:
+        items = list(_items(payload))
+    except _NOT_MESSAGEPACK as error:
+        raise ProtocolError(f"a frame isn't valid MessagePack ({error or type(error).__name__}): {_hex(payload)}") from error
+    if len(items) == 1:
+        items.append({})
+    if len(items) != 2 or not all(isinstance(item, dict) for item in items):
+        raise ProtocolError(f"a frame isn't one header map and at most one body map: {_hex(payload)}")
+    return items[0], items[1]
+
+
+def _items(payload: bytes) -> Iterator[Any]:
+    try:
+        decoder = unpacker(payload)
+        items = list(decoder)
+    except TypeError:
+        # A map key that Python can't hash: only such maps become pairs.
+        decoder = unpacker(payload, object_pairs_hook=_map_or_pairs)
+        items = list(decoder)
+    if decoder.tell() != len(payload):
+        raise ValueError("it ends within a value")
+    yield from items
+
+
+def _map_or_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | MapPairs:
+    try:
+        return dict(pairs)
+    except TypeError:
+        return MapPairs(pairs)
+
+
+def _hex(payload: bytes) -> str:
+    shown = payload[:256].hex(" ")
+    return shown if len(payload) <= 256 else f"{shown} … ({len(payload)} bytes)"
+
+
+def encode_frame(header: Header, body: Body | None = None) -> bytes:
+    """One frame, ready to be sent."""
+    payload: bytes = msgpack.packb(header)
+    if body is not None:
+        payload += msgpack.packb(body)
+    return _encode_length(_LENGTH_MARKER, len(payload)) + payload

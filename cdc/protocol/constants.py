@@ -1,0 +1,119 @@
+"""Numbers of the wire: header and body keys, request types, flags, error codes (src/box/iproto_constants.h, errcode.h)."""
+
+from __future__ import annotations
+
+from typing import Final
+
+
+class Key:
+    """Keys of header and body maps. Plain integers: they index dicts once per row."""
+
+    REQUEST_TYPE: Final = 0x00
+    SYNC: Final = 0x01
+    REPLICA_ID: Final = 0x02
+    LSN: Final = 0x03
+    TIMESTAMP: Final = 0x04
+    SCHEMA_VERSION: Final = 0x05
+    SERVER_VERSION: Final = 0x06
+    GROUP_ID: Final = 0x07
+    TSN: Final = 0x08
+    FLAGS: Final = 0x09
+    SPACE_ID: Final = 0x10
+    INDEX_BASE: Final = 0x15
+    KEY: Final = 0x20
+    TUPLE: Final = 0x21
+    USER_NAME: Final = 0x23
+    INSTANCE_UUID: Final = 0x24
+    REPLICASET_UUID: Final = 0x25
+    VCLOCK: Final = 0x26
+    OPS: Final = 0x28
+    BALLOT: Final = 0x29
+    ERROR_24: Final = 0x31
+    REPLICA_ANON: Final = 0x50
+    ID_FILTER: Final = 0x51
+    ERROR: Final = 0x52
+    TERM: Final = 0x53
+    VERSION: Final = 0x54
+    FEATURES: Final = 0x55
+    VCLOCK_SYNC: Final = 0x5A
+
+
+class Type:
+    """Request types, as they stand in a header's REQUEST_TYPE."""
+
+    OK: Final = 0
+    INSERT: Final = 2
+    REPLACE: Final = 3
+    UPDATE: Final = 4
+    DELETE: Final = 5
+    AUTH: Final = 7
+    UPSERT: Final = 9
+    NOP: Final = 12
+    RAFT: Final = 30
+    RAFT_PROMOTE: Final = 31
+    RAFT_DEMOTE: Final = 32
+    RAFT_CONFIRM: Final = 40
+    RAFT_ROLLBACK: Final = 41
+    JOIN: Final = 65
+    SUBSCRIBE: Final = 66
+    VOTE: Final = 68
+    FETCH_SNAPSHOT: Final = 69
+    REGISTER: Final = 70
+    JOIN_META: Final = 71
+    JOIN_SNAPSHOT: Final = 72
+    ID: Final = 73
+    ERROR: Final = 0x8000
+    """Error packets have this bit and the error's code in the others."""
+
+
+TYPE_NAMES: Final[dict[int, str]] = {
+    number: name for name, number in vars(Type).items() if isinstance(number, int) and name != "ERROR"
+}
+
+DATA_TYPES: Final = frozenset({Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT})
+SYNCHRO_TYPES: Final = frozenset({Type.RAFT_PROMOTE, Type.RAFT_DEMOTE, Type.RAFT_CONFIRM, Type.RAFT_ROLLBACK})
+STREAM_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP, Type.RAFT}
+
+
+class Flag:
+    """Bits of a row's FLAGS; all of them stand on the last row of a transaction only."""
+
+    COMMIT: Final = 1
+    WAIT_SYNC: Final = 2
+    """The transaction sits in the limbo: it is synchronous, or asynchronous behind a synchronous one (2.8 and later)."""
+    WAIT_ACK: Final = 4
+    """The transaction itself is synchronous (2.8 and later)."""
+
+
+class ErrorCode:
+    """Error numbers that decide what happens next."""
+
+    UNSUPPORTED: Final = 5
+    READONLY: Final = 7
+    PROC_LUA: Final = 32
+    ACCESS_DENIED: Final = 42
+    NO_SUCH_USER: Final = 45
+    PASSWORD_MISMATCH: Final = 47
+    CFG: Final = 59
+    UNKNOWN_REPLICA: Final = 62
+    REPLICASET_UUID_MISMATCH: Final = 63
+    MISSING_SNAPSHOT: Final = 93
+    SYSTEM: Final = 115
+    LOADING: Final = 116
+    CONNECTION_TO_SELF: Final = 117
+    XLOG_GAP: Final = 219
+    TOO_EARLY_SUBSCRIBE: Final = 220
+
+
+FEATURES_SENT: Final = (0, 1, 2, 3)
+"""What this client says it knows in ID: streams, transactions, error extension, watchers. It uses none but the errors."""
+
+NEWEST_PROVEN_VERSION: Final = (3, 3, 0)
+"""The newest server whose streams the captures hold. SERVER_VERSION in SUBSCRIBE and FETCH_SNAPSHOT is the server's own
+version, but never past this one: a master may send a newer peer what this program has never seen."""
+
+
+def version_id(version: tuple[int, int, int]) -> int:
+    """A version as SERVER_VERSION carries it."""
+    major, minor, patch = version
+    return major << 16 | minor << 8 | patch

@@ -1,0 +1,144 @@
+"""Values that MessagePack has no type for: decimal, uuid, error, datetime and interval (MP_EXT 1 to 6).
+
+A value that can't be read becomes an `OpaqueExtension` instead of an error: the rows around it, or a row of a space that
+nobody asked for, are still good. Who has to show the value decides what to do about it.
+
+Sources: src/lib/core/mp_decimal.c, mp_uuid.c, mp_datetime.c, mp_interval.c; src/box/mp_error.cc.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Final
+from uuid import UUID
+
+import msgpack
+
+EXT_DECIMAL: Final = 1
+EXT_UUID: Final = 2
+EXT_ERROR: Final = 3
+EXT_DATETIME: Final = 4
+EXT_INTERVAL: Final = 6
+
+_ADJUST_NAMES: Final = ("excess", "none", "last")
+_INTERVAL_FIELDS: Final = ("year", "month", "week", "day", "hour", "minute", "second", "nanosecond", "adjust")
+_DIGITS_MAX: Final = 76
+"""Twice what Tarantool can store (38 digits, 76 since 3.5): a longer number was not written by it."""
+_SCALE_MAX: Final = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class OpaqueExtension:
+    """An extension that this program doesn't know, or whose bytes are not what its type promises."""
+
+    code: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Datetime:
+    """A point in time with nanoseconds: seconds since the epoch (negative before it), and how it is to be shown."""
+
+    seconds: int
+    nanosecond: int = 0
+    offset_minutes: int = 0
+    timezone_index: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A length of time by its parts, each of which may be negative."""
+
+    year: int = 0
+    month: int = 0
+    week: int = 0
+    day: int = 0
+    hour: int = 0
+    minute: int = 0
+    second: int = 0
+    nanosecond: int = 0
+    adjust: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorValue:
+    """A box.error that was stored in a tuple: its stack, newest first, as decoded maps."""
+
+    stack: tuple[dict[int, object], ...]
+
+
+Extension = Decimal | UUID | Datetime | Interval | ErrorValue | OpaqueExtension
+
+
+def decode_extension(code: int, data: bytes) -> Extension:
+    """Read one extension's payload; what can't be read comes back as an OpaqueExtension. Never raises."""
+    decoder = _DECODERS.get(code)
+    if decoder is None:
+        return OpaqueExtension(code, data)
+    try:
+        return decoder(data)
+    except (ValueError, TypeError, KeyError, IndexError, OverflowError, struct.error, msgpack.UnpackException):
+        return OpaqueExtension(code, data)
+
+
+def _decimal(data: bytes) -> Decimal:
+    """Scale as a MessagePack integer, then packed decimal digits, the last nibble the sign."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    scale = unpacker.unpack()
+    if type(scale) is not int or abs(scale) > _SCALE_MAX:
+        raise ValueError("scale")
+    nibbles = data[unpacker.tell() :].hex()
+    digits, sign = nibbles[:-1], nibbles[-1]
+    if not digits.isdecimal() or len(digits) > _DIGITS_MAX + 1 or sign not in "abcdef":
+        raise ValueError("digits")
+    # 0xb and 0xd are minus, the other four letters plus (decNumber's decPacked).
+    return Decimal((1 if sign in "bd" else 0, tuple(map(int, digits.lstrip("0") or "0")), -scale))
+
+
+def _uuid(data: bytes) -> UUID:
+    return UUID(bytes=bytes(data))
+
+
+def _datetime(data: bytes) -> Datetime:
+    """Seconds as int64, then, where one of them isn't zero, nanoseconds int32, offset int16, time zone int16; little-endian."""
+    if len(data) == 8:
+        return Datetime(*struct.unpack("<q", data))
+    return Datetime(*struct.unpack("<qihh", data))
+
+
+def _interval(data: bytes) -> Interval:
+    """A count, then that many pairs of field number and MessagePack integer; fields that are zero are left out."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data[1:])
+    fields: dict[str, int] = {}
+    for _ in range(data[0]):
+        number, value = unpacker.unpack(), unpacker.unpack()
+        if type(number) is not int or number < 0 or type(value) is not int:
+            raise ValueError("field")
+        fields[_INTERVAL_FIELDS[number]] = value
+    if unpacker.tell() != len(data) - 1:
+        raise ValueError("trailing bytes")
+    adjust = fields.pop("adjust", 0)
+    if adjust < 0:
+        raise ValueError("adjust")
+    return Interval(**fields, adjust=_ADJUST_NAMES[adjust])
+
+
+def _error(data: bytes) -> ErrorValue:
+    value = msgpack.unpackb(data, strict_map_key=False, unicode_errors="surrogateescape")
+    stack = value[0]
+    if not isinstance(stack, list) or not stack or not all(isinstance(item, dict) for item in stack):
+        raise ValueError("stack")
+    return ErrorValue(tuple(stack))
+
+
+_DECODERS: Final = {
+    EXT_DECIMAL: _decimal,
+    EXT_UUID: _uuid,
+    EXT_ERROR: _error,
+    EXT_DATETIME: _datetime,
+    EXT_INTERVAL: _interval,
+}

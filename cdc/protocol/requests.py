@@ -1,0 +1,100 @@
+"""What a replica asks and answers, as bytes. Each function is one packet; what the server needs to know stands in it, no more."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from typing import Final
+from uuid import UUID
+
+from cdc.protocol.codec import Body, encode_frame
+from cdc.protocol.constants import FEATURES_SENT, Key, Type, version_id
+from cdc.vclock import VClock
+
+_PROTOCOL_VERSION_SENT: Final = 4
+"""The protocol version of 2.11: what ID announces. Nothing newer is used."""
+
+_FIRST_WITH_ACK_TERM: Final = (2, 11, 0)
+
+
+def scramble(password: str, salt: bytes) -> bytes:
+    """The answer to the salt: sha1(password) xor sha1(salt + sha1(sha1(password))). 20 bytes."""
+    first = hashlib.sha1(password.encode()).digest()
+    second = hashlib.sha1(first).digest()
+    third = hashlib.sha1(salt + second).digest()
+    return bytes(left ^ right for left, right in zip(first, third, strict=True))
+
+
+def authenticate(sync: int, user: str, password: str, salt: bytes) -> bytes:
+    """AUTH by chap-sha1."""
+    body: Body = {Key.USER_NAME: user, Key.TUPLE: ["chap-sha1", scramble(password, salt)]}
+    return encode_frame({Key.REQUEST_TYPE: Type.AUTH, Key.SYNC: sync}, body)
+
+
+def identify(sync: int) -> bytes:
+    """ID: which protocol version and features this client knows (servers from 2.10 on)."""
+    body: Body = {Key.VERSION: _PROTOCOL_VERSION_SENT, Key.FEATURES: list(FEATURES_SENT)}
+    return encode_frame({Key.REQUEST_TYPE: Type.ID, Key.SYNC: sync}, body)
+
+
+def vote(sync: int) -> bytes:
+    """VOTE: asks for the ballot, which has the server's vclock and the oldest position that it can still serve."""
+    return encode_frame({Key.REQUEST_TYPE: Type.VOTE, Key.SYNC: sync})
+
+
+def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID) -> bytes:
+    """FETCH_SNAPSHOT: the contents at one moment. The body is mandatory from 3.0 on and ignored before."""
+    body: Body = {Key.SERVER_VERSION: version_id(version), Key.INSTANCE_UUID: str(instance_uuid)}
+    return encode_frame({Key.REQUEST_TYPE: Type.FETCH_SNAPSHOT, Key.SYNC: sync}, body)
+
+
+def subscribe(
+    sync: int,
+    *,
+    replicaset_uuid: UUID,
+    instance_uuid: UUID,
+    vclock: VClock,
+    version: tuple[int, int, int],
+    anonymous: bool = True,
+    id_filter: Iterable[int] = (),
+) -> bytes:
+    """SUBSCRIBE: all changes after `vclock`.
+
+    SERVER_VERSION is never left out: without it a master takes whatever it has sent for acknowledged.
+    """
+    body: Body = {
+        Key.REPLICASET_UUID: str(replicaset_uuid),
+        Key.INSTANCE_UUID: str(instance_uuid),
+        Key.VCLOCK: dict(vclock),
+        Key.SERVER_VERSION: version_id(version),
+        Key.REPLICA_ANON: anonymous,
+    }
+    origins = sorted(id_filter)
+    if origins:
+        body[Key.ID_FILTER] = origins
+    return encode_frame({Key.REQUEST_TYPE: Type.SUBSCRIBE, Key.SYNC: sync}, body)
+
+
+def acknowledge(
+    vclock: VClock,
+    *,
+    version: tuple[int, int, int],
+    term: int = 0,
+    vclock_sync: int | None = None,
+    timestamp: float | None = None,
+) -> bytes:
+    """The answer to heartbeats: everything up to `vclock` is durable here.
+
+    `term` is passed on to the cluster's Raft even from an anonymous replica, so it must be one that a server sent, or 0.
+    `vclock_sync` echoes the last heartbeat's, `timestamp` is that of the last change that is durable; servers before 2.11
+    know neither and get neither.
+    """
+    header: Body = {Key.REQUEST_TYPE: Type.OK, Key.REPLICA_ID: 0}
+    body: Body = {Key.VCLOCK: dict(vclock)}
+    if version >= _FIRST_WITH_ACK_TERM:
+        if timestamp is not None:
+            header[Key.TIMESTAMP] = timestamp
+        body[Key.TERM] = term
+        if vclock_sync is not None:
+            body[Key.VCLOCK_SYNC] = vclock_sync
+    return encode_frame(header, body)

@@ -1,0 +1,438 @@
+"""One connection to a Tarantool server, from the replica's side, as a state machine without a socket.
+
+The caller hands in what arrived (`receive_data`), gets events, and sends on what `data_to_send` returns. The session owns
+the order of things: what may be asked in which state, what may arrive, and what each arrival means. It refuses to know why
+something is asked, what the rows mean, and what time it is.
+
+    GREETING ──greeting──▶ READY ──authenticate──▶ AUTHENTICATING ──ok──▶ READY
+                             │ ├──identify──▶ IDENTIFYING ──ok──▶ READY
+                             │ ├──vote──▶ VOTING ──ok──▶ READY
+                             │ ├──fetch_snapshot──▶ FETCHING ──ok──▶ META ──▶ SNAPSHOT ──ok──▶ READY
+                             │ └──subscribe──▶ SUBSCRIBING ──ok──▶ STREAMING ⟲ rows, heartbeats
+                             any ──error packet, end of stream, malformed bytes──▶ CLOSED
+
+Two rules of the protocol are the table's reason: replication requests tolerate no other pending request on their
+connection, so each request waits for its answer; and one connection can be used for a snapshot and then for the stream.
+
+Sources: iproto.cc (dispatch), applier.cc (order of requests, the snapshot's three stages), relay.cc (heartbeats).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any, Final
+from uuid import UUID
+
+from cdc.errors import CdcError, ConnectionLostError, ProtocolError, UnsupportedRowError
+from cdc.protocol import requests
+from cdc.protocol.ballot import Ballot, parse_ballot
+from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header
+from cdc.protocol.constants import NEWEST_PROVEN_VERSION, STREAM_TYPES, TYPE_NAMES, Key, Type
+from cdc.protocol.failure import parse_error
+from cdc.protocol.greeting import GREETING_BYTES, Greeting, parse_greeting
+from cdc.vclock import VClock
+
+
+class State(Enum):
+    """Where a session stands."""
+
+    GREETING = auto()
+    READY = auto()
+    AUTHENTICATING = auto()
+    IDENTIFYING = auto()
+    VOTING = auto()
+    FETCHING = auto()
+    META = auto()
+    SNAPSHOT = auto()
+    SUBSCRIBING = auto()
+    STREAMING = auto()
+    CLOSED = auto()
+
+
+class Input(Enum):
+    """What moves a session: the caller's requests, and what arrives."""
+
+    GREETING = auto()
+    AUTHENTICATE = auto()
+    IDENTIFY = auto()
+    VOTE = auto()
+    FETCH_SNAPSHOT = auto()
+    SUBSCRIBE = auto()
+    OK = auto()
+    META = auto()
+    META_END = auto()
+    ROW = auto()
+
+
+TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
+    State.GREETING: {Input.GREETING: State.READY},
+    State.READY: {
+        Input.AUTHENTICATE: State.AUTHENTICATING,
+        Input.IDENTIFY: State.IDENTIFYING,
+        Input.VOTE: State.VOTING,
+        Input.FETCH_SNAPSHOT: State.FETCHING,
+        Input.SUBSCRIBE: State.SUBSCRIBING,
+    },
+    State.AUTHENTICATING: {Input.OK: State.READY},
+    State.IDENTIFYING: {Input.OK: State.READY},
+    State.VOTING: {Input.OK: State.READY},
+    State.FETCHING: {Input.OK: State.SNAPSHOT},
+    State.SNAPSHOT: {Input.ROW: State.SNAPSHOT, Input.META: State.META, Input.OK: State.READY},
+    State.META: {Input.ROW: State.META, Input.META_END: State.SNAPSHOT},
+    State.SUBSCRIBING: {Input.OK: State.STREAMING},
+    State.STREAMING: {Input.ROW: State.STREAMING, Input.OK: State.STREAMING},
+    State.CLOSED: {},
+}
+"""Every move a session can make; what isn't here is an error. Error packets and ends of stream close it from any state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeted:
+    """The server has said who it is; requests may be made."""
+
+    greeting: Greeting
+
+
+@dataclass(frozen=True, slots=True)
+class Authenticated:
+    """User and password were accepted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identified:
+    """The server's protocol version and features (2.10 and later)."""
+
+    protocol_version: int
+    features: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Voted:
+    """The server's ballot."""
+
+    ballot: Ballot
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotStarted:
+    """A snapshot follows; it holds everything up to `vclock`, which is where to subscribe afterwards."""
+
+    vclock: VClock
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotRows:
+    """Rows of a snapshot: INSERTs without origin, lsn or time."""
+
+    frames: Frames
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotFinished:
+    """The snapshot was complete. Its STOP vclock may be ahead of what the rows hold: it is no position to store."""
+
+    stop_vclock: VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribed:
+    """The stream begins. `vclock` is how far the master is, `replica_id` its own id."""
+
+    replica_id: int
+    vclock: VClock
+    replicaset_uuid: UUID | None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamRows:
+    """Rows of the stream in the order of the log."""
+
+    frames: Frames
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The master is alive; `timestamp` is its clock (0 where it gave none)."""
+
+    timestamp: float
+
+
+Event = (
+    Greeted
+    | Authenticated
+    | Identified
+    | Voted
+    | SnapshotStarted
+    | SnapshotRows
+    | SnapshotFinished
+    | Subscribed
+    | StreamRows
+    | Heartbeat
+)
+
+
+class Session:
+    """The protocol's state for one connection."""
+
+    def __init__(self, instance_uuid: UUID, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._instance_uuid = instance_uuid
+        self._decoder = FrameDecoder(frame_bytes_max)
+        self._greeting_bytes = bytearray()
+        self._greeting: Greeting | None = None
+        self._state = State.GREETING
+        self._outgoing = bytearray()
+        self._sync = 0
+        # The term and vclock_sync to acknowledge with: only ever what the server sent.
+        self._term = 0
+        self._vclock_sync: int | None = None
+
+    @property
+    def state(self) -> State:
+        """Where the session stands."""
+        return self._state
+
+    @property
+    def greeting(self) -> Greeting:
+        """The server's greeting; RuntimeError before it arrived."""
+        if self._greeting is None:
+            raise RuntimeError("the server has not greeted yet")
+        return self._greeting
+
+    @property
+    def term(self) -> int:
+        """The highest Raft term the server has told, 0 if none."""
+        return self._term
+
+    # What the caller asks.
+
+    def authenticate(self, user: str, password: str) -> None:
+        """Ask to be `user`. Not needed for guest."""
+        self._request(Input.AUTHENTICATE)
+        self._outgoing += requests.authenticate(self._sync, user, password, self.greeting.salt)
+
+    def identify(self) -> None:
+        """Exchange protocol versions; only servers from 2.10 on know how."""
+        self._request(Input.IDENTIFY)
+        self._outgoing += requests.identify(self._sync)
+
+    @property
+    def can_identify(self) -> bool:
+        """Whether the server knows ID."""
+        return self.greeting.version >= (2, 10, 0)
+
+    def vote(self) -> None:
+        """Ask for the ballot."""
+        self._request(Input.VOTE)
+        self._outgoing += requests.vote(self._sync)
+
+    def fetch_snapshot(self) -> None:
+        """Ask for the contents."""
+        self._request(Input.FETCH_SNAPSHOT)
+        self._outgoing += requests.fetch_snapshot(self._sync, self._announced_version, self._instance_uuid)
+
+    def subscribe(self, replicaset_uuid: UUID, vclock: VClock, id_filter: Iterable[int] = ()) -> None:
+        """Ask for all changes after `vclock`, as an anonymous replica."""
+        self._request(Input.SUBSCRIBE)
+        self._outgoing += requests.subscribe(
+            self._sync,
+            replicaset_uuid=replicaset_uuid,
+            instance_uuid=self._instance_uuid,
+            vclock=vclock,
+            version=self._announced_version,
+            id_filter=id_filter,
+        )
+
+    def acknowledge(self, vclock: VClock, timestamp: float | None = None) -> None:
+        """Tell the master what is durable. Only while streaming: a snapshot is not acknowledged."""
+        if self._state is not State.STREAMING:
+            raise RuntimeError(f"an ACK in state {self._state.name}")
+        self._outgoing += requests.acknowledge(
+            vclock,
+            version=self.greeting.version,
+            term=self._term,
+            vclock_sync=self._vclock_sync,
+            timestamp=timestamp,
+        )
+
+    def data_to_send(self) -> bytes:
+        """What must be sent now, once."""
+        data = bytes(self._outgoing)
+        self._outgoing.clear()
+        return data
+
+    # What arrives.
+
+    def receive_data(self, data: bytes) -> list[Event]:
+        """Take bytes as they come, in any pieces; return what they mean.
+
+        Raises ServerError or PositionError for an error packet, ProtocolError for anything that the protocol doesn't
+        allow, and nothing else. What was understood before the error is lost with the connection: it was not
+        acknowledged, so it comes again.
+        """
+        if self._state is State.CLOSED:
+            return []
+        try:
+            return self._receive(data)
+        except CdcError:
+            self._state = State.CLOSED
+            raise
+
+    def receive_end(self) -> ConnectionLostError:
+        """The connection has ended; returns the error that says in which state."""
+        state, self._state = self._state, State.CLOSED
+        doing = "before its greeting" if state is State.GREETING else f"while {state.name.lower()}"
+        return ConnectionLostError(f"the server closed the connection {doing}")
+
+    def _receive(self, data: bytes) -> list[Event]:
+        events: list[Event] = []
+        if self._state is State.GREETING:
+            missing = GREETING_BYTES - len(self._greeting_bytes)
+            self._greeting_bytes += data[:missing]
+            data = data[missing:]
+            if len(self._greeting_bytes) < GREETING_BYTES:
+                return events
+            self._greeting = parse_greeting(bytes(self._greeting_bytes))
+            self._move(Input.GREETING)
+            events.append(Greeted(self._greeting))
+        frames = self._decoder.feed(data)
+        if not len(frames):
+            return events
+        types = [header.get(Key.REQUEST_TYPE) for header in frames.headers]
+        # Between two packets that aren't rows, rows go through as one batch.
+        first_row = 0
+        for index in _not_rows(types):
+            self._rows(frames.part(first_row, index), events)
+            self._packet(types[index], frames.headers[index], frames.bodies[index], events)
+            first_row = index + 1
+        self._rows(frames.part(first_row, len(frames)), events)
+        return events
+
+    def _rows(self, frames: Frames, events: list[Event]) -> None:
+        if not len(frames):
+            return
+        self._move(Input.ROW)
+        match self._state:
+            case State.STREAMING:
+                events.append(StreamRows(frames))
+            case State.SNAPSHOT:
+                events.append(SnapshotRows(frames))
+            case _:
+                for header, body in zip(frames.headers, frames.bodies, strict=True):
+                    self._meta(header, body)
+
+    def _meta(self, header: Header, body: Body) -> None:
+        """A row of the META stage: the cluster's Raft state and who owns the limbo. Only the term matters to us."""
+        if header[Key.REQUEST_TYPE] == Type.RAFT:
+            self._see_term(body.get(_RAFT_TERM, 0))
+        elif header[Key.REQUEST_TYPE] == Type.RAFT_PROMOTE:
+            self._see_term(body.get(Key.TERM, 0))
+        else:
+            raise UnsupportedRowError(f"the snapshot's META stage has a row of type {header[Key.REQUEST_TYPE]}: {header} {body}")
+
+    def _see_term(self, term: Any) -> None:
+        if type(term) is not int or term < 0:
+            raise ProtocolError(f"the server sent {term!r:.50} as a Raft term")
+        self._term = max(self._term, term)
+
+    def _packet(self, kind: Any, header: Header, body: Body, events: list[Event]) -> None:
+        if type(kind) is not int:
+            raise ProtocolError(f"a packet has {kind!r:.50} as its type")
+        if kind & Type.ERROR:
+            raise parse_error(header, body)
+        if kind == Type.JOIN_META:
+            self._move(Input.META)
+        elif kind == Type.JOIN_SNAPSHOT:
+            self._move(Input.META_END)
+        elif kind == Type.OK:
+            self._ok(header, body, events)
+        else:
+            # A row of this kind may be a change: passing over it would lose it.
+            name = TYPE_NAMES.get(kind, "unknown")
+            raise UnsupportedRowError(
+                f"the server sent a row of type {kind} ({name}), which this version can't follow: "
+                f"header {header}, body {repr(body)[:500]}"
+            )
+
+    def _ok(self, header: Header, body: Body, events: list[Event]) -> None:
+        answered = self._state
+        self._move(Input.OK)
+        match answered:
+            case State.AUTHENTICATING:
+                events.append(Authenticated())
+            case State.IDENTIFYING:
+                events.append(_identified(body))
+            case State.VOTING:
+                events.append(Voted(parse_ballot(body.get(Key.BALLOT))))
+            case State.FETCHING:
+                events.append(SnapshotStarted(VClock.from_wire(body.get(Key.VCLOCK))))
+            case State.SNAPSHOT:
+                events.append(SnapshotFinished(VClock.from_wire(body.get(Key.VCLOCK))))
+            case State.SUBSCRIBING:
+                events.append(_subscribed(header, body))
+            case _:
+                events.append(self._heartbeat(header, body))
+
+    def _heartbeat(self, header: Header, body: Body) -> Heartbeat:
+        vclock_sync = body.get(Key.VCLOCK_SYNC)
+        if vclock_sync is not None:
+            if type(vclock_sync) is not int:
+                raise ProtocolError(f"a heartbeat has {vclock_sync!r:.50} as its vclock_sync")
+            self._vclock_sync = vclock_sync
+        timestamp = header.get(Key.TIMESTAMP, 0.0)
+        if not isinstance(timestamp, float | int):
+            raise ProtocolError(f"a heartbeat has {timestamp!r:.50} as its time")
+        return Heartbeat(float(timestamp))
+
+    # The table's keepers.
+
+    @property
+    def _announced_version(self) -> tuple[int, int, int]:
+        return min(self.greeting.version, NEWEST_PROVEN_VERSION)
+
+    def _request(self, request: Input) -> None:
+        state = TRANSITIONS[self._state].get(request)
+        if state is None:
+            raise RuntimeError(f"{request.name} in state {self._state.name}")
+        self._state = state
+        self._sync += 1
+
+    def _move(self, arrived: Input) -> None:
+        state = TRANSITIONS[self._state].get(arrived)
+        if state is None:
+            raise ProtocolError(f"the server sent {arrived.name} in state {self._state.name}")
+        self._state = state
+
+
+_RAFT_TERM: Final = 0
+
+
+def _not_rows(types: list[Any]) -> list[int]:
+    """The places of packets that aren't rows."""
+    try:
+        if STREAM_TYPES.issuperset(types):
+            return []
+        return [index for index, kind in enumerate(types) if kind not in STREAM_TYPES]
+    except TypeError:
+        # A type that can't be hashed: no server sends one.
+        raise ProtocolError("a packet's type isn't a number") from None
+
+
+def _identified(body: Body) -> Identified:
+    version, features = body.get(Key.VERSION), body.get(Key.FEATURES)
+    if type(version) is not int or not isinstance(features, list):
+        raise ProtocolError(f"the server's answer to ID can't be read: {body!r:.200}")
+    return Identified(version, tuple(feature for feature in features if type(feature) is int))
+
+
+def _subscribed(header: Header, body: Body) -> Subscribed:
+    replica_id = header.get(Key.REPLICA_ID, 0)
+    if type(replica_id) is not int:
+        raise ProtocolError(f"the server's own id is {replica_id!r:.50}")
+    text = body.get(Key.REPLICASET_UUID)
+    try:
+        uuid = UUID(text) if text is not None else None
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ProtocolError(f"{text!r:.100} is not the UUID of a replica set") from error
+    return Subscribed(replica_id, VClock.from_wire(body.get(Key.VCLOCK)), uuid)

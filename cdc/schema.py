@@ -1,0 +1,346 @@
+"""The form of every space at every position of the stream.
+
+Tarantool's DDL is ordinary rows of ordinary spaces in the same log as the data: `_space` (280) holds names and formats,
+`_index` (288) the keys, and a row in `_truncate` (330) empties a space. The tracker folds those rows in order. So a row is
+always decoded by the schema at its own position, never by today's, and the server is never asked.
+
+    _space 513 ──┐                 CREATE                  ALTER                        DROP, and before it
+    _index 513 0 ┴─▶ form, version 1 ──▶ rows ──▶ format ──▶ form, version 2 ──▶ rows ──▶ `t`: the rows are gone
+
+A form becomes known to the outside with its primary key: until then no row of the space can exist. When the primary
+index goes, the rows go with it; a drop is that, followed by the deletion of the `_space` row.
+
+What it refuses to know: topics, filters, and how a row looks outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+from cdc.errors import SchemaError
+from cdc.operations import apply_plainly, normalise
+from cdc.protocol.codec import Body
+from cdc.protocol.constants import Key, Type
+
+SCHEMA_SPACE: Final = 272
+SPACE_SPACE: Final = 280
+INDEX_SPACE: Final = 288
+TRUNCATE_SPACE: Final = 330
+TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
+SYSTEM_SPACE_MAX: Final = 511
+"""Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
+
+_PRIMARY: Final = 0
+_LOCAL_GROUP: Final = 1
+_TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
+
+# Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
+_SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
+_INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPart:
+    """One part of a primary key: the field's place from 0, a path inside the field or "", and the part's type."""
+
+    field: int
+    path: str
+    type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """One field of a format."""
+
+    name: str
+    type: str
+    is_nullable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SpaceForm:
+    """What a row of one space looks like, as long as nobody alters the space."""
+
+    space_id: int
+    name: str
+    fields: tuple[Field, ...]
+    key_parts: tuple[KeyPart, ...]
+    is_sync: bool = False
+    # Rows of local and temporary spaces are never relayed.
+    is_replicated: bool = True
+    # Counts the forms of all published spaces; 0 until the form is known outside. No part of the form itself.
+    schema_version: int = field(default=0, compare=False)
+
+    @property
+    def field_names(self) -> tuple[str, ...]:
+        """The names that the format gives, in order."""
+        return tuple(item.name for item in self.fields)
+
+    def field_name(self, place: int) -> str:
+        """The name of a field by its place from 0, `field_N` past the format."""
+        return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
+
+
+class ChangeKind(Enum):
+    """What happened to a space, in the words of the schema topic."""
+
+    CREATE = "CREATE"
+    ALTER = "ALTER"
+    DROP = "DROP"
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaChange:
+    """A space has a new form, or is gone (`form` is then its last one). `previous_name` is set by a rename."""
+
+    kind: ChangeKind
+    form: SpaceForm
+    previous_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSpace:
+    """What the checkpoint keeps of one space: its system rows as they are, and the version its form is known under."""
+
+    space_id: int
+    space_row: list[Any]
+    index_rows: dict[int, list[Any]]
+    schema_version: int
+
+
+class SchemaTracker:
+    """Folds rows of system spaces into forms.
+
+    `apply` takes one row; `changes` then says what became different, and gives new forms their version. Between the two
+    the state may be half of a DDL statement, so `changes` is asked when a transaction ends or a row needs its form.
+    """
+
+    def __init__(self, stored: Iterable[StoredSpace] = (), schema_version: int = 0) -> None:
+        self._space_rows: dict[int, list[Any]] = {}
+        self._index_rows: dict[int, dict[int, list[Any]]] = {}
+        # Forms that are known outside. Invariant: their versions are distinct and not above self.schema_version.
+        self._known: dict[int, SpaceForm] = {}
+        self._touched: dict[int, None] = {}
+        self.schema_version = schema_version
+        for space in stored:
+            self._space_rows[space.space_id] = space.space_row
+            self._index_rows[space.space_id] = dict(space.index_rows)
+            if space.schema_version:
+                form = self._derive(space.space_id)
+                if form is not None:
+                    self._known[space.space_id] = _versioned(form, space.schema_version)
+
+    def __contains__(self, space_id: int) -> bool:
+        return space_id in self._space_rows
+
+    def form(self, space_id: int) -> SpaceForm:
+        """The form of a space that rows arrive for. Raises SchemaError if it can't have rows at this position."""
+        known = self._known.get(space_id)
+        if known is not None and space_id not in self._touched:
+            return known
+        form = self._derive(space_id)
+        if form is None:
+            state = "has no primary key" if space_id in self._space_rows else "doesn't exist"
+            raise SchemaError(
+                f"a row arrived for space {space_id}, which {state} at this position",
+                "The schema that was stored doesn't lead to this position; a new snapshot reads it afresh.",
+            )
+        return form
+
+    def forms(self) -> list[SpaceForm]:
+        """All spaces that can have rows, by id."""
+        derived = (self._derive(space_id) for space_id in sorted(self._space_rows))
+        return [form for form in derived if form is not None]
+
+    def name(self, space_id: int) -> str | None:
+        """A space's name, if it exists."""
+        row = self._space_rows.get(space_id)
+        return None if row is None else str(row[2])
+
+    def stored(self, space_id: int) -> StoredSpace | None:
+        """What the checkpoint has to keep of a space; None if it is gone."""
+        if space_id not in self._space_rows:
+            return None
+        known = self._known.get(space_id)
+        return StoredSpace(
+            space_id,
+            self._space_rows[space_id],
+            self._index_rows.get(space_id, {}),
+            known.schema_version if known is not None else 0,
+        )
+
+    def begin_snapshot(self) -> None:
+        """The schema is about to be told afresh. What is known outside stays known, to be compared with it."""
+        for space_id in (*self._space_rows, *self._index_rows):
+            self._touched[space_id] = None
+        self._space_rows.clear()
+        self._index_rows.clear()
+
+    def apply(self, kind: int, body: Body) -> SpaceForm | None:
+        """Fold one row of `_space`, `_index` or `_truncate`.
+
+        Returns the form of the space whose rows the row removes (TRUNCATE, or the loss of its primary index), if any.
+        Raises SchemaError if the row can't be folded.
+        """
+        try:
+            match body[Key.SPACE_ID]:
+                case 280:  # SPACE_SPACE
+                    self._apply_space(kind, body)
+                    return None
+                case 288:  # INDEX_SPACE
+                    return self._apply_index(kind, body)
+                case _:
+                    return self._truncated(kind, body)
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
+
+    def changes(self, is_published: Mapping[int, bool] | None = None) -> list[SchemaChange]:
+        """What has become different since the last call, among the spaces that `is_published` says yes to (all, if None).
+
+        A space that is given a primary key is a CREATE, and one whose `_space` row is gone a DROP; each CREATE and ALTER
+        takes the next schema version.
+        """
+        found: list[SchemaChange] = []
+        for space_id in self._touched:
+            if is_published is not None and not is_published.get(space_id, False):
+                self._known.pop(space_id, None)
+                continue
+            known = self._known.get(space_id)
+            form = self._derive(space_id)
+            if form is not None and form != known:
+                self.schema_version += 1
+                form = _versioned(form, self.schema_version)
+                self._known[space_id] = form
+                if known is None:
+                    found.append(SchemaChange(ChangeKind.CREATE, form))
+                else:
+                    renamed_from = known.name if known.name != form.name else None
+                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from))
+            elif space_id not in self._space_rows and known is not None:
+                del self._known[space_id]
+                found.append(SchemaChange(ChangeKind.DROP, known))
+        self._touched.clear()
+        return found
+
+    @property
+    def touched(self) -> list[int]:
+        """The spaces whose system rows have changed since the last call of `changes`."""
+        return list(self._touched)
+
+    # Folding.
+
+    def _apply_space(self, kind: int, body: Body) -> None:
+        space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
+        key = space_id[0]
+        self._touched[key] = None
+        if row is None:
+            self._space_rows.pop(key, None)
+            self._index_rows.pop(key, None)
+        else:
+            self._space_rows[key] = row
+
+    def _apply_index(self, kind: int, body: Body) -> SpaceForm | None:
+        (space_id, index_id), row = _fold(
+            kind, body, lambda key: self._index_rows.get(key[0], {}).get(key[1]), _INDEX_FIELDS, key_length=2
+        )
+        if index_id != _PRIMARY:
+            # Secondary indexes say nothing about how rows look, but they are rows that may be updated later.
+            self._store_index(space_id, index_id, row)
+            return None
+        gone = self._derive(space_id) if row is None else None
+        self._touched[space_id] = None
+        self._store_index(space_id, index_id, row)
+        return gone
+
+    def _store_index(self, space_id: int, index_id: int, row: list[Any] | None) -> None:
+        rows = self._index_rows.setdefault(space_id, {})
+        if row is None:
+            rows.pop(index_id, None)
+        else:
+            rows[index_id] = row
+        self._touched[space_id] = None
+
+    def _truncated(self, kind: int, body: Body) -> SpaceForm | None:
+        if kind == Type.DELETE:
+            return None  # a drop cleans up after itself
+        space_id = body[Key.KEY][0] if kind == Type.UPDATE else body[Key.TUPLE][0]
+        return self._derive(space_id)
+
+    # Forms.
+
+    def _derive(self, space_id: int) -> SpaceForm | None:
+        row = self._space_rows.get(space_id)
+        primary = self._index_rows.get(space_id, {}).get(_PRIMARY)
+        if row is None or primary is None:
+            return None
+        try:
+            flags = row[5] if len(row) > 5 and isinstance(row[5], dict) else {}
+            form = SpaceForm(
+                space_id=space_id,
+                name=row[2],
+                fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
+                key_parts=tuple(_key_part(item) for item in primary[5]),
+                is_sync=bool(flags.get("is_sync", False)),
+                is_replicated=not (
+                    flags.get("group_id", 0) == _LOCAL_GROUP
+                    or flags.get("temporary", False)
+                    or flags.get("type", "normal") in _TEMPORARY_TYPES
+                ),
+            )
+        except (KeyError, IndexError, TypeError, AttributeError) as error:
+            raise SchemaError(f"the system rows of space {space_id} can't be read: {row!r:.500} {primary!r:.500}") from error
+        known = self._known.get(space_id)
+        return _versioned(form, known.schema_version) if known == form else form
+
+
+def _versioned(form: SpaceForm, version: int) -> SpaceForm:
+    return replace(form, schema_version=version)
+
+
+def _fold(
+    kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1
+) -> tuple[list[Any], list[Any] | None]:
+    """One row's key and its new contents (None if it is deleted), given the current contents by key."""
+    match kind:
+        case Type.INSERT | Type.REPLACE:
+            row = body[Key.TUPLE]
+            return row[:key_length], row
+        case Type.DELETE:
+            return body[Key.KEY], None
+        case Type.UPDATE:
+            key, operations = body[Key.KEY], body[Key.TUPLE]
+        case Type.UPSERT:
+            key, operations = body[Key.TUPLE][:key_length], body[Key.OPS]
+        case _:
+            raise SchemaError(f"a row of type {kind} in a system space")
+    row = current(key)
+    if row is None:
+        if kind == Type.UPSERT:
+            return key, body[Key.TUPLE]
+        raise SchemaError(f"an UPDATE of system row {key} that isn't there: {body!r:.500}")
+    return key, apply_plainly(row, normalise(operations, base=body.get(Key.INDEX_BASE, 0), names=names))
+
+
+def _field(item: Any) -> Field:
+    """A format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
+    match item:
+        case {"name": str(name)}:
+            return Field(name, str(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
+        case str(name):
+            return Field(name, "any", True)
+        case [str(name), *rest]:
+            return Field(name, str(rest[0]).lower() if rest else "any", False)
+    raise TypeError(f"field {item!r}")
+
+
+def _key_part(item: Any) -> KeyPart:
+    """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
+    match item:
+        case {"field": int(place)}:
+            return KeyPart(place, item.get("path", ""), str(item.get("type", "any")).lower())
+        case [int(place), str(kind), *_]:
+            return KeyPart(place, "", kind.lower())
+    raise TypeError(f"key part {item!r}")
