@@ -1,0 +1,224 @@
+"""The same two servers as containers, for machines where a Docker engine answers.
+
+Written against the documented behaviour of the images and of testcontainers, and not run where this project is built:
+that has no Docker engine. Testcontainers' own reaper removes the containers if this process is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from cdc.local.errors import LocalServerError
+from cdc.local.kafka import SINGLE_NODE_PROPERTIES, Kafka
+from cdc.local.options import TarantoolOptions
+from cdc.local.supervised import Supervised
+from cdc.local.tarantool import INSTANCE_FILE, INSTANCE_VARIABLE, Tarantool
+
+TARANTOOL_IMAGE = "tarantool/tarantool:2.11"
+KAFKA_IMAGE = "apache/kafka:4.1.0"
+
+_ENGINE_TIMEOUT_SECONDS = 3
+_WORK_DIR = "/work_dir"
+_SCRIPT = "/opt/tarantool-cdc/instance.lua"
+_ALIAS = "tarantool-"
+_CONTROLLER = "CONTROLLER://0.0.0.0:9093"
+
+
+@functools.cache
+def docker_engine_answers() -> bool:
+    """Whether an engine can be used from here; a `docker` program alone is none. Asked once per process."""
+    try:
+        import docker
+        import requests
+        import testcontainers  # noqa: F401
+    except ImportError:  # the extra `local` isn't installed
+        return False
+    try:
+        return bool(docker.from_env(timeout=_ENGINE_TIMEOUT_SECONDS).ping())
+    except (docker.errors.DockerException, requests.RequestException):
+        return False
+
+
+class ContainerRun(Supervised):
+    """One run of a container, from a start to its end; the container stays, for the next run."""
+
+    def __init__(self, name: str, container: Any, log_start: int) -> None:
+        """`container` runs; `log_start` is the size of its log, in bytes, when it was started."""
+        super().__init__(name)
+        self._container = container
+        self._log_start = log_start
+
+    @property
+    def pid(self) -> int:
+        self._container.reload()
+        return int(self._container.attrs["State"]["Pid"])
+
+    def exit_status(self, wait_seconds: float = 0) -> int | None:
+        import requests
+
+        if wait_seconds:
+            # A timeout shows as one or another of these; what counts is asked below.
+            with contextlib.suppress(requests.RequestException):
+                self._container.wait(timeout=wait_seconds)
+        self._container.reload()
+        ended = self._container.status in ("exited", "dead")
+        return int(self._container.attrs["State"]["ExitCode"]) if ended else None
+
+    def log_text(self) -> str:
+        return bytes(self._container.logs())[self._log_start :].decode(errors="replace")
+
+    def terminate(self, timeout_seconds: float = 60) -> int:
+        status = self._signal("SIGTERM", timeout_seconds)
+        if status is None:
+            self.kill()
+            raise LocalServerError(
+                f"{self.name} didn't end within {timeout_seconds:g} s of SIGTERM and was killed.\n{self.log_tail()}"
+            )
+        return status
+
+    def kill(self) -> None:
+        self._signal("SIGKILL", timeout_seconds=60)
+
+    def pause(self) -> None:
+        self._container.pause()
+
+    def resume(self) -> None:
+        self._container.unpause()
+
+    def _signal(self, signal: str, timeout_seconds: float) -> int | None:
+        status = self.exit_status()
+        if status is not None:
+            return status
+        if self._container.status == "paused":
+            self._container.unpause()
+        self._container.kill(signal)
+        return self.exit_status(wait_seconds=timeout_seconds)
+
+
+class TarantoolContainer(Tarantool):
+    """`Tarantool` in a container, with the host's folder as its work_dir and the same port inside and outside."""
+
+    def __init__(
+        self,
+        work_dir: Path,
+        options: TarantoolOptions | None = None,
+        *,
+        port: int | None = None,
+        name: str = "Tarantool",
+    ) -> None:
+        """As `Tarantool`."""
+        super().__init__(work_dir, options, port=port, name=name)
+        self._container: Any = None
+
+    def close(self) -> None:
+        """Stop it for good, and remove the container."""
+        super().close()
+        _remove(self._container)
+        self._container = self._run = None
+
+    def _spawn(self) -> Supervised:
+        from testcontainers.core.container import DockerContainer
+
+        self.work_dir.mkdir(parents=True, exist_ok=True)
+        # A new container for each run: all that lasts is in the folder, and the readiness token is of one run.
+        _remove(self._container)
+        # Inside, 127.0.0.1 is the container itself.
+        peers = [re.sub(r"127\.0\.0\.1:(\d+)$", rf"{_ALIAS}\1:\1", peer) for peer in self._options.replication]
+        options = replace(self._options, replication=peers)
+        configuration = self._instance_configuration(options, f"0.0.0.0:{self.port}", Path(_WORK_DIR))
+        self._container = (
+            DockerContainer(TARANTOOL_IMAGE)
+            .with_env(INSTANCE_VARIABLE, configuration)
+            .with_volume_mapping(str(INSTANCE_FILE), _SCRIPT, "ro")
+            .with_volume_mapping(str(self.work_dir), _WORK_DIR, "rw")
+            .with_network(_network())
+            .with_network_aliases(f"{_ALIAS}{self.port}")
+            # Not the image's own entry point, which configures an instance in its own way.
+            .with_kwargs(entrypoint=["tarantool", _SCRIPT], user=f"{os.getuid()}:{os.getgid()}", working_dir=_WORK_DIR)
+        )
+        return _start(self.name, self._container, self.port)
+
+    def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
+        return False  # Docker refuses such a container before it runs
+
+
+class KafkaContainer(Kafka):
+    """`Kafka` in a container; its data lives in the container, until `close`."""
+
+    def __init__(
+        self,
+        directory: Path,
+        properties: Mapping[str, str] | None = None,
+        *,
+        port: int | None = None,
+        heap: str = "1g",
+        name: str = "Kafka",
+    ) -> None:
+        """As `Kafka`; `directory` isn't used."""
+        super().__init__(directory, properties, port=port, heap=heap, name=name)
+        self._container: Any = None
+
+    def close(self) -> None:
+        """Stop it for good, and remove the container."""
+        super().close()
+        _remove(self._container)
+        self._container = self._run = None
+
+    def _spawn(self) -> Supervised:
+        from testcontainers.core.container import DockerContainer
+
+        if self._container is not None:
+            container = self._container.get_wrapped_container()
+            log_start = len(container.logs())
+            container.start()
+            return ContainerRun(self.name, container, log_start)
+        self._container = DockerContainer(KAFKA_IMAGE).with_env("KAFKA_HEAP_OPTS", f"-Xmx{self._heap}")
+        for key, value in {**self._node_properties(), **SINGLE_NODE_PROPERTIES, **self._properties}.items():
+            self._container.with_env(_image_variable(key), value)
+        return _start(self.name, self._container, self._port)
+
+    def _node_properties(self) -> dict[str, str]:
+        return {
+            **super()._node_properties(),
+            "listeners": f"PLAINTEXT://0.0.0.0:{self._port},{_CONTROLLER}",
+            "controller.quorum.voters": "1@localhost:9093",
+        }
+
+    def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
+        return False  # Docker refuses such a container before it runs
+
+
+def _start(name: str, container: Any, port: int) -> ContainerRun:
+    import docker
+
+    container.ports[str(port)] = ("127.0.0.1", port)  # `with_bind_ports` would open it to other machines
+    try:
+        container.start()
+    except docker.errors.DockerException as error:
+        raise LocalServerError(f"Docker can't start {name}: {error}") from error
+    return ContainerRun(name, container.get_wrapped_container(), log_start=0)
+
+
+def _remove(container: Any) -> None:
+    if container is not None:
+        container.stop(force=True)
+
+
+@functools.cache
+def _network() -> Any:
+    """The one network of this process's containers, on which they find each other by alias."""
+    from testcontainers.core.network import Network
+
+    return Network().create()
+
+
+def _image_variable(key: str) -> str:
+    """The environment variable that the image turns into this broker property."""
+    return "KAFKA_" + key.replace("_", "__").replace("-", "___").replace(".", "_").upper()

@@ -1,0 +1,30 @@
+"""Become a program that the kernel ends together with its parent: `python launcher.py PARENT_PID PROGRAM ARGUMENT…`.
+
+It is a program of its own between fork and exec, because Python code in `preexec_fn` can deadlock where the parent has
+threads. It must run without this package.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> None:
+    """Bind this process's life to its parent's, then run the program in its place."""
+    parent, program = int(sys.argv[1]), sys.argv[2:]
+    if sys.platform == "linux":
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+        if os.getppid() != parent:  # it ended before the line above: no signal will come
+            sys.exit(1)
+    os.execvp(program[0], program)  # noqa: S606 - no shell is wanted
+
+
+if __name__ == "__main__":
+    main()

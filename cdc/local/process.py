@@ -1,0 +1,110 @@
+"""A server as a child process that never outlives this one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from cdc.local import launcher
+from cdc.local.errors import LocalServerError
+from cdc.local.supervised import Supervised
+
+# Linux ends a child when the *thread* that started it ends. So all children are started by one thread that lives as
+# long as the interpreter, and a server may be started from a thread that ends at once.
+_spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-servers")
+
+
+def _new_spawner() -> None:
+    global _spawner  # noqa: PLW0603 - a forked child inherits the object without its thread
+    _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-servers")
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_new_spawner)
+
+
+class ChildProcess(Supervised):
+    """A program in a process group of its own, with its output in a file.
+
+    On Linux the kernel kills it when this process ends, however it ends; elsewhere only `terminate` and `kill` do.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        *,
+        log_file: Path,
+        working_directory: Path | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """Start `command`, with `environment` added to this process's own; its output is appended to `log_file`.
+
+        Raises `OSError` if the launcher can't be started; a program that isn't there shows as an early end.
+        """
+        super().__init__(name)
+        self._log_file = log_file
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = log_file.stat().st_size if log_file.exists() else 0
+        # -I -S: nothing but the standard library's frozen start; it is gone after some milliseconds.
+        launch = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command]
+        with log_file.open("ab") as log:
+            self._process = _spawner.submit(
+                subprocess.Popen,
+                launch,
+                cwd=working_directory,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            ).result()
+
+    @property
+    def pid(self) -> int:
+        """The process's id, and its group's."""
+        return self._process.pid
+
+    def exit_status(self, wait_seconds: float = 0) -> int | None:
+        if wait_seconds:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_seconds)
+        return self._process.poll()
+
+    def log_text(self) -> str:
+        with self._log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def terminate(self, timeout_seconds: float = 60) -> int:
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)  # a stopped process would take the first signal only when it goes on
+        status = self.exit_status(wait_seconds=timeout_seconds)
+        self.kill()  # what it may have started itself, too
+        if status is None:
+            raise LocalServerError(
+                f"{self.name} didn't end within {timeout_seconds:g} s of SIGTERM and was killed.\n{self.log_tail()}"
+            )
+        return status
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+        if sys.platform != "darwin":  # where waitid isn't to be had the signal alone must do
+            os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):  # the whole group has ended, which is what callers would find out
+            os.killpg(self.pid, number)

@@ -1,0 +1,101 @@
+"""Start Tarantool and Kafka in the way that this machine allows: as containers or as processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import ExitStack
+from enum import Enum
+from pathlib import Path
+from typing import Self
+
+from cdc.errors import ConfigurationError
+from cdc.local.containers import KafkaContainer, TarantoolContainer, docker_engine_answers
+from cdc.local.interface import KafkaServer, TarantoolServer
+from cdc.local.kafka import Kafka
+from cdc.local.options import TarantoolOptions
+from cdc.local.tarantool import Tarantool
+
+KIND_VARIABLE = "TARANTOOL_CDC_SERVERS"
+"""The environment variable that chooses the kind: `process` or `container`."""
+
+
+class ServerKind(Enum):
+    """How servers run on this machine."""
+
+    PROCESS = "process"
+    CONTAINER = "container"
+
+
+def server_kind() -> ServerKind:
+    """What `TARANTOOL_CDC_SERVERS` says, else containers where a Docker engine answers, else processes.
+
+    Raises `ConfigurationError` if the variable says anything else.
+    """
+    wanted = os.environ.get(KIND_VARIABLE)
+    if not wanted:
+        return ServerKind.CONTAINER if docker_engine_answers() else ServerKind.PROCESS
+    try:
+        return ServerKind(wanted)
+    except ValueError as error:
+        raise ConfigurationError(f"{KIND_VARIABLE}={wanted} isn't a kind of server.", "Use process or container.") from error
+
+
+class LocalServers:
+    """Servers with their files under one directory; leaving the context stops them all, the latest first."""
+
+    def __init__(self, directory: Path, kind: ServerKind) -> None:
+        """`directory` is made when it is needed and never removed."""
+        self.directory = directory
+        self.kind = kind
+        self._started = ExitStack()
+
+    def tarantool(
+        self, name: str = "tarantool", options: TarantoolOptions | None = None, *, port: int | None = None
+    ) -> TarantoolServer:
+        """An instance in `directory/name`, not started yet, and stopped when this is closed."""
+        make = TarantoolContainer if self.kind is ServerKind.CONTAINER else Tarantool
+        server = make(self.directory / name, options, port=port, name=name)
+        self._started.callback(server.close)
+        return server
+
+    def start_tarantool(
+        self, name: str = "tarantool", options: TarantoolOptions | None = None, *, port: int | None = None
+    ) -> TarantoolServer:
+        """A running instance in `directory/name`. Raises `LocalServerError` if it doesn't start."""
+        server = self.tarantool(name, options, port=port)
+        server.start()
+        return server
+
+    def start_kafka(
+        self,
+        name: str = "kafka",
+        properties: Mapping[str, str] | None = None,
+        *,
+        port: int | None = None,
+        heap: str = "1g",
+    ) -> KafkaServer:
+        """A running cluster in `directory/name`. Raises `LocalServerError` if it doesn't start."""
+        make = KafkaContainer if self.kind is ServerKind.CONTAINER else Kafka
+        server = make(self.directory / name, properties, port=port, heap=heap, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def close(self) -> None:
+        """Stop all of them."""
+        self._started.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def local_servers(directory: Path, kind: ServerKind | None = None) -> LocalServers:
+    """Servers of this kind, or of the one that suits the machine, under `directory`.
+
+    Raises `ConfigurationError` as `server_kind`.
+    """
+    return LocalServers(directory, kind or server_kind())

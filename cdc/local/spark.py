@@ -1,0 +1,54 @@
+"""What a Spark job needs on this machine: the connectors' jars, and settings for a small driver."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+
+from cdc.local.jars import SPARK, class_path, java_command
+
+_SETTINGS = {
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    # Two hundred by default: with two cores and a few thousand rows they are nothing but overhead.
+    "spark.sql.shuffle.partitions": "2",
+    "spark.default.parallelism": "2",
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+}
+
+
+def spark_submit_arguments() -> list[str]:
+    """The options for `spark-submit`, to stand before the program: two local threads, 1 GiB, Kafka's and Delta's jars.
+
+    Fetches the jars if they aren't here. Raises `LocalServerError` if they can't be had.
+    """
+    settings = [part for key, value in _SETTINGS.items() for part in ("--conf", f"{key}={value}")]
+    return [
+        "--master",
+        "local[2]",
+        "--driver-memory",
+        "1g",
+        # On the driver's own class path, which in local mode is everybody's; `--jars` would copy them at each start.
+        "--driver-class-path",
+        class_path(SPARK),
+        *settings,
+    ]
+
+
+def spark_environment() -> dict[str, str]:
+    """What to add to the environment of `python -m spark_jobs`, or of any program that makes a SparkSession.
+
+    What the program sets in its own builder wins, except for memory and class path. Raises `LocalServerError` if Java
+    or the jars can't be had.
+    """
+    java_command()  # without it pyspark fails with a message about a gateway
+    return {
+        "PYSPARK_SUBMIT_ARGS": shlex.join([*spark_submit_arguments(), "pyspark-shell"]),
+        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
