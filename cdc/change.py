@@ -7,12 +7,13 @@ taken apart once and forgotten.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 import msgspec
 
+from cdc.position import Position
 from cdc.protocol.codec import Body
-from cdc.vclock import VClock
+from cdc.schema import StoredSpace
 
 Row = tuple[int, int, Body]
 """Request type, lsn, body."""
@@ -63,19 +64,16 @@ class Batch(msgspec.Struct, gc=False):
 
     `is_boundary` says that the batch ends where a source transaction ends, so that `position` may be committed with it;
     only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
-    (None for a space that is gone), `topics` those that messages of this batch are the first to need.
+    (None for a space that is gone), `topics` those that messages of this batch are the first to need. `timestamp` is when
+    the master wrote the batch's last row, in seconds since the epoch, 0 if it has none.
     """
 
     messages: list[Message | Broadcast]
     byte_count: int
     event_count: int
-    position: Any
-    is_boundary: bool = True
-    stored: dict[int, Any] = {}
-    topics: list[str] = []
-    vclock: VClock = VClock()
-    timestamp: float = 0.0
-    snapshot_rows: int = 0
-
-
-Rows = list[Any]
+    row_count: int
+    position: Position
+    is_boundary: bool
+    stored: dict[int, StoredSpace | None]
+    topics: list[str]
+    timestamp: float

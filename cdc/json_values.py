@@ -29,7 +29,8 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_SECONDS: Final = 86_400
 # Python's calendar ends at the years 1 and 9999, Tarantool's goes on; the Gregorian calendar repeats every 400 years.
 _CYCLE_SECONDS: Final = 146_097 * _DAY_SECONDS
-_ERROR_FIELDS: Final = {0: "type", 1: "file", 2: "line", 3: "message", 4: "errno", 5: "code", 6: "fields"}
+# What an error says about the failure; its other fields are places in the server's sources.
+_ERROR_FIELDS: Final = {0: "type", 3: "message", 5: "code", 6: "fields"}
 
 
 def plain(value: Any) -> Any:
@@ -52,7 +53,7 @@ def plain(value: Any) -> Any:
 
 
 def _float(value: float) -> float | str:
-    if value != value:  # noqa: PLR0124 - the definition of NaN
+    if value != value:  # the definition of NaN
         return "NaN"
     if value in (float("inf"), float("-inf")):
         return "Infinity" if value > 0 else "-Infinity"
@@ -106,9 +107,8 @@ def _offset(minutes: int) -> str:
 def _interval(value: Interval) -> str | dict[str, Any]:
     if value.adjust != "none":
         return {name: getattr(value, name) for name in value.__slots__ if getattr(value, name)}
-    date = "".join(
-        f"{number}{unit}" for number, unit in ((value.year, "Y"), (value.month, "M"), (value.week, "W"), (value.day, "D")) if number
-    )
+    parts = ((value.year, "Y"), (value.month, "M"), (value.week, "W"), (value.day, "D"))
+    date = "".join(f"{number}{unit}" for number, unit in parts if number)
     # Seconds and nanoseconds share a part, so their signs must be brought together.
     nanoseconds = value.second * 1_000_000_000 + value.nanosecond
     seconds, fraction = divmod(abs(nanoseconds), 1_000_000_000)
@@ -121,10 +121,11 @@ def _interval(value: Interval) -> str | dict[str, Any]:
 
 
 def _error(value: ErrorValue) -> dict[str, Any]:
-    newest, *older = [
-        {_ERROR_FIELDS.get(key, str(key)): plain(item) for key, item in entry.items() if key in (0, 3, 5, 6)} for entry in value.stack
+    stack: list[dict[str, Any]] = [
+        {_ERROR_FIELDS[key]: plain(item) for key, item in entry.items() if key in _ERROR_FIELDS} for entry in value.stack
     ]
-    shown = {name: newest[name] for name in ("type", "code", "message", "fields") if name in newest}
+    newest, *older = stack
+    shown: dict[str, Any] = {name: newest[name] for name in ("type", "code", "message", "fields") if name in newest}
     return {**shown, "previous": older} if older else shown
 
 

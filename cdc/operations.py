@@ -102,7 +102,7 @@ def apply_plainly(row: list[Any], operations: Sequence[Operation]) -> list[Any]:
 
     Raises SchemaError for the other operations, which no DDL uses on the fields that matter here.
     """
-    changed = _copy(row)
+    changed: list[Any] = _copy(row)
     for operation in operations:
         parent: Any = changed
         place: int | str = operation.field if operation.field >= 0 else len(changed) + operation.field

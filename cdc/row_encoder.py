@@ -22,40 +22,27 @@ from cdc.schema import SpaceForm
 
 Encode = Callable[[Sequence[Any]], bytes]
 
-_PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"})
-"""Field types whose every value msgspec writes as the type table says (int8 … uint64 of newer servers included below)."""
-
-_SIZED_INTEGER_TYPES: Final = frozenset(f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
+_SIZED_INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
+_PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"} | _SIZED_INTEGERS)
+"""Field types whose every value msgspec writes as the type table says."""
 
 _NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
 
 
 class RowEncoder:
-    """Writes tuples, keys and operations of one form. All methods raise EncodingError or SchemaError, nothing else."""
+    """Writes tuples, keys and operations of one form. All methods raise EncodingError or SchemaError, nothing else.
+
+    `key` takes a key as it stands in a DELETE or UPDATE (its parts in order), `key_of` a tuple; both give a JSON object.
+    `rows[n]` writes tuples of n fields: exactly the fields that they have.
+    """
 
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
         names = [part_name(form, index) for index in range(len(form.key_parts))]
-        key_types = [part.type for part in form.key_parts]
-        self.key: Encode = _encoder(names, _unsafe_places(key_types))
-        """A key as it stands in a DELETE or UPDATE (its parts in order) → JSON object."""
-        self.key_of: Encode = self._compile_key_of()
-        """A tuple → its key as JSON object."""
-        self._by_length: dict[int, Encode] = {}
-
-    def row(self, tuple_: Sequence[Any]) -> bytes:
-        """A tuple as JSON object: exactly the fields it has."""
-        length = len(tuple_)
-        encoder = self._by_length.get(length)
-        if encoder is None:
-            encoder = self._by_length[length] = self._compile_row(length)
-        return encoder(tuple_)
-
-    def row_encoder(self, length: int) -> Encode:
-        """The encoder for tuples of one length, for callers that keep it themselves."""
-        if length not in self._by_length:
-            self._by_length[length] = self._compile_row(length)
-        return self._by_length[length]
+        unsafe = _unsafe_places([part.type for part in form.key_parts])
+        self.key: Encode = _encoder(names, unsafe)
+        self.key_of: Encode = self._compile_key_of(names, unsafe)
+        self.rows: dict[int, Encode] = _Rows(self._compile_row)
 
     def patch(self, operations: object, base: int) -> bytes:
         """An UPDATE's or UPSERT's operations as a JSON array."""
@@ -85,16 +72,35 @@ class RowEncoder:
         types = [item.type for item in self.form.fields[:length]] + ["any"] * (length - len(self.form.fields))
         return _encoder(names, _unsafe_places(types))
 
-    def _compile_key_of(self) -> Encode:
+    def _compile_key_of(self, names: list[str], unsafe: list[int]) -> Encode:
         parts, key = self.form.key_parts, self.key
-        if len(parts) == 1 and not parts[0].path:
-            (place,) = (part.field for part in parts)
-            return lambda tuple_: key((tuple_[place],))
+        if len(parts) == 1 and not unsafe and not parts[0].path:
+            place, build = parts[0].field, _builder(names)
+
+            def key_of(tuple_: Sequence[Any]) -> bytes:
+                try:
+                    return encode(build(tuple_[place]))
+                except _NOT_ENCODABLE:
+                    return key((tuple_[place],))
+
+            return key_of
         if not any(part.path for part in parts):
             places = [part.field for part in parts]
             return lambda tuple_: key([tuple_[place] for place in places])
         readers = [(part.field, steps(part.path)) for part in parts]
         return lambda tuple_: key([_descend(tuple_[place], path) for place, path in readers])
+
+
+class _Rows(dict[int, Encode]):
+    """Row encoders by tuple length, compiled when the first tuple of a length comes."""
+
+    def __init__(self, compile_row: Callable[[int], Encode]) -> None:
+        super().__init__()
+        self._compile_row = compile_row
+
+    def __missing__(self, length: int) -> Encode:
+        encoder = self[length] = self._compile_row(length)
+        return encoder
 
 
 def part_name(form: SpaceForm, index: int) -> str:
@@ -113,9 +119,7 @@ def _descend(value: Any, path: Sequence[int | str]) -> Any:
 
 
 def _unsafe_places(types: Sequence[str]) -> list[int]:
-    return [
-        place for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES and kind not in _SIZED_INTEGER_TYPES
-    ]
+    return [place for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
 
 
 def _encoder(names: list[str], unsafe: list[int]) -> Encode:

@@ -15,7 +15,7 @@ What it refuses to know: topics, filters, and how a row looks outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -131,7 +131,7 @@ class SchemaTracker:
             if space.schema_version:
                 form = self._derive(space.space_id)
                 if form is not None:
-                    self._known[space.space_id] = _versioned(form, space.schema_version)
+                    self._known[space.space_id] = replace(form, schema_version=space.schema_version)
 
     def __contains__(self, space_id: int) -> bool:
         return space_id in self._space_rows
@@ -197,33 +197,36 @@ class SchemaTracker:
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
 
-    def changes(self, is_published: Mapping[int, bool] | None = None) -> list[SchemaChange]:
-        """What has become different since the last call, among the spaces that `is_published` says yes to (all, if None).
+    def changes(self, is_published: Callable[[SpaceForm], bool]) -> list[SchemaChange]:
+        """What has become different since the last call, among the spaces that `is_published` says yes to.
 
-        A space that is given a primary key is a CREATE, and one whose `_space` row is gone a DROP; each CREATE and ALTER
-        takes the next schema version.
+        A space that is given a primary key is a CREATE, one whose `_space` row is gone a DROP, and so is one that took a
+        name that isn't published; each CREATE and ALTER takes the next schema version.
         """
         found: list[SchemaChange] = []
         for space_id in self._touched:
-            if is_published is not None and not is_published.get(space_id, False):
-                self._known.pop(space_id, None)
-                continue
             known = self._known.get(space_id)
             form = self._derive(space_id)
-            if form is not None and form != known:
+            if form is not None and is_published(form):
+                if form == known:
+                    continue
                 self.schema_version += 1
-                form = _versioned(form, self.schema_version)
+                form = replace(form, schema_version=self.schema_version)
                 self._known[space_id] = form
                 if known is None:
                     found.append(SchemaChange(ChangeKind.CREATE, form))
                 else:
                     renamed_from = known.name if known.name != form.name else None
                     found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from))
-            elif space_id not in self._space_rows and known is not None:
+            elif known is not None and (form is not None or space_id not in self._space_rows):
                 del self._known[space_id]
                 found.append(SchemaChange(ChangeKind.DROP, known))
         self._touched.clear()
         return found
+
+    def touch_all(self) -> None:
+        """Look at every space again at the next `changes`: the answer to what is published may be another."""
+        self._touched.update(dict.fromkeys(self._space_rows))
 
     @property
     def touched(self) -> list[int]:
@@ -293,11 +296,7 @@ class SchemaTracker:
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise SchemaError(f"the system rows of space {space_id} can't be read: {row!r:.500} {primary!r:.500}") from error
         known = self._known.get(space_id)
-        return _versioned(form, known.schema_version) if known == form else form
-
-
-def _versioned(form: SpaceForm, version: int) -> SpaceForm:
-    return replace(form, schema_version=version)
+        return replace(form, schema_version=known.schema_version) if known == form else form
 
 
 def _fold(

@@ -9,6 +9,7 @@ Sources: src/lib/core/mp_decimal.c, mp_uuid.c, mp_datetime.c, mp_interval.c; src
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
@@ -135,7 +136,7 @@ def _error(data: bytes) -> ErrorValue:
     return ErrorValue(tuple(stack))
 
 
-_DECODERS: Final = {
+_DECODERS: Final[dict[int, Callable[[bytes], Extension]]] = {
     EXT_DECIMAL: _decimal,
     EXT_UUID: _uuid,
     EXT_ERROR: _error,
