@@ -23,7 +23,10 @@ def main() -> None:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
         if os.getppid() != parent:  # it ended before the line above: no signal will come
             sys.exit(1)
-    os.execvp(program[0], program)  # noqa: S606 - no shell is wanted
+    try:
+        os.execvp(program[0], program)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        sys.exit(f"{program[0]} can't be run: {error.strerror}")
 
 
 if __name__ == "__main__":

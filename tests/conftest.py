@@ -1,0 +1,107 @@
+"""Real servers for the tests, and the seed of everything random in them.
+
+Tests that use a server are marked `live` by themselves. What a test's servers printed is in its temporary directory.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+
+from cdc.local.interface import KafkaServer, TarantoolServer
+from cdc.local.options import TarantoolOptions
+from cdc.local.servers import LocalServers, local_servers, server_kind
+
+_SEED = pytest.StashKey[int]()
+_SERVER_FIXTURES = {"kafka", "kafka_factory", "tarantool", "tarantool_factory", "servers"}
+
+
+class TarantoolFactory(Protocol):
+    """Starts an instance with these fields of `TarantoolOptions`, under `name` if one is given; it ends with the test."""
+
+    def __call__(self, *, name: str = "", **options: Any) -> TarantoolServer: ...
+
+
+class KafkaFactory(Protocol):
+    """Starts a broker of the test's own, for tests that stop it or need other properties; it ends with the test."""
+
+    def __call__(self, properties: Mapping[str, str] | None = None) -> KafkaServer: ...
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, metavar="N", help="the seed of random workloads and of hypothesis")
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
+def pytest_configure(config: pytest.Config) -> None:
+    given: int | None = config.getoption("--seed")
+    config.stash[_SEED] = secrets.randbelow(2**32) if given is None else given
+    # Only if it is asked for: with a fixed seed hypothesis doesn't try again what failed the last time.
+    if given is not None:
+        config.option.hypothesis_seed = str(given)
+
+
+def pytest_report_header(config: pytest.Config) -> list[str]:
+    seed = config.stash[_SEED]
+    kinds = {"process": "processes", "container": "containers"}
+    return [f"servers: {kinds[server_kind().value]}", f"seed: {seed} (again: --seed {seed})"]
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if _SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+            item.add_marker("live")
+
+
+@pytest.fixture(scope="session")
+def seed(pytestconfig: pytest.Config) -> int:
+    """Of this run; the header of the report names it."""
+    return pytestconfig.stash[_SEED]
+
+
+@pytest.fixture
+def servers(tmp_path: Path) -> Iterator[LocalServers]:
+    """Servers of this test, under its temporary directory."""
+    with local_servers(tmp_path) as started:
+        yield started
+
+
+@pytest.fixture
+def tarantool_factory(servers: LocalServers) -> TarantoolFactory:
+    """Starts as many instances as the test asks for."""
+    numbers = itertools.count(1)
+
+    def start(*, name: str = "", **options: Any) -> TarantoolServer:
+        return servers.start_tarantool(name or f"tarantool-{next(numbers)}", TarantoolOptions(**options))
+
+    return start
+
+
+@pytest.fixture
+def tarantool(tarantool_factory: TarantoolFactory) -> TarantoolServer:
+    """A fresh instance with the default options."""
+    return tarantool_factory()
+
+
+@pytest.fixture(scope="session")
+def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """The one broker of the session: use topics of your own, and leave it running."""
+    with local_servers(tmp_path_factory.mktemp("kafka")) as started:
+        yield started.start_kafka()
+
+
+@pytest.fixture
+def kafka_factory(servers: LocalServers) -> KafkaFactory:
+    """Starts as many brokers as the test asks for; each takes some seconds and a few hundred megabytes."""
+    numbers = itertools.count(1)
+
+    def start(properties: Mapping[str, str] | None = None) -> KafkaServer:
+        return servers.start_kafka(f"kafka-{next(numbers)}", properties, heap="512m")
+
+    return start

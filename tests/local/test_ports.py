@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+from cdc.local.ports import free_port
+
+
+def test_a_port_is_free_and_given_once() -> None:
+    ports = [free_port() for _ in range(200)]
+    assert len(set(ports)) == len(ports)
+    for port in ports:
+        with socket.socket() as listener:
+            listener.bind(("127.0.0.1", port))
+
+
+def test_ports_are_none_that_the_system_gives_to_outgoing_connections() -> None:
+    system_range = Path("/proc/sys/net/ipv4/ip_local_port_range")
+    first = int(system_range.read_text().split()[0]) if system_range.exists() else 49152
+    if first >= 32_000:
+        assert free_port() < first
