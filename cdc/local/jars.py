@@ -1,16 +1,18 @@
 """The jars of Kafka and of Spark's connectors, resolved by Maven into one folder per set.
 
-`python -m cdc.local.jars` fetches all sets. The folders are `<cache>/jars/<name>-<hash of the set's POM>`, where the
+`python -m cdc.local.jars [SET…]` fetches them. The folders are `<cache>/jars/<name>-<hash of the set's POM>`, where the
 cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`; a changed set gets a new folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import fcntl
 import hashlib
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,9 +153,18 @@ def _file_name(artifact: str) -> str:
 
 
 def main() -> None:
-    """Fetch all sets and say where they are."""
-    for jar_set in (KAFKA, SPARK):
-        print(f"{jar_set.name}: {jar_folder(jar_set)}")
+    """Fetch the sets that the arguments name, or all, and say where they are."""
+    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK)}
+    parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
+    parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
+    names = parser.parse_args().sets or list(jar_sets)
+    if unknown := set(names) - jar_sets.keys():
+        parser.error(f"there is no set {', '.join(sorted(unknown))}; there are {', '.join(jar_sets)}")
+    try:
+        for name in names:
+            print(f"{name}: {jar_folder(jar_sets[name])}")
+    except LocalServerError as error:
+        sys.exit(str(error))
 
 
 if __name__ == "__main__":

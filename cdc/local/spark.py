@@ -1,10 +1,15 @@
-"""What a Spark job needs on this machine: the connectors' jars, and settings for a small driver."""
+"""What a Spark job needs on this machine: the connectors' jars, and settings for a small driver.
+
+`python -m cdc.local.spark PROGRAM ARGUMENT…` runs a program with all that in its environment.
+"""
 
 from __future__ import annotations
 
+import os
 import shlex
 import sys
 
+from cdc.local.errors import LocalServerError
 from cdc.local.jars import SPARK, class_path, java_command
 
 _SETTINGS = {
@@ -52,3 +57,18 @@ def spark_environment() -> dict[str, str]:
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
+
+
+def main() -> None:
+    """Become the program that the arguments name, which finds its jars and settings in the environment."""
+    program = sys.argv[1:]
+    if not program:
+        sys.exit("usage: python -m cdc.local.spark PROGRAM ARGUMENT…")
+    try:
+        os.execvpe(program[0], program, {**os.environ, **spark_environment()})  # noqa: S606 - no shell is wanted
+    except (LocalServerError, OSError) as error:
+        sys.exit(f"{program[0]} can't be run: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,32 @@
+FROM python:3.11-slim AS source
+WORKDIR /app
+COPY . .
+# The locked versions, without the hashes, which pip would then want of this project too.
+RUN sed -nE 's/^([A-Za-z0-9._-]+==[^ ]+)( ; [^\]+)?.*/\1\2/p' requirements.lock > constraints.txt
+
+# The daemon: docker build --target daemon .
+FROM source AS daemon
+RUN pip install --no-cache-dir --constraint constraints.txt . \
+    && useradd --create-home cdc \
+    && install -d -o cdc -g cdc /var/lib/tarantool-cdc
+USER cdc
+VOLUME /var/lib/tarantool-cdc
+EXPOSE 8085
+ENTRYPOINT ["tarantool-cdc"]
+CMD ["run", "--config", "/etc/tarantool-cdc.toml"]
+
+# The Spark jobs: docker build --target spark . The jars are fetched here and not at each start.
+FROM source AS spark
+ENV TARANTOOL_CDC_CACHE=/opt/tarantool-cdc
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends default-jre-headless maven procps \
+    && rm -rf /var/lib/apt/lists/* \
+    && pip install --no-cache-dir --constraint constraints.txt '.[spark]' \
+    && python -m cdc.local.jars spark \
+    && rm -rf /root/.m2 \
+    && useradd --create-home cdc \
+    && install -d -o cdc -g cdc /var/lib/lake
+USER cdc
+WORKDIR /var/lib/lake
+VOLUME /var/lib/lake
+ENTRYPOINT ["python", "-m", "cdc.local.spark", "python", "-m", "spark_jobs"]
