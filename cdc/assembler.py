@@ -105,17 +105,13 @@ class Assembler:
         self._open = open_
         return transactions
 
-    def _finish(
-        self, open_: _Open, last: Frames, rows: list[Row], lsn: int, timestamp: float, flags: int
-    ) -> Transaction:
+    def _finish(self, open_: _Open, last: Frames, rows: list[Row], lsn: int, timestamp: float, flags: int) -> Transaction:
         if open_.spool is not None:
             open_.spool.append(last.data)
             rows = []
         elif open_.parts:
             rows = [row for part in open_.parts for row in rows_of(part)] + rows
-        return Transaction(
-            open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, open_.row_count + len(last)
-        )
+        return Transaction(open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, open_.row_count + len(last))
 
     def _keep(self, open_: _Open, part: Frames) -> None:
         open_.byte_count += len(part.data)
@@ -133,9 +129,7 @@ class Assembler:
 
 def rows_of(frames: Frames) -> list[Row]:
     """The rows of frames that were checked before."""
-    return [
-        (header[Key.REQUEST_TYPE], header[Key.LSN], body) for header, body in zip(frames.headers, frames.bodies, strict=True)
-    ]
+    return [(header[Key.REQUEST_TYPE], header[Key.LSN], body) for header, body in zip(frames.headers, frames.bodies, strict=True)]
 
 
 def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[float]]:
@@ -183,6 +177,4 @@ def _checked_int(value: Any, header: Header) -> int:
 
 
 def _interrupted(open_: _Open, header: Header) -> ProtocolError:
-    return ProtocolError(
-        f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {header!r:.500}"
-    )
+    return ProtocolError(f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {header!r:.500}")

@@ -167,9 +167,7 @@ class Envelope:
             + self.source[1:]
             + encode(source)[1:]
             + b","
-            + encode(
-                {"ts_ms": now_us // 1000, "databaseName": "", "schemaName": None, "ddl": None, "tableChanges": [table]}
-            )[1:]
+            + encode({"ts_ms": now_us // 1000, "databaseName": "", "schemaName": None, "ddl": None, "tableChanges": [table]})[1:]
         )
         # A DROP must not replace the record of the form that old events refer to.
         key: dict[str, Any] = {"space_id": form.space_id, "schema_version": form.schema_version}
@@ -210,9 +208,7 @@ def _table(form: SpaceForm) -> dict[str, Any]:
     }
 
 
-def transaction_records(
-    transaction_id: str, counts: Sequence[tuple[str, int]], timestamp: float
-) -> list[tuple[bytes, bytes]]:
+def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], timestamp: float) -> list[tuple[bytes, bytes]]:
     """Keys and values of a transaction's BEGIN and END; `counts` are events by space."""
     key = encode({"id": transaction_id})
     ts_ms = round(timestamp * 1000)

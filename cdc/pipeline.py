@@ -137,9 +137,7 @@ class Pipeline:
     @property
     def position(self) -> Position:
         """The boundary up to which rows have been taken in."""
-        return replace(
-            self._position, vclock=VClock(self._vclock), seq=self._seq, schema_version=self._schema.schema_version
-        )
+        return replace(self._position, vclock=VClock(self._vclock), seq=self._seq, schema_version=self._schema.schema_version)
 
     @property
     def open_byte_count(self) -> int:
@@ -313,8 +311,7 @@ class Pipeline:
             self._envelope.source + time,
             self._origin_text,
             b',"tsn":%b,"row":' % tsn_text,
-            b'%b%b%b%b%b","total_order":'
-            % (self._vclock_before, lsn_text, self._vclock_after, self._transaction_text, tsn_text),
+            b'%b%b%b%b%b","total_order":' % (self._vclock_before, lsn_text, self._vclock_after, self._transaction_text, tsn_text),
             suffix,
             {},
         )

@@ -299,9 +299,7 @@ class SchemaTracker:
         return replace(form, schema_version=known.schema_version) if known == form else form
 
 
-def _fold(
-    kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1
-) -> tuple[list[Any], list[Any] | None]:
+def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:
     """One row's key and its new contents (None if it is deleted), given the current contents by key."""
     match kind:
         case Type.INSERT | Type.REPLACE:

@@ -72,7 +72,5 @@ class SpaceFilter:
 
     def __call__(self, space_id: int, name: str) -> bool:
         is_system = space_id <= SYSTEM_SPACE_MAX
-        included = any(
-            pattern.fullmatch(name) for pattern in self._include if not is_system or pattern.pattern.startswith("_")
-        )
+        included = any(pattern.fullmatch(name) for pattern in self._include if not is_system or pattern.pattern.startswith("_"))
         return included and not any(pattern.fullmatch(name) for pattern in self._exclude)

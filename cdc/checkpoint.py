@@ -1,0 +1,115 @@
+"""The checkpoint topic: where the daemon finds out, at start, what it had done.
+
+`<prefix>.checkpoint` is compacted and has one partition. The record under `{"name": …}` is the position; beside it stands a
+record per space with its system rows, from which the schema at that position is rebuilt, and a tombstone for a space that is
+gone. All records of one commit are written in one Kafka transaction, in both delivery modes, so what a read_committed reader
+folds from the topic is one consistent moment.
+
+`writer` names the process that wrote the position: it tells a producer whose transaction timed out from one that was fenced
+by a second daemon of the same name.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgpack
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.errors import ConfigurationError, ConnectionLostError
+from cdc.json_values import encode
+from cdc.position import Position
+from cdc.schema import StoredSpace
+
+READ_TIMEOUT_SECONDS: Final = 60.0
+
+
+@dataclass(slots=True)
+class Checkpoint:
+    """What was stored: the position (None if there never was one), the schema at it, and who wrote it."""
+
+    position: Position | None = None
+    spaces: dict[int, StoredSpace] = field(default_factory=dict)
+    writer: str | None = None
+
+
+def position_record(name: str, position: Position, writer: str, now_ms: int) -> tuple[bytes, bytes]:
+    """Key and value of the position."""
+    return encode({"name": name}), encode({"name": name, **position.to_json(), "writer": writer, "ts_ms": now_ms})
+
+
+def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[bytes, bytes | None]:
+    """Key and value of one space's system rows; a tombstone if it is gone."""
+    key = encode({"name": name, "space_id": space_id})
+    if space is None:
+        return key, None
+    rows = msgpack.packb([space.space_row, space.index_rows], unicode_errors="surrogateescape")
+    value = {"space_id": space_id, "schema_version": space.schema_version, "rows": base64.b64encode(rows).decode()}
+    return key, encode(value)
+
+
+def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> None:
+    """Take one record of the topic into `checkpoint`; records of other names are passed over.
+
+    Raises ConfigurationError for what isn't a checkpoint record.
+    """
+    try:
+        identity: dict[str, Any] = json.loads(key)
+        if identity["name"] != name:
+            return
+        space_id = identity.get("space_id")
+        if space_id is None:
+            content = json.loads(value or b"null")
+            checkpoint.position = Position.from_json(content) if content else None
+            checkpoint.writer = content["writer"] if content else None
+        elif value is None:
+            checkpoint.spaces.pop(space_id, None)
+        else:
+            content = json.loads(value)
+            packed = base64.b64decode(content["rows"])
+            space_row, index_rows = msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogateescape")
+            checkpoint.spaces[space_id] = StoredSpace(space_id, space_row, index_rows, content["schema_version"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"the checkpoint topic holds a record that isn't a checkpoint's: {key[:200]!r}",
+            "kafka.topic_prefix must not be shared with another program's topics.",
+        ) from error
+
+
+def read(bootstrap_servers: str, properties: dict[str, Any], topic: str, name: str) -> Checkpoint:
+    """Read the whole topic, committed records only.
+
+    Raises ConnectionLostError if Kafka stops answering for READ_TIMEOUT_SECONDS, ConfigurationError as `fold` does.
+    """
+    consumer = Consumer(
+        {
+            **properties,
+            "bootstrap.servers": bootstrap_servers,
+            # The reader assigns its partition itself; librdkafka only wants a name.
+            "group.id": f"tarantool-cdc-{name}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    checkpoint = Checkpoint()
+    try:
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        while True:
+            message = consumer.poll(READ_TIMEOUT_SECONDS)
+            if message is None:
+                raise ConnectionLostError(f"Kafka didn't answer for {READ_TIMEOUT_SECONDS:.0f} s while {topic} was read")
+            error = message.error()
+            if error is None:
+                fold(name, message.key() or b"", message.value(), checkpoint)
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return checkpoint
+            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                raise ConnectionLostError(f"{topic} can't be read: {error.str()}")
+    except KafkaException as error:
+        raise ConnectionLostError(f"{topic} can't be read: {error}") from error
+    finally:
+        consumer.close()

@@ -1,0 +1,275 @@
+"""The configuration: one TOML file, any key overridden by the environment, validated whole before anything connects.
+
+`TARANTOOL_CDC__KAFKA__TOPIC_PREFIX=shop` overrides `topic_prefix` in `[kafka]`. Secrets may stand in a file of their own
+(`source.password_file`) or in the environment, and are never printed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import unquote, urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from cdc.errors import ConfigurationError
+
+ENVIRONMENT_PREFIX: Final = "TARANTOOL_CDC__"
+
+
+def _regular_expression(pattern: str) -> str:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from error
+    return pattern
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,100}", text):
+        raise ValueError("may have letters, digits, '.', '_' and '-' only, 100 at most")
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_regular_expression)]
+Name = Annotated[str, AfterValidator(_name)]
+
+
+class _Section(BaseModel):
+    # A key that nobody reads is a key that somebody misspelt.
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Member:
+    """One server's address and who to be there."""
+
+    __slots__ = ("host", "password", "port", "user")
+
+    def __init__(self, host: str, port: int, user: str, password: SecretStr | None) -> None:
+        self.host = host
+        self.port = port
+        self.user = user
+        self.password = password
+
+    @property
+    def address(self) -> str:
+        """Without the secret."""
+        return f"{self.host}:{self.port}"
+
+
+class SourceSection(_Section):
+    """Where rows come from."""
+
+    uris: list[SecretStr] = Field(min_length=1)
+    user: str | None = None
+    password: SecretStr | None = None
+    password_file: Path | None = None
+    mode: Literal["anonymous"] = "anonymous"
+    on_gap: Literal["resnapshot", "fail"] = "resnapshot"
+    on_divergence: Literal["fail", "resnapshot"] = "fail"
+    ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
+    silence_timeout_ms: int = Field(default=10_000, ge=100)
+    frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
+    transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+
+    @model_validator(mode="after")
+    def _uris_can_be_read(self) -> SourceSection:
+        for uri in self.uris:
+            self._member(uri.get_secret_value())
+        if self.password is not None and self.password_file is not None:
+            raise ValueError("password and password_file exclude each other")
+        return self
+
+    def members(self) -> list[Member]:
+        """The servers in order. Raises ConfigurationError if the password's file can't be read."""
+        return [self._member(uri.get_secret_value(), read_file=True) for uri in self.uris]
+
+    def _member(self, uri: str, *, read_file: bool = False) -> Member:
+        # The URI itself may hold a password, so no message here repeats it.
+        parts = urlsplit(uri if "//" in uri else f"//{uri}")
+        try:
+            host, port = parts.hostname, parts.port
+        except ValueError as error:
+            raise ValueError("has a URI whose port is not a number; one looks like user:password@host:3301") from error
+        if not host or not port:
+            raise ValueError("has a URI without host and port; one looks like user:password@host:3301")
+        user = unquote(parts.username) if parts.username else self.user or "guest"
+        password = SecretStr(unquote(parts.password)) if parts.password else self.password
+        if password is None and self.password_file is not None and read_file:
+            try:
+                password = SecretStr(self.password_file.read_text().strip())
+            except OSError as error:
+                raise ConfigurationError(
+                    f"source.password_file can't be read: {error}", "Name a file that this user may read."
+                ) from error
+        return Member(host, port, user, password)
+
+
+class SnapshotSection(_Section):
+    """When the contents are read as a whole."""
+
+    mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
+
+
+class SpacesSection(_Section):
+    """What is published."""
+
+    include: list[Pattern] = [".*"]
+    exclude: list[Pattern] = []
+
+
+class StateSection(_Section):
+    """What the daemon keeps on disk."""
+
+    path: Path = Path("state")
+    images: Literal["full", "none"] = "none"
+    """Until this version has a state store, "full" is accepted and says at start that events carry patches instead."""
+
+
+class KafkaSection(_Section):
+    """Where events go."""
+
+    bootstrap_servers: str
+    topic_prefix: Name
+    delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
+    commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+    queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    partitions: int = Field(default=4, ge=1, le=10_000)
+    replication_factor: int = Field(default=1, ge=1, le=100)
+    message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    tombstones: bool = True
+    transaction_topic: Literal["none", "multi", "all"] = "multi"
+    heartbeat_interval_ms: int = Field(default=0, ge=0)
+    create_topics: bool = True
+    properties: dict[str, str | int | float | bool] = {}
+
+    @model_validator(mode="after")
+    def _properties_are_not_ours(self) -> KafkaSection:
+        taken = sorted(_OWN_PROPERTIES & self.properties.keys())
+        if taken:
+            raise ValueError(f"properties may not set {', '.join(taken)}: the daemon's guarantees rest on them")
+        return self
+
+
+_OWN_PROPERTIES: Final = frozenset(
+    {
+        "bootstrap.servers",
+        "transactional.id",
+        "enable.idempotence",
+        "acks",
+        "request.required.acks",
+        "isolation.level",
+        "delivery.report.only.error",
+        "partitioner",
+        "message.max.bytes",
+    }
+)
+
+
+class FormatSection(_Section):
+    """What events look like."""
+
+    value: Literal["json"] = "json"
+    on_error: Literal["fail", "dlq"] = "fail"
+
+
+class HttpSection(_Section):
+    """Where the daemon can be looked at."""
+
+    listen: str = "127.0.0.1:8085"
+
+    @model_validator(mode="after")
+    def _address_can_be_read(self) -> HttpSection:
+        host, _, port = self.listen.rpartition(":")
+        if self.listen and not (host and port.isdecimal() and int(port) <= 65535):
+            raise ValueError("listen must be host:port, or empty to listen nowhere")
+        return self
+
+    @property
+    def address(self) -> tuple[str, int] | None:
+        """Host and port, None to listen nowhere."""
+        host, _, port = self.listen.rpartition(":")
+        return (host, int(port)) if self.listen else None
+
+
+class LogSection(_Section):
+    """What the daemon says of itself on stderr."""
+
+    format: Literal["auto", "console", "json"] = "auto"
+    level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class Config(BaseSettings):
+    """The whole configuration. Read it with `load`."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid",
+        frozen=True,
+        env_prefix=ENVIRONMENT_PREFIX,
+        env_nested_delimiter="__",
+    )
+
+    name: Name
+    source: SourceSection
+    snapshot: SnapshotSection = SnapshotSection()
+    spaces: SpacesSection = SpacesSection()
+    state: StateSection = StateSection()
+    kafka: KafkaSection
+    format: FormatSection = FormatSection()
+    http: HttpSection = HttpSection()
+    log: LogSection = LogSection()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],  # noqa: ARG003 - pydantic's signature
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file, key by key."""
+        return env_settings, init_settings
+
+
+def load(path: Path) -> Config:
+    """Read and validate a configuration file. Raises ConfigurationError that lists every mistake with its key."""
+    try:
+        text = path.read_bytes().decode()
+        values: dict[str, Any] = tomllib.loads(text)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the configuration {path} can't be read: {error.strerror}", "Name one with --config; config/ has examples."
+        ) from error
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"the configuration {path} isn't TOML: {error}") from error
+    return parse(values, str(path))
+
+
+def parse(values: dict[str, Any], origin: str) -> Config:
+    """Validate values that `origin` gave. Raises ConfigurationError."""
+    try:
+        return Config(**values)
+    except ValidationError as error:
+        raise ConfigurationError(f"the configuration {origin} has mistakes:\n{_mistakes(error)}") from error
+
+
+def _mistakes(error: ValidationError) -> str:
+    """One line per mistake: key, what is wrong, and where the value came from if it was the environment."""
+    lines = []
+    for mistake in error.errors(include_url=False, include_input=False, include_context=False):
+        key = ".".join(str(part) for part in mistake["loc"]) or "configuration"
+        message = mistake["msg"].removeprefix("Value error, ")
+        if mistake["type"] == "extra_forbidden":
+            message = "no such key"
+        elif mistake["type"] == "missing":
+            message = "is missing"
+        variable = ENVIRONMENT_PREFIX + "__".join(str(part) for part in mistake["loc"]).upper()
+        origin = f" (from the environment, {variable})" if variable in os.environ else ""
+        lines.append(f"  {key}: {message}{origin}")
+    return "\n".join(lines)

@@ -1,0 +1,270 @@
+"""How batches become durable in Kafka: two ways with one interface.
+
+exactly_once: one transactional producer writes events and checkpoint in the same transaction. A reader with
+read_committed sees whole source transactions, each event once; a restart goes on from the last committed checkpoint.
+
+at_least_once: an idempotent producer writes events, which are visible at once; after all of them are acknowledged a second,
+small transactional producer writes the checkpoint. A restart repeats the whole transactions after it. The second producer
+makes both modes alike where it counts: the checkpoint is read the same way, and a second daemon of the same name fences
+the first.
+
+No callback runs per message. In a transaction the commit speaks for all its messages; outside one, only failures are
+reported, and a flush that returns says that everything before it arrived.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import Any, Final, Protocol
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from cdc.change import Batch, Broadcast
+from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+
+INIT_TIMEOUT_SECONDS: Final = 10.0
+CALL_TIMEOUT_SECONDS: Final = 5.0
+_FULL_QUEUE_POLL_SECONDS: Final = 0.01
+
+Record = tuple[bytes, bytes | None]
+
+
+class Delivery(Protocol):
+    """Writes batches in order. Not thread-safe: one thread owns it."""
+
+    def start(self) -> None:
+        """Take the name: fence an earlier daemon. Raises ConnectionLostError while Kafka is away, PublishError for good."""
+
+    def produce(self, batch: Batch) -> None:
+        """Hand a batch's messages to the producer, in order."""
+
+    def commit(self, records: Iterable[Record]) -> None:
+        """Make everything so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError."""
+
+    def abort(self) -> None:
+        """Give up what isn't committed. Raises PublishError."""
+
+    def close(self) -> None:
+        """Let go of the connection."""
+
+
+class _Producing:
+    """What both ways share: handing messages over while the producer's queue is bounded."""
+
+    def __init__(self, producer: Producer, is_stopping: Callable[[], bool], partition_count: Callable[[str], int]) -> None:
+        self._producer = producer
+        self._is_stopping = is_stopping
+        self._partition_count = partition_count
+
+    def _hand_over(self, messages: list[Any]) -> None:
+        produce = self._producer.produce
+        start = 0
+        while True:
+            try:
+                for message in messages[start:] if start else messages:
+                    if type(message) is tuple:
+                        topic, key, value = message
+                        produce(topic, value, key)
+                    else:
+                        self._broadcast(message)
+                    start += 1
+            except BufferError:
+                # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
+                if self._is_stopping():
+                    raise PublishAborted("stopped while the producer's queue was full") from None
+                self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
+            except KafkaException as error:
+                raise _error(error.args[0], f"a message for {_topic(messages[start])} was refused") from error
+            else:
+                self._producer.poll(0)
+                return
+
+    def _broadcast(self, message: Broadcast) -> None:
+        for partition in range(self._partition_count(message.topic)):
+            while True:
+                try:
+                    self._producer.produce(message.topic, message.value, partition=partition)
+                    break
+                except BufferError:
+                    if self._is_stopping():
+                        raise
+                    self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
+
+
+class _Transactions:
+    """The transactional producer's life, with librdkafka's errors sorted by who must act."""
+
+    def __init__(self, producer: Producer, is_stopping: Callable[[], bool]) -> None:
+        self._producer = producer
+        self._is_stopping = is_stopping
+        self.is_open = False
+
+    def start(self) -> None:
+        try:
+            self._producer.init_transactions(INIT_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.fatal():
+                raise _error(cause, "Kafka refuses transactions to this daemon") from error
+            if cause.code() in _FORBIDDEN:
+                raise _error(cause, "this daemon may not use its transactional id") from error
+            raise ConnectionLostError(f"Kafka doesn't answer: {cause.str()}") from error
+
+    def begin(self) -> None:
+        if not self.is_open:
+            self._call(self._producer.begin_transaction, "a Kafka transaction can't be begun")
+            self.is_open = True
+
+    def commit(self) -> None:
+        self._retry(lambda: self._producer.commit_transaction(CALL_TIMEOUT_SECONDS), "a Kafka transaction can't be committed")
+        self.is_open = False
+
+    def abort(self) -> None:
+        if self.is_open:
+            self._retry(lambda: self._producer.abort_transaction(CALL_TIMEOUT_SECONDS), "a Kafka transaction can't be aborted")
+            self.is_open = False
+
+    def _call(self, call: Callable[[], object], what: str) -> None:
+        try:
+            call()
+        except KafkaException as error:
+            raise _error(error.args[0], what) from error
+
+    def _retry(self, call: Callable[[], object], what: str) -> None:
+        """Repeat a call as long as librdkafka says that repeating is how to go on."""
+        while True:
+            try:
+                call()
+            except KafkaException as error:
+                cause = error.args[0]
+                if not cause.retriable() or cause.txn_requires_abort() or cause.fatal():
+                    raise _error(cause, what) from error
+                if self._is_stopping():
+                    raise PublishAborted(f"{what} while stopping: {cause.str()}") from error
+            else:
+                return
+
+
+class ExactlyOnce(_Producing):
+    """Events and checkpoint in one transaction."""
+
+    def __init__(
+        self, producer: Producer, is_stopping: Callable[[], bool], partition_count: Callable[[str], int], topic: str
+    ) -> None:
+        super().__init__(producer, is_stopping, partition_count)
+        self._transactions = _Transactions(producer, is_stopping)
+        self._checkpoint_topic = topic
+
+    def start(self) -> None:
+        self._transactions.start()
+
+    def produce(self, batch: Batch) -> None:
+        self._transactions.begin()
+        self._hand_over(batch.messages)
+
+    def commit(self, records: Iterable[Record]) -> None:
+        self._transactions.begin()
+        self._hand_over([(self._checkpoint_topic, key, value) for key, value in records])
+        self._transactions.commit()
+
+    def abort(self) -> None:
+        self._transactions.abort()
+
+    def close(self) -> None:
+        # Messages of an open transaction are of no use to anybody.
+        self._producer.purge()
+
+
+class AtLeastOnce(_Producing):
+    """Events at once, the checkpoint after them."""
+
+    def __init__(
+        self,
+        producer: Producer,
+        checkpoint_producer: Producer,
+        is_stopping: Callable[[], bool],
+        partition_count: Callable[[str], int],
+        topic: str,
+    ) -> None:
+        super().__init__(producer, is_stopping, partition_count)
+        self._checkpoint_producer = checkpoint_producer
+        self._transactions = _Transactions(checkpoint_producer, is_stopping)
+        self._checkpoint_topic = topic
+        # The first failed delivery since the start; nothing after it may be settled.
+        self.failure: KafkaError | None = None
+
+    def on_failed_delivery(self, error: KafkaError | None, _message: Message) -> None:
+        """librdkafka's report; with delivery.report.only.error it comes for failures alone."""
+        if error is not None and self.failure is None:
+            self.failure = error
+
+    def start(self) -> None:
+        self._transactions.start()
+
+    def produce(self, batch: Batch) -> None:
+        self._hand_over(batch.messages)
+        self._check()
+
+    def commit(self, records: Iterable[Record]) -> None:
+        while self._producer.flush(CALL_TIMEOUT_SECONDS):
+            self._check()
+            if self._is_stopping():
+                raise PublishAborted("stopped while messages were on their way")
+        self._check()
+        self._transactions.begin()
+        for key, value in records:
+            self._checkpoint_producer.produce(self._checkpoint_topic, value, key)
+        self._transactions.commit()
+
+    def abort(self) -> None:
+        # Events that are on their way stay so: repeating them is what this mode allows, losing some of a transaction isn't.
+        self._transactions.abort()
+
+    def close(self) -> None:
+        self._producer.purge()
+        self._checkpoint_producer.purge()
+
+    def _check(self) -> None:
+        if self.failure is not None:
+            raise _error(self.failure, "an event can't be delivered")
+
+
+_FORBIDDEN: Final = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError.SASL_AUTHENTICATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    }
+)
+_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._BAD_MSG, KafkaError.INVALID_MSG_SIZE})
+FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
+
+
+class FencedError(PublishError):
+    """This producer's transactions are over: another daemon took the name, or the coordinator gave up on us."""
+
+
+def _error(error: KafkaError, what: str) -> PublishAborted | PublishError:
+    text = f"{what}: {error.str()}"
+    code = error.code()
+    if code in _FORBIDDEN:
+        return PublishError(text, "Grant this daemon's principal WRITE and CREATE on its topics and its transactional id.")
+    if code in _TOO_LARGE:
+        return PublishError(text, "Raise max.message.bytes of the topic, or leave the space out with spaces.exclude.")
+    if code in FENCED or error.fatal():
+        return FencedError(text, "Two daemons of one name can't run at once: stop one, or give it another name.")
+    # Everything else ends the transaction but not the daemon: what was in it is published again.
+    return PublishAborted(text)
+
+
+def _topic(message: Any) -> str:
+    return str(message.topic if isinstance(message, Broadcast) else message[0])
+
+
+def now_ms() -> int:
+    """The wall clock, for records that say when they were written."""
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,447 @@
+"""The thread that owns Kafka: takes batches from a bounded queue, commits them on time, and says what is settled.
+
+    pipeline ──submit──▶ queue (bytes bounded) ──▶ produce, produce, … commit ──▶ settled positions ──▶ Ledger
+                           │ full: the daemon stops reading the socket             every commit_interval_ms
+                           ▼
+                        the master's own log is the buffer that has no bound
+
+A commit falls only where a source transaction ends. When Kafka aborts a transaction, everything that isn't settled is thrown
+away here and the daemon goes back to the checkpoint: one way to recover, the way to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, Final
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from cdc import checkpoint, topics
+from cdc.change import Batch
+from cdc.checkpoint import Checkpoint
+from cdc.config import KafkaSection
+from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, FencedError, now_ms
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
+from cdc.json_values import encode
+from cdc.position import Position
+
+ADMIN_TIMEOUT_SECONDS: Final = 10.0
+IDLE_SECONDS: Final = 0.5
+
+_CHECKPOINT_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    # A record comes with every commit: small segments and eager compaction keep what a start has to read small.
+    "segment.bytes": str(16 * 1024 * 1024),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+class _State(Enum):
+    RUNNING = auto()
+    ABORTED = auto()
+    FAILED = auto()
+    STOPPED = auto()
+
+
+@dataclass(slots=True)
+class PublisherStatistics:
+    """Counters since the start; written by the publisher's thread, read by anybody."""
+
+    event_count: int = 0
+    byte_count: int = 0
+    commit_count: int = 0
+    abort_count: int = 0
+    commit_seconds: float = 0.0
+    last_commit_at: float = 0.0
+    last_timestamp: float = 0.0
+    recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+
+
+class Publisher:
+    """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
+
+    def __init__(self, name: str, config: KafkaSection, writer: str) -> None:
+        self._name = name
+        self._config = config
+        self._writer = writer
+        self._topics = topics.TopicNames(config.topic_prefix)
+        self._partitions: dict[str, int] = {}
+        self._is_stopping = threading.Event()
+        self._delivery, self._producer = self._make_delivery()
+        self._admin = AdminClient({**config.properties, "bootstrap.servers": config.bootstrap_servers})
+        self.statistics = PublisherStatistics()
+
+        # Shared with the publisher's thread, under the lock.
+        self._lock = threading.Condition()
+        self._queue: deque[Batch] = deque()
+        self._queued_bytes = 0
+        self._settled: list[Position] = []
+        self._state = _State.RUNNING
+        self._error: CdcError | None = None
+        self._should_drain = False
+        # A byte in the pipe wakes the daemon's poll: something was settled, or went wrong.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when `collect` has something to say."""
+        return self._wake_read
+
+    # Starting and stopping.
+
+    def start(self, *, expected_writer: str | None = None) -> Checkpoint:
+        """Take the name, make the control topics, read the checkpoint, and begin to take batches.
+
+        `expected_writer` is given by a process that had the name before: if another one has written since, it is not
+        fenced in turn. Raises ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or
+        ConfigurationError.
+        """
+        self._reach()
+        self._ensure([self._topics.control(topics.CHECKPOINT)])
+        if expected_writer is not None and self.reload().writer != expected_writer:
+            raise FencedError(
+                f"another daemon has taken the name {self._name!r}",
+                "Two daemons of one name can't run at once: stop one, or give it another name.",
+            )
+        self._delivery.start()
+        stored = self.reload()
+        # From here on a reader of the checkpoint knows that this process has the name.
+        self._commit_position(stored.position or Position(), {})
+        self._thread.start()
+        return stored
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Commit what was submitted, then end. Returns whether all of it was committed in time."""
+        with self._lock:
+            self._should_drain = True
+            self._lock.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+        self._is_stopping.set()
+        if self._thread.is_alive():
+            with self._lock:
+                self._lock.notify_all()
+            self._thread.join(timeout_seconds)
+        self._delivery.close()
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        return self._state is _State.STOPPED
+
+    # What the daemon does all day.
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of batches that wait for the producer."""
+        return self._queued_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch should be submitted; a single batch may go over the bound, by its own size."""
+        return self._queued_bytes < self._config.queue_bytes_max
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch. The caller asks `has_room` before it makes the next one."""
+        with self._lock:
+            self._queue.append(batch)
+            self._queued_bytes += batch.byte_count
+            self._lock.notify_all()
+
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        """Wait until there is room; returns whether there is. Also returns early if the publisher is in trouble."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.has_room or self._state is not _State.RUNNING, timeout_seconds)
+            return self.has_room
+
+    def collect(self) -> list[Position]:
+        """What has been settled since the last call, in order.
+
+        Raises PublishAborted if a transaction was aborted and everything unsettled must be submitted again after `reset`,
+        and the error that ended the publisher, if one did.
+        """
+        with contextlib.suppress(BlockingIOError):  # the pipe is empty then
+            while os.read(self._wake_read, 4096):
+                pass
+        with self._lock:
+            settled, self._settled = self._settled, []
+            if settled:
+                return settled
+            if self._error is not None:
+                raise self._error
+            return settled
+
+    def reset(self) -> None:
+        """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
+        with self._lock:
+            assert self._state is _State.ABORTED
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._settled.clear()
+            self._error = None
+            self._state = _State.RUNNING
+            self._lock.notify_all()
+
+    def reload(self) -> Checkpoint:
+        """What the checkpoint says now. Raises ConnectionLostError or ConfigurationError."""
+        topic = self._topics.control(topics.CHECKPOINT)
+        return checkpoint.read(self._config.bootstrap_servers, self._config.properties, topic, self._name)
+
+    # The publisher's thread.
+
+    def _run(self) -> None:
+        while self._state in (_State.RUNNING, _State.ABORTED):
+            try:
+                self._publish()
+            except PublishAborted as error:
+                self._abort(error)
+            except CdcError as error:
+                self._fail(error)
+            except KafkaException as error:
+                self._fail(PublishError(f"Kafka's client failed: {error}"))
+
+    def _publish(self) -> None:
+        interval = self._config.commit_interval_ms / 1000
+        heartbeat_interval = self._config.heartbeat_interval_ms / 1000
+        pending: Position | None = None
+        stored: dict[int, Any] = {}
+        opened_at = 0.0
+        open_bytes = 0
+        next_heartbeat = 0.0
+        last: Position | None = None
+        while True:
+            # In the middle of a source transaction there is nothing to commit, so nothing is due.
+            batch = self._take(opened_at + interval - time.monotonic() if pending is not None else IDLE_SECONDS)
+            if batch is not None:
+                self._ensure(batch.topics)
+                if not opened_at:
+                    opened_at = time.monotonic()
+                self._delivery.produce(batch)
+                stored.update(batch.stored)
+                open_bytes += batch.byte_count
+                self.statistics.event_count += batch.event_count
+                self.statistics.byte_count += batch.byte_count
+                pending = batch.position if batch.is_boundary else None
+                if batch.is_boundary and batch.timestamp:
+                    self.statistics.last_timestamp = batch.timestamp
+            now = time.monotonic()
+            is_due = now >= opened_at + interval or open_bytes >= self._config.commit_bytes_max or self._is_drained
+            if pending is not None and is_due:
+                if heartbeat_interval and now >= next_heartbeat:
+                    next_heartbeat = now + heartbeat_interval
+                    self._heartbeat(pending)
+                self._commit_position(pending, stored)
+                self._settle(pending)
+                last, pending, stored, opened_at, open_bytes = pending, None, {}, 0.0, 0
+            elif pending is None and not opened_at and last and heartbeat_interval and now >= next_heartbeat:
+                next_heartbeat = now + heartbeat_interval
+                self._heartbeat(last)
+                self._commit_position(last, {})
+            if self._is_drained and not opened_at:
+                self._state = _State.STOPPED
+                return
+            if self._is_stopping.is_set() or self._is_drained:
+                raise PublishAborted("stopped before everything was committed")
+
+    @property
+    def _is_drained(self) -> bool:
+        return self._should_drain and not self._queue
+
+    def _take(self, timeout_seconds: float) -> Batch | None:
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._queue or self._should_drain or self._is_stopping.is_set(), max(0.0, timeout_seconds)
+            )
+            if not self._queue:
+                return None
+            had_room = self.has_room
+            batch = self._queue.popleft()
+            self._queued_bytes -= batch.byte_count
+            self._lock.notify_all()
+        if not had_room and self.has_room:
+            self._wake()
+        return batch
+
+    def _heartbeat(self, position: Position) -> None:
+        topic = self._topics.control(topics.HEARTBEAT)
+        self._ensure([topic])
+        moment = {"ts_ms": now_ms(), "vclock": position.vclock.to_json(), "seq": position.seq}
+        message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
+        self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
+
+    def _commit_position(self, position: Position, stored: dict[int, Any]) -> None:
+        records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
+        started = time.monotonic()
+        self._delivery.commit([*records, checkpoint.position_record(self._name, position, self._writer, now_ms())])
+        ended = time.monotonic()
+        self.statistics.commit_count += 1
+        self.statistics.commit_seconds += ended - started
+        self.statistics.recent_commit_seconds.append(ended - started)
+        self.statistics.last_commit_at = ended
+
+    def _settle(self, position: Position) -> None:
+        with self._lock:
+            self._settled.append(position)
+        self._wake()
+
+    def _abort(self, error: PublishAborted) -> None:
+        """End the broken transaction, then wait until the daemon has gone back to the checkpoint."""
+        self.statistics.abort_count += 1
+        try:
+            self._delivery.abort()
+        except PublishAborted as again:
+            error = again  # only while stopping: there is nobody left to publish for
+        if self._is_stopping.is_set() or self._should_drain:
+            self._fail(error)
+            return
+        with self._lock:
+            self._error = error
+            self._state = _State.ABORTED
+            self._wake()
+            self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_stopping.is_set() or self._should_drain)
+            if self._state is _State.ABORTED:
+                self._state = _State.FAILED
+
+    def _fail(self, error: CdcError) -> None:
+        with self._lock:
+            self._error = error
+            self._state = _State.FAILED
+            self._lock.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            os.write(self._wake_write, b"\0")
+
+    # Topics.
+
+    def _reach(self) -> None:
+        """Say clearly that Kafka is away before librdkafka says it in its own way."""
+        try:
+            self._admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise ConnectionLostError(
+                f"Kafka can't be reached at {self._config.bootstrap_servers}: {error.args[0].str()}",
+                "Check kafka.bootstrap_servers, and that the brokers run.",
+            ) from error
+
+    def _partition_count(self, topic: str) -> int:
+        return self._partitions[topic]
+
+    def _ensure(self, wanted: list[str]) -> None:
+        """Make sure that topics exist, with sensible settings, before anything is written to them."""
+        for topic in wanted:
+            if topic in self._partitions:
+                continue
+            count = self._existing_partitions(topic)
+            if count is None and self._config.create_topics:
+                self._create(topic)
+                count = self._await_topic(topic)
+            if count is None:
+                raise PublishError(
+                    f"the topic {topic} doesn't exist", "Create it, or allow the daemon to: kafka.create_topics = true."
+                )
+            self._partitions[topic] = count
+
+    def _existing_partitions(self, topic: str) -> int | None:
+        try:
+            found = self._admin.list_topics(topic, timeout=ADMIN_TIMEOUT_SECONDS).topics[topic]
+        except KafkaException as error:
+            raise PublishAborted(f"Kafka doesn't answer: {error.args[0].str()}") from error
+        if found.error is None:
+            return len(found.partitions)
+        if found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise PublishError(
+                f"the topic {topic} is forbidden: {found.error.str()}",
+                "Grant this daemon's principal DESCRIBE, WRITE and CREATE on its topics.",
+            )
+        return None
+
+    def _create(self, topic: str) -> None:
+        suffix = topic.removeprefix(self._config.topic_prefix + ".")
+        settings = {"max.message.bytes": str(self._config.message_bytes_max)}
+        if suffix == topics.CHECKPOINT:
+            settings |= _CHECKPOINT_CONFIG
+        elif suffix == topics.SCHEMA:
+            settings["cleanup.policy"] = "compact"
+        new = NewTopic(
+            topic,
+            num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,
+            replication_factor=self._config.replication_factor,
+            config=settings,
+        )
+        try:
+            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                return
+            if cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
+            raise PublishError(
+                f"the topic {topic} can't be created: {cause.str()}",
+                "Create it, grant this daemon's principal CREATE, or correct kafka.partitions and kafka.replication_factor.",
+            ) from error
+
+    def _await_topic(self, topic: str) -> int | None:
+        """A topic that was just created is known to its broker a little later."""
+        deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
+        while time.monotonic() < deadline and not self._is_stopping.wait(0.02):
+            count = self._existing_partitions(topic)
+            if count:
+                return count
+        return None
+
+    # Producers.
+
+    def _make_delivery(self) -> tuple[Delivery, Producer]:
+        config = self._config
+        topic = self._topics.control(topics.CHECKPOINT)
+        common: dict[str, Any] = {
+            "client.id": f"tarantool-cdc-{self._name}",
+            "compression.type": "lz4",
+            "linger.ms": 5,
+            "batch.size": 1024 * 1024,
+            "queue.buffering.max.kbytes": 64 * 1024,
+            "queue.buffering.max.messages": 1_000_000,
+            "transaction.timeout.ms": 60_000,
+            **config.properties,
+            "bootstrap.servers": config.bootstrap_servers,
+            "message.max.bytes": config.message_bytes_max,
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": "murmur2_random",  # as Java's producers place keys
+        }
+        stopping: Callable[[], bool] = self._is_stopping.is_set
+        if config.delivery == "exactly_once":
+            producer = Producer({**common, "transactional.id": self._name, "delivery.report.only.error": True})
+            return ExactlyOnce(producer, stopping, self._partition_count, topic), producer
+        checkpoint_producer = Producer({**common, "transactional.id": self._name})
+        delivery: AtLeastOnce
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            delivery.on_failed_delivery(error, message)
+
+        settings = {name: value for name, value in common.items() if name != "transaction.timeout.ms"}
+        producer = Producer(
+            {
+                # Messages wait as long as Kafka is away; what ends them is a refusal.
+                "message.timeout.ms": 0,
+                **settings,
+                "delivery.report.only.error": True,
+                "on_delivery": report,
+            }
+        )
+        delivery = AtLeastOnce(producer, checkpoint_producer, stopping, self._partition_count, topic)
+        return delivery, producer

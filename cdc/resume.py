@@ -1,0 +1,91 @@
+"""Where to go on: the decision at each connect, from what we know and what the server says.
+
+The server's ballot tells how far it is (`vclock`) and from where it can still be followed (`gc_vclock`). Against our position
+P, by component:
+
+    gc_vclock ≤ P ≤ vclock     go on from P
+    gc_vclock ≰ P              a gap: logs that lead from P are gone; on a quiet 2.6 master SUBSCRIBE would not even say so
+    P ≰ vclock                 divergence: the server lacks changes that we have published (an old backup, a lost failover);
+                               every version accepts such a SUBSCRIBE without a word
+
+The server may also belong to another replica set; a ballot doesn't say, so that is looked at once more when it answers
+SUBSCRIBE.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+from cdc.errors import PositionError
+from cdc.position import Position
+from cdc.protocol.ballot import Ballot
+
+SnapshotMode = Literal["initial", "always", "never", "initial_only", "when_needed"]
+Policy = Literal["fail", "resnapshot"]
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Subscribe from the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Read the contents first. `publish` is false where only the schema is wanted from them."""
+
+    reason: str
+    publish: bool = True
+
+
+def decide(
+    position: Position | None,
+    ballot: Ballot,
+    *,
+    mode: SnapshotMode,
+    on_gap: Policy,
+    on_divergence: Policy,
+    is_first_connect: bool,
+) -> Continue | TakeSnapshot:
+    """What to do with this server. Raises PositionError where the policy is to fail."""
+    if position is None:
+        if mode == "never":
+            return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
+        return TakeSnapshot("there is no checkpoint")
+    if position.snapshot is None or not position.snapshot.is_complete:
+        return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
+    if mode == "always" and is_first_connect:
+        return TakeSnapshot("snapshot.mode is always")
+    behind = ballot.vclock.lacking(position.vclock)
+    if behind:
+        report = "; ".join(f"origin {origin}: server {theirs}, published {ours}" for origin, (theirs, ours) in behind.items())
+        if on_divergence == "fail":
+            raise PositionError(
+                f"the server lacks changes that were published: it is at {ballot.vclock}, the checkpoint at {position.vclock} "
+                f"({report})",
+                "If it was restored from a backup and its contents are what you want, set source.on_divergence = "
+                '"resnapshot"; otherwise name a member of the replica set that has them.',
+            )
+        return TakeSnapshot(f"the server lacks changes that were published ({report})")
+    missing = position.vclock.lacking(ballot.gc_vclock)
+    if missing:
+        parts = [f"origin {origin}: needed from {ours}, kept from {theirs}" for origin, (ours, theirs) in missing.items()]
+        report = "; ".join(parts)
+        if on_gap == "fail" and mode != "when_needed":
+            raise PositionError(
+                f"the server no longer has the logs after the checkpoint: it keeps them from {ballot.gc_vclock}, "
+                f"the checkpoint is at {position.vclock} ({report})",
+                'source.on_gap = "resnapshot" starts again from a snapshot.',
+            )
+        return TakeSnapshot(f"the server no longer has the logs after the checkpoint ({report})")
+    return Continue()
+
+
+def check_replicaset(position: Position, theirs: UUID | None) -> None:
+    """Compare the replica set of the answer to SUBSCRIBE with the checkpoint's. Raises PositionError."""
+    if theirs is not None and position.replicaset_uuid is not None and theirs != position.replicaset_uuid:
+        raise PositionError(
+            f"the server belongs to replica set {theirs}, the checkpoint to {position.replicaset_uuid}",
+            "Check source.uris; another replica set needs another name, and another kafka.topic_prefix.",
+        )

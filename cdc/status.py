@@ -1,0 +1,99 @@
+"""What the daemon shows of itself: one object that its thread writes and everybody else reads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from cdc.publisher import PublisherStatistics
+from cdc.vclock import VClock
+
+State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stopping", "failed"]
+
+
+@dataclass(slots=True)
+class Status:
+    """The daemon at this moment. Fields are replaced whole, so a reader never sees half of one."""
+
+    name: str
+    state: State = "starting"
+    error: str | None = None
+    upstream: str | None = None
+    upstream_version: str | None = None
+    server_uuid: str | None = None
+    replicaset_uuid: str | None = None
+    master_vclock: VClock = field(default_factory=VClock)
+    received: VClock = field(default_factory=VClock)
+    published: VClock = field(default_factory=VClock)
+    checkpoint: VClock = field(default_factory=VClock)
+    seq: int = 0
+    schema_version: int = 0
+    snapshot_id: int = 0
+    snapshot_rows: int = 0
+    row_count: int = 0
+    received_bytes: int = 0
+    reconnect_count: int = 0
+    last_heard_at: float = 0.0
+    last_row_timestamp: float = 0.0
+    open_transaction_bytes: int = 0
+    queued_bytes: int = 0
+    is_reading: bool = True
+    kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether changes flow."""
+        return self.state == "streaming"
+
+    def lag_seconds(self, now: float) -> float:
+        """How old the newest published change is, while there is something unpublished; 0 when caught up."""
+        if self.checkpoint.covers(self.received) or not self.kafka.last_timestamp:
+            return 0.0
+        return max(0.0, now - self.kafka.last_timestamp)
+
+    def to_json(self) -> dict[str, Any]:
+        """For /status and `tarantool-cdc status --json`."""
+        now = time.time()
+        recent = sorted(self.kafka.recent_commit_seconds)
+        return {
+            "name": self.name,
+            "state": self.state,
+            "error": self.error,
+            "uptime_seconds": round(now - self.started_at, 1),
+            "upstream": {
+                "address": self.upstream,
+                "version": self.upstream_version,
+                "uuid": self.server_uuid,
+                "replicaset_uuid": self.replicaset_uuid,
+                "vclock": self.master_vclock.to_json(),
+                "idle_seconds": round(time.monotonic() - self.last_heard_at, 3) if self.last_heard_at else None,
+                "reconnects": self.reconnect_count,
+            },
+            "position": {
+                "received": self.received.to_json(),
+                "published": self.published.to_json(),
+                "checkpoint": self.checkpoint.to_json(),
+                "seq": self.seq,
+                "schema_version": self.schema_version,
+                "snapshot_id": self.snapshot_id,
+            },
+            "lag_seconds": round(self.lag_seconds(now), 3),
+            "rows": self.row_count,
+            "snapshot_rows": self.snapshot_rows,
+            "received_bytes": self.received_bytes,
+            "buffers": {
+                "queued_bytes": self.queued_bytes,
+                "open_transaction_bytes": self.open_transaction_bytes,
+                "is_reading": self.is_reading,
+            },
+            "kafka": {
+                "events": self.kafka.event_count,
+                "bytes": self.kafka.byte_count,
+                "commits": self.kafka.commit_count,
+                "aborts": self.kafka.abort_count,
+                "commit_ms_median": round(recent[len(recent) // 2] * 1000, 2) if recent else None,
+                "commit_ms_max": round(recent[-1] * 1000, 2) if recent else None,
+            },
+        }
