@@ -51,7 +51,6 @@ from cdc.protocol.codec import Body, FrameDecoder, Frames
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema import (
-    SCHEMA_SPACE,
     SYSTEM_SPACE_MAX,
     TRACKED_SPACES,
     TRUNCATE_SPACE,
@@ -59,6 +58,7 @@ from cdc.schema import (
     SchemaTracker,
     SpaceForm,
     StoredSpace,
+    replicaset_uuid_in,
 )
 from cdc.topics import SpaceFilter, TopicNames
 from cdc.vclock import VClock
@@ -642,8 +642,9 @@ class Pipeline:
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
             raise ProtocolError(f"a row of the snapshot can't be read: header {header!r:.200}, body {body!r:.1000}")
-        if space_id == SCHEMA_SPACE and len(tuple_) > 1 and tuple_[0] in ("cluster", "replicaset_uuid"):
-            self._position = replace(self._position, replicaset_uuid=UUID(tuple_[1]))
+        replicaset_uuid = replicaset_uuid_in(body)
+        if replicaset_uuid is not None:
+            self._position = replace(self._position, replicaset_uuid=replicaset_uuid)
         if space_id in TRACKED_SPACES:
             self._schema.apply(INSERT, body)
             if not self._filter(space_id, self._schema.name(space_id) or ""):

@@ -45,6 +45,18 @@ _CHECKPOINT_CONFIG: Final = {
 }
 
 
+def list_topics(admin: AdminClient, bootstrap_servers: str) -> dict[str, int]:
+    """Topics and their numbers of partitions. Raises ConnectionLostError before librdkafka says it in its own way."""
+    try:
+        found = admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics
+    except KafkaException as error:
+        raise ConnectionLostError(
+            f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
+            "Check kafka.bootstrap_servers, and that the brokers run.",
+        ) from error
+    return {name: len(topic.partitions) for name, topic in found.items()}
+
+
 class _State(Enum):
     RUNNING = auto()
     ABORTED = auto()
@@ -108,7 +120,7 @@ class Publisher:
         fenced in turn. Raises ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or
         ConfigurationError.
         """
-        self._reach()
+        list_topics(self._admin, self._config.bootstrap_servers)
         self._ensure([self._topics.control(topics.CHECKPOINT)])
         if expected_writer is not None and self.reload().writer != expected_writer:
             raise FencedError(
@@ -326,16 +338,6 @@ class Publisher:
 
     # Topics.
 
-    def _reach(self) -> None:
-        """Say clearly that Kafka is away before librdkafka says it in its own way."""
-        try:
-            self._admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS)
-        except KafkaException as error:
-            raise ConnectionLostError(
-                f"Kafka can't be reached at {self._config.bootstrap_servers}: {error.args[0].str()}",
-                "Check kafka.bootstrap_servers, and that the brokers run.",
-            ) from error
-
     def _partition_count(self, topic: str) -> int:
         return self._partitions[topic]
 
@@ -350,23 +352,17 @@ class Publisher:
                 count = self._await_topic(topic)
             if count is None:
                 raise PublishError(
-                    f"the topic {topic} doesn't exist", "Create it, or allow the daemon to: kafka.create_topics = true."
+                    f"the topic {topic} doesn't exist, or this daemon may not see it",
+                    "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
                 )
             self._partitions[topic] = count
 
     def _existing_partitions(self, topic: str) -> int | None:
+        # Asked for all topics, not for this one: a broker may create what is asked for by name, with its own settings.
         try:
-            found = self._admin.list_topics(topic, timeout=ADMIN_TIMEOUT_SECONDS).topics[topic]
-        except KafkaException as error:
-            raise PublishAborted(f"Kafka doesn't answer: {error.args[0].str()}") from error
-        if found.error is None:
-            return len(found.partitions)
-        if found.error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise PublishError(
-                f"the topic {topic} is forbidden: {found.error.str()}",
-                "Grant this daemon's principal DESCRIBE, WRITE and CREATE on its topics.",
-            )
-        return None
+            return list_topics(self._admin, self._config.bootstrap_servers).get(topic)
+        except ConnectionLostError as error:
+            raise PublishAborted(error.message, error.hint) from error
 
     def _create(self, topic: str) -> None:
         suffix = topic.removeprefix(self._config.topic_prefix + ".")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
+from uuid import UUID
 
 from cdc.errors import SchemaError
 from cdc.operations import apply_plainly, normalise
@@ -40,6 +41,22 @@ _TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
 # Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
 _SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
 _INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
+
+
+def replicaset_uuid_in(body: Body) -> UUID | None:
+    """The replica set that a row of `_schema` names (as `cluster` before 3.0), None for any other row.
+
+    Raises SchemaError if it isn't a UUID.
+    """
+    if body.get(Key.SPACE_ID) != SCHEMA_SPACE:
+        return None
+    match body.get(Key.TUPLE):
+        case ["cluster" | "replicaset_uuid", str(text), *_]:
+            try:
+                return UUID(text)
+            except ValueError as error:
+                raise SchemaError(f"_schema names {text!r:.100} as the replica set") from error
+    return None
 
 
 @dataclass(frozen=True, slots=True)

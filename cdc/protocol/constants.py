@@ -70,6 +70,8 @@ TYPE_NAMES: Final[dict[int, str]] = {
     number: name for name, number in vars(Type).items() if isinstance(number, int) and name != "ERROR"
 }
 
+KEY_NAMES: Final[dict[int, str]] = {number: name for name, number in vars(Key).items() if isinstance(number, int)}
+
 DATA_TYPES: Final = frozenset({Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT})
 SYNCHRO_TYPES: Final = frozenset({Type.RAFT_PROMOTE, Type.RAFT_DEMOTE, Type.RAFT_CONFIRM, Type.RAFT_ROLLBACK})
 STREAM_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP, Type.RAFT}
