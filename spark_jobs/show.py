@@ -1,0 +1,36 @@
+"""`python -m spark_jobs.show PATH`: the rows of one table of `current`, one JSON object a line: key, row and seq.
+
+For looking at a table without a notebook, and for comparing it with its master.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from pyspark.errors import PySparkException
+
+from spark_jobs.current import read_current
+from spark_jobs.errors import JobError, sentence
+from spark_jobs.session import build_session
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the table; the exit status."""
+    parser = argparse.ArgumentParser(prog="spark_jobs.show", description="Print the rows of a table of `current`.")
+    parser.add_argument("path", nargs="+", help="one space's folder under --path of the job")
+    options = parser.parse_args(arguments)
+    try:
+        session = build_session("tarantool-cdc show")
+        for path in options.path:
+            for row in read_current(session, path).select("_key", "_row", "_seq").toLocalIterator():
+                print(f'{{"path":"{path}","key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
+    except (JobError, PySparkException) as error:
+        print(f"show: {sentence(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
