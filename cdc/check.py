@@ -114,7 +114,7 @@ def _published(form: SpaceForm, topic: str, existing: dict[str, int]) -> str:
 
 def _read_schema(connection: Connection) -> tuple[SchemaTracker, UUID | None]:
     """The schema as a snapshot tells it, read no further than the system spaces."""
-    connection.session.fetch_snapshot()
+    connection.session.fetch_snapshot(keeps_logs=False)
     connection.send()
     schema = SchemaTracker()
     replicaset_uuid: UUID | None = None

@@ -198,6 +198,7 @@ class Follower:
         Raises PublishAborted if it won't be, and what else ended the publisher.
         """
         ledger = self._pipeline.ledger
+        self._status.state = "connecting"
         while ledger.unsettled_count and not self._is_stopping.is_set():
             _wait_readable(self._publisher.wake_fd, 1.0)
             self._settle()

@@ -47,7 +47,7 @@ from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
 from cdc.json_values import encode
 from cdc.ledger import Ledger
 from cdc.position import Position, SnapshotState
-from cdc.protocol.codec import Body, FrameDecoder, Frames
+from cdc.protocol.codec import Body, FrameDecoder, Frames, Header
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema import (
@@ -118,6 +118,10 @@ class Pipeline:
         self._spaces: dict[Any, SpaceEvents | None] = {}
         self._topics_announced: set[str] = set()
         self._snapshot_id = 0
+        self._publishes_snapshot = True
+        # Rows of system spaces wait until the snapshot's `_index` rows are through.
+        self._is_schema_complete = False
+        self._early_rows: list[tuple[Header, Body]] = []
         self._snapshot_pieces: dict[Any, tuple[bytes, bytes]] = {}
         self._snapshot_counts: dict[Any, int] = {}
 
@@ -360,7 +364,7 @@ class Pipeline:
                 raise _malformed(pieces.transaction, kind, lsn, body) from error
             seq += 1
             total_order += 1
-            order = orders[space_id] = orders.get(space_id, 0) + 1
+            order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
             lsn_text = b"%d" % lsn
             value = b"".join(
                 (
@@ -579,6 +583,8 @@ class Pipeline:
         self._snapshot_counts.clear()
         self._snapshot_pieces.clear()
         self._schema.begin_snapshot()
+        self._is_schema_complete = False
+        self._early_rows.clear()
         self.ledger = Ledger(self._position)
         self._control(topics.SNAPSHOT, *snapshot_record("STARTED", self._position, now_us))
         return self._batch()
@@ -587,17 +593,25 @@ class Pipeline:
         """Take rows of the snapshot. Without `publish` only the schema is taken from them."""
         self._now_us = now_us
         self._snapshot_pieces.clear()
+        self._publishes_snapshot = publish
+        self._snapshot_rows(frames)
+        self._row_count += len(frames)
+        return self._batch()
+
+    def _snapshot_rows(self, frames: Frames) -> None:
         spaces, pieces_by_space, counts, add = self._spaces, self._snapshot_pieces, self._snapshot_counts, self._messages.append
-        seq, byte_count = self._seq, self._byte_count
+        seq, byte_count, event_count = self._seq, self._byte_count, 0
         for header, body in zip(frames.headers, frames.bodies, strict=True):
             space_id = body.get(SPACE_ID)
             if space_id in spaces:
                 space = spaces[space_id]
             else:
                 self._seq, self._byte_count = seq, byte_count
+                if not self._is_schema_complete and type(space_id) is int and space_id > SYSTEM_SPACE_MAX:
+                    self._complete_schema()
                 space = self._snapshot_special(header, body)
                 seq, byte_count = self._seq, self._byte_count
-            if space is None or not publish:
+            if space is None or not self._publishes_snapshot:
                 continue
             try:
                 tuple_ = body[TUPLE]
@@ -614,23 +628,24 @@ class Pipeline:
             pieces = pieces_by_space.get(space_id)
             if pieces is None:
                 vclock = encode(self._position.vclock.to_json())
-                pieces = self._envelope.snapshot_pieces(space, self._snapshot_id, vclock, now_us)
+                pieces = self._envelope.snapshot_pieces(space, self._snapshot_id, vclock, self._now_us)
                 pieces_by_space[space_id] = pieces
             seq += 1
+            event_count += 1
             value = b"".join((OPEN_SNAPSHOT, row, pieces[0], b"%d" % seq, pieces[1]))
             byte_count += len(value)
             counts[space_id] = counts.get(space_id, 0) + 1
             add((space.topic, key, value))
-        self._event_count += seq - self._seq
+        self._event_count += event_count
         self._seq, self._byte_count = seq, byte_count
-        self._row_count += len(frames)
-        return self._batch()
 
     def end_snapshot(self, now_us: int) -> Batch:
         """The snapshot is complete: spaces that it lacks are gone, and the position is good to subscribe from."""
         self._now_us = now_us
         if self._position.replicaset_uuid is None:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
+        if not self._is_schema_complete:
+            self._complete_schema()
         self._settle_schema(None)
         counts = [(form.name, form.space_id, self._snapshot_counts.get(form.space_id, 0)) for form in self.published_forms()]
         state = SnapshotState(self._snapshot_id, is_complete=True, row_count=sum(count for _, _, count in counts))
@@ -638,7 +653,7 @@ class Pipeline:
         self._control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
         return self._batch()
 
-    def _snapshot_special(self, header: Any, body: Body) -> SpaceEvents | None:
+    def _snapshot_special(self, header: Header, body: Body) -> SpaceEvents | None:
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
             raise ProtocolError(f"a row of the snapshot can't be read: header {header!r:.200}, body {body!r:.1000}")
@@ -647,11 +662,20 @@ class Pipeline:
             self._position = replace(self._position, replicaset_uuid=replicaset_uuid)
         if space_id in TRACKED_SPACES:
             self._schema.apply(INSERT, body)
-            if not self._filter(space_id, self._schema.name(space_id) or ""):
-                return None
-        elif space_id <= SYSTEM_SPACE_MAX and space_id not in self._schema:
-            return None  # system spaces come before `_space` names them; nobody can ask for these rows by name yet
+        if space_id <= SYSTEM_SPACE_MAX and not self._is_schema_complete:
+            # Rows of system spaces come by id, so before `_index` has told what they look like.
+            self._early_rows.append((header, body))
+            return None
         return self._space(space_id, None)
+
+    def _complete_schema(self) -> None:
+        """The system spaces are through: now their own rows can be looked at, where they were asked for by name."""
+        self._is_schema_complete = True
+        rows, self._early_rows = self._early_rows, []
+        wanted = [row for row in rows if self._filter(row[1][SPACE_ID], self._schema.name(row[1][SPACE_ID]) or "")]
+        if wanted:
+            headers, bodies = [header for header, _ in wanted], [body for _, body in wanted]
+            self._snapshot_rows(Frames(headers, bodies, b"", []))
 
     def _emptied_unseen(self, form: SpaceForm) -> None:
         topic = self._topics.of_space(form.space_id, form.name)

@@ -49,11 +49,11 @@ def decide(
     is_first_connect: bool,
 ) -> Continue | TakeSnapshot:
     """What to do with this server. Raises PositionError where the policy is to fail."""
-    if position is None:
+    if position is None or position.snapshot is None:
         if mode == "never":
             return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
         return TakeSnapshot("there is no checkpoint")
-    if position.snapshot is None or not position.snapshot.is_complete:
+    if not position.snapshot.is_complete:
         return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
     if mode == "always" and is_first_connect:
         return TakeSnapshot("snapshot.mode is always")

@@ -185,7 +185,8 @@ class SchemaTracker:
         return StoredSpace(
             space_id,
             self._space_rows[space_id],
-            self._index_rows.get(space_id, {}),
+            # A copy: what is handed out is written later, and must stay as it was at its position.
+            dict(self._index_rows.get(space_id, {})),
             known.schema_version if known is not None else 0,
         )
 

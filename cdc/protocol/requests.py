@@ -42,9 +42,14 @@ def vote(sync: int) -> bytes:
     return encode_frame({Key.REQUEST_TYPE: Type.VOTE, Key.SYNC: sync})
 
 
-def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID) -> bytes:
-    """FETCH_SNAPSHOT: the contents at one moment. The body is mandatory from 3.0 on and ignored before."""
-    body: Body = {Key.SERVER_VERSION: version_id(version), Key.INSTANCE_UUID: str(instance_uuid)}
+def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID | None) -> bytes:
+    """FETCH_SNAPSHOT: the contents at one moment. The body is mandatory from 3.0 on and ignored before.
+
+    With the replica's UUID a master from 3.3 on keeps its logs from that moment for the replica.
+    """
+    body: Body = {Key.SERVER_VERSION: version_id(version)}
+    if instance_uuid is not None:
+        body[Key.INSTANCE_UUID] = str(instance_uuid)
     return encode_frame({Key.REQUEST_TYPE: Type.FETCH_SNAPSHOT, Key.SYNC: sync}, body)
 
 

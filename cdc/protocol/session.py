@@ -227,10 +227,11 @@ class Session:
         self._request(Input.VOTE)
         self._outgoing += requests.vote(self._sync)
 
-    def fetch_snapshot(self) -> None:
-        """Ask for the contents."""
+    def fetch_snapshot(self, *, keeps_logs: bool = True) -> None:
+        """Ask for the contents, and for logs to be kept from there on (3.3 and later) unless nobody will follow."""
         self._request(Input.FETCH_SNAPSHOT)
-        self._outgoing += requests.fetch_snapshot(self._sync, self._announced_version, self._instance_uuid)
+        instance_uuid = self._instance_uuid if keeps_logs else None
+        self._outgoing += requests.fetch_snapshot(self._sync, self._announced_version, instance_uuid)
 
     def subscribe(self, replicaset_uuid: UUID, vclock: VClock, id_filter: Iterable[int] = ()) -> None:
         """Ask for all changes after `vclock`, as an anonymous replica."""
