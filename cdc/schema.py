@@ -35,6 +35,8 @@ SYSTEM_SPACE_MAX: Final = 511
 """Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
 
 _PRIMARY: Final = 0
+_LOST_PRIMARY: Final = -1
+"""Stands for the primary index that a space had last: it has no rows now, but is still known outside."""
 _LOCAL_GROUP: Final = 1
 _TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
 
@@ -146,7 +148,7 @@ class SchemaTracker:
             self._space_rows[space.space_id] = space.space_row
             self._index_rows[space.space_id] = dict(space.index_rows)
             if space.schema_version:
-                form = self._derive(space.space_id)
+                form = self._derive(space.space_id) or self._derive(space.space_id, _LOST_PRIMARY)
                 if form is not None:
                     self._known[space.space_id] = replace(form, schema_version=space.schema_version)
 
@@ -278,10 +280,13 @@ class SchemaTracker:
 
     def _store_index(self, space_id: int, index_id: int, row: list[Any] | None) -> None:
         rows = self._index_rows.setdefault(space_id, {})
-        if row is None:
-            rows.pop(index_id, None)
-        else:
+        if row is not None:
             rows[index_id] = row
+            if index_id == _PRIMARY:
+                rows.pop(_LOST_PRIMARY, None)
+        elif (gone := rows.pop(index_id, None)) is not None and index_id == _PRIMARY:
+            # A start between this row and the one that drops the space must still know what is dropped.
+            rows[_LOST_PRIMARY] = gone
         self._touched[space_id] = None
 
     def _truncated(self, kind: int, body: Body) -> SpaceForm | None:
@@ -292,9 +297,9 @@ class SchemaTracker:
 
     # Forms.
 
-    def _derive(self, space_id: int) -> SpaceForm | None:
+    def _derive(self, space_id: int, index_id: int = _PRIMARY) -> SpaceForm | None:
         row = self._space_rows.get(space_id)
-        primary = self._index_rows.get(space_id, {}).get(_PRIMARY)
+        primary = self._index_rows.get(space_id, {}).get(index_id)
         if row is None or primary is None:
             return None
         try:
