@@ -1,0 +1,1 @@
+"""What the tests of the pure core drive it with: captures, a master without a socket, workloads, golden files."""

@@ -1,0 +1,1 @@
+"""The protocol's tests: bytes against events, without a socket."""
