@@ -15,7 +15,7 @@ What it refuses to know: what any key means.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
@@ -139,11 +139,27 @@ def unpacker(data: bytes, **options: Any) -> msgpack.Unpacker:
         strict_map_key=False,
         unicode_errors="surrogateescape",
         ext_hook=decode_extension,
-        max_buffer_size=len(data),
+        max_buffer_size=len(data) + len(_END),
         **options,
     )
     decoder.feed(data)
     return decoder
+
+
+_END: Final = b"\xc0"
+
+
+def _values(data: bytes, **options: Any) -> list[Any]:
+    """All values in `data`. Raises ValueError if the last one isn't whole: the nil behind it then becomes a part of it.
+
+    The decoder itself passes over a beginning of a value in silence.
+    """
+    decoder = unpacker(data, **options)
+    decoder.feed(_END)
+    values = list(decoder)
+    if not values or values.pop() is not None:
+        raise ValueError("it ends within a value")
+    return values
 
 
 _NOT_MESSAGEPACK: Final = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
@@ -154,7 +170,7 @@ _ALL_DICTS: Final = {dict}
 
 def _decode(data: bytes, lengths: list[int], ends: list[int]) -> Frames:
     try:
-        items = list(unpacker(data))
+        items = _values(data)
     except _NOT_MESSAGEPACK:
         return _decode_singly(data, ends)
     if len(items) == 3 * len(lengths) and items[::3] == lengths:
@@ -178,7 +194,7 @@ def _decode_singly(data: bytes, ends: list[int]) -> Frames:
 
 def _decode_frame(payload: bytes) -> tuple[Header, Body]:
     try:
-        items = list(_items(payload))
+        items = _items(payload)
     except _NOT_MESSAGEPACK as error:
         raise ProtocolError(f"a frame isn't valid MessagePack ({error or type(error).__name__}): {_hex(payload)}") from error
     if len(items) == 1:
@@ -188,17 +204,12 @@ def _decode_frame(payload: bytes) -> tuple[Header, Body]:
     return items[0], items[1]
 
 
-def _items(payload: bytes) -> Iterator[Any]:
+def _items(payload: bytes) -> list[Any]:
     try:
-        decoder = unpacker(payload)
-        items = list(decoder)
+        return _values(payload)
     except TypeError:
         # A map key that Python can't hash: only such maps become pairs.
-        decoder = unpacker(payload, object_pairs_hook=_map_or_pairs)
-        items = list(decoder)
-    if decoder.tell() != len(payload):
-        raise ValueError("it ends within a value")
-    yield from items
+        return _values(payload, object_pairs_hook=_map_or_pairs)
 
 
 def _map_or_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | MapPairs:
