@@ -89,12 +89,17 @@ def vote(connection: Connection) -> Ballot:
 
 
 def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HANDSHAKE_TIMEOUT_SECONDS) -> _E:
-    """Send what is to be said and wait for one event. Raises ConnectionLostError if it doesn't come in time."""
+    """Send what is to be said and wait for one event; those that came with it and after it are received next.
+
+    Raises ConnectionLostError if it doesn't come in time.
+    """
     connection.send()
     deadline = time.monotonic() + timeout_seconds
     while (remaining := deadline - time.monotonic()) > 0:
-        for event in connection.receive(remaining):
+        events = connection.receive(remaining)
+        for place, event in enumerate(events, 1):
             if isinstance(event, wanted):
+                connection.unread(events[place:])
                 return event
     raise ConnectionLostError(
         f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",

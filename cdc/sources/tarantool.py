@@ -45,6 +45,7 @@ class Connection:
         # Whether the last read was full, so that the next one need not wait for the low-water mark again.
         self._has_more = False
         self._last_received = 0.0
+        self._unread: list[Event] = []
         self.received_bytes = 0
 
     def fileno(self) -> int:
@@ -74,6 +75,9 @@ class Connection:
 
         Raises ConnectionLostError at the connection's end, and whatever Session.receive_data raises.
         """
+        if self._unread:
+            events, self._unread = self._unread, []
+            return events
         if not self._has_more:
             self.wait(min(timeout_seconds, COALESCE_SECONDS) if self._is_busy else timeout_seconds, wake_fd)
         try:
@@ -93,6 +97,10 @@ class Connection:
         self._last_received = now
         self.received_bytes += len(data)
         return self.session.receive_data(data)
+
+    def unread(self, events: list[Event]) -> None:
+        """Give back events, in order, that the next `receive` is to return: rows may come in one piece with an answer."""
+        self._unread = events + self._unread
 
     def wait(self, timeout_seconds: float, wake_fd: int = -1, *, for_data: bool = True) -> None:
         """Wait for data (if wanted), for `wake_fd`, or until the time has passed, whichever comes first."""
