@@ -1,0 +1,1 @@
+"""The measurements: `python -m tests.bench`, or `make bench`."""

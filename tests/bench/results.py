@@ -1,0 +1,177 @@
+"""What a measurement comes to: figures, the table that shows them, and the floors that they must reach."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+TAIL_ROWS_PER_SECOND: Final = 180_000.0
+TAIL_OF_RAW: Final = 0.4
+PEAK_RSS_BYTES: Final = 300e6
+LATENCY_P99_MS: Final = 250.0
+
+
+@dataclass(kw_only=True)
+class Result:
+    """One line of the table. What wasn't measured is None.
+
+    `seconds` are those that the rows took, `whole_seconds` those from the start of the process, with everything that it
+    loads and asks before its first row. `cpu_seconds` are user and system time of the process during `seconds`. `counted`
+    are the rows that were found at the other end afterwards, each counted once, and `repeated` what came more than once.
+    """
+
+    section: str
+    what: str
+    rows: int
+    seconds: float
+    whole_seconds: float | None = None
+    cpu_seconds: float | None = None
+    peak_rss_bytes: int | None = None
+    of_raw: float | None = None
+    of_replica: float | None = None
+    p50_ms: float | None = None
+    p99_ms: float | None = None
+    max_ms: float | None = None
+    counted: int | None = None
+    repeated: int | None = None
+    note: str = ""
+
+    @property
+    def rows_per_second(self) -> float:
+        """The rate."""
+        return self.rows / self.seconds
+
+    @property
+    def whole_rows_per_second(self) -> float | None:
+        """The rate with the start of the process."""
+        return self.rows / self.whole_seconds if self.whole_seconds else None
+
+    @property
+    def cpu_us_per_row(self) -> float | None:
+        """Microseconds of one core per row."""
+        return self.cpu_seconds / self.rows * 1e6 if self.cpu_seconds is not None else None
+
+    def to_json(self) -> dict[str, Any]:
+        """All figures, also the ones that follow from others."""
+        return {
+            **asdict(self),
+            "rows_per_second": self.rows_per_second,
+            "whole_rows_per_second": self.whole_rows_per_second,
+            "cpu_us_per_row": self.cpu_us_per_row,
+        }
+
+
+@dataclass(frozen=True)
+class Floor:
+    """A promise about the figures, and whether they keep it."""
+
+    what: str
+    figure: str
+    is_reached: bool
+
+
+def compare(results: Iterable[Result]) -> None:
+    """Fill in `of_raw` and `of_replica`: the ratio to what was measured in the same section before."""
+    raw: dict[str, Result] = {}
+    replica: dict[str, Result] = {}
+    for result in results:
+        if result.what.startswith("raw drain"):
+            raw[result.section] = result
+        elif result.what.startswith("replica"):
+            replica[result.section] = result
+        if result.section in raw:
+            result.of_raw = result.rows_per_second / raw[result.section].rows_per_second
+        if result.section in replica:
+            result.of_replica = result.rows_per_second / replica[result.section].rows_per_second
+
+
+def floors(results: Sequence[Result]) -> list[Floor]:
+    """The floors that these results say something about. A section that was measured in rounds counts by its best."""
+    found = []
+    for section in dict.fromkeys(result.section for result in results if result.section.startswith("tail")):
+        tails = [result for result in results if result.section == section and result.what.startswith("exactly_once")]
+        if tails:
+            rate = max(result.rows_per_second for result in tails)
+            of_raw = max(result.of_raw or 0.0 for result in tails)
+            found.append(
+                Floor(
+                    f"{section}, exactly_once: {TAIL_ROWS_PER_SECOND:,.0f} rows/s, or {TAIL_OF_RAW} of the raw drain",
+                    f"{rate:,.0f} rows/s, {of_raw:.2f}",
+                    rate >= TAIL_ROWS_PER_SECOND or of_raw >= TAIL_OF_RAW,
+                )
+            )
+    peaks = [result.peak_rss_bytes for result in results if result.peak_rss_bytes is not None]
+    if peaks:
+        peak = max(peaks)
+        found.append(Floor(f"peak RSS under {PEAK_RSS_BYTES / 1e6:.0f} MB", f"{peak / 1e6:.0f} MB", peak < PEAK_RSS_BYTES))
+    p99s = [result.p99_ms for result in results if result.p99_ms is not None and result.what.startswith("exactly_once")]
+    if p99s:
+        p99 = max(p99s)
+        found.append(Floor(f"commit to visible, p99 under {LATENCY_P99_MS:.0f} ms", f"{p99:.0f} ms", p99 < LATENCY_P99_MS))
+    return found
+
+
+def show(results: Sequence[Result], console: Console) -> None:
+    """Print the one table, and the floors under it."""
+    table = Table(title="tarantool-cdc")
+    for heading in ("section", "what"):
+        table.add_column(heading, overflow="fold")
+    for heading in ("rows", "rows/s", "with start", "of raw", "of replica", "CPU µs/row", "peak RSS MB", "p50 / p99 / max ms"):
+        table.add_column(heading, justify="right")
+    table.add_column("note", overflow="fold")
+    section = ""
+    for result in results:
+        if section not in ("", result.section):
+            table.add_section()
+        latency = (result.p50_ms, result.p99_ms, result.max_ms)
+        table.add_row(
+            result.section if result.section != section else "",
+            result.what,
+            f"{result.rows:,}",
+            f"{result.rows_per_second:,.0f}",
+            _shown(result.whole_rows_per_second, ",.0f"),
+            _shown(result.of_raw, ".2f"),
+            _shown(result.of_replica, ".2f"),
+            _shown(result.cpu_us_per_row, ".2f"),
+            _shown(result.peak_rss_bytes and result.peak_rss_bytes / 1e6, ".0f"),
+            " / ".join(_shown(part, ".0f") for part in latency) if result.p99_ms is not None else "",
+            result.note,
+        )
+        section = result.section
+    console.print(table)
+    for floor in floors(results):
+        console.print(f"{'reached' if floor.is_reached else 'MISSED '}  {floor.what}: {floor.figure}", highlight=False)
+
+
+def line(result: Result) -> str:
+    """A result in a line, for printing as it comes."""
+    parts = [f"{result.rows:,} rows in {result.seconds:.2f} s: {result.rows_per_second:,.0f} rows/s"]
+    if result.cpu_us_per_row is not None:
+        parts.append(f"{result.cpu_us_per_row:.2f} µs CPU/row")
+    if result.peak_rss_bytes is not None:
+        parts.append(f"peak RSS {result.peak_rss_bytes / 1e6:.0f} MB")
+    if result.p99_ms is not None:
+        parts.append(f"p50 {result.p50_ms:.0f} ms, p99 {result.p99_ms:.0f} ms, max {result.max_ms:.0f} ms")
+    if result.note:
+        parts.append(result.note)
+    return f"{result.section}: {result.what}: {', '.join(parts)}"
+
+
+def write_json(path: Path, machine: dict[str, Any], results: Sequence[Result]) -> None:
+    """All figures for a program."""
+    content = {
+        "machine": machine,
+        "results": [result.to_json() for result in results],
+        "floors": [asdict(floor) for floor in floors(results)],
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)

@@ -1,0 +1,269 @@
+"""What is measured, a section at a time. Each has a master of its own and a prefix of its own in the one Kafka."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from cdc.local.interface import KafkaServer
+from cdc.local.process import ChildProcess
+from cdc.local.servers import LocalServers
+from cdc.local.spark import spark_environment
+from cdc.vclock import VClock
+from tests.bench.consumer import LatencyReader, count_rows
+from tests.bench.process import DELIVERIES, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
+from tests.bench.raw_drain import drain
+from tests.bench.replica import Replica
+from tests.bench.results import Result
+from tests.bench.workload import SPACE, Master, start_master
+
+_WARM_UP_SECONDS: Final = 3.0
+_SETTLE_SECONDS: Final = 5.0
+_SPARK_TIMEOUT_SECONDS: Final = 1800.0
+_SPARK_JOBS: Final = ("changelog", "current")
+
+
+@dataclass
+class Bench:
+    """What all sections share. `token` keeps the topics of one run apart from another's."""
+
+    servers: LocalServers
+    kafka: KafkaServer
+    directory: Path
+    token: str
+    rows: int
+    rounds: int
+    rate: int
+    latency_seconds: float
+    backlog: int
+    properties: dict[str, str | int] = field(default_factory=dict)
+    """For the daemon's `kafka.properties`."""
+    published: str | None = None
+    """The prefix under which the rows have been published, once a section has done so."""
+
+    def daemon(self, name: str, master: Master, delivery: Delivery) -> Daemon:
+        """A daemon with a name of this run."""
+        prefix = f"bench-{self.token}-{name}"
+        return Daemon(self.directory, prefix, master.server, self.kafka, delivery, properties=self.properties)
+
+    @contextmanager
+    def master(self, name: str, rows: int) -> Iterator[Master]:
+        """A master for `rows` rows, stopped afterwards."""
+        master = start_master(self.servers, name, rows)
+        with closing(master.server):
+            yield master
+
+    def counted(self, result: Result, daemon: Daemon, delivery: Delivery) -> Result:
+        """Add what is found in Kafka. Raises RuntimeError if a row is missing, or comes twice where it must not."""
+        found = count_rows(self.kafka, f"{daemon.prefix}.{SPACE}", result.rows)
+        result.counted, result.repeated = found.rows, found.repeated
+        if found.rows != result.rows or (found.repeated and delivery == "exactly_once"):
+            raise RuntimeError(f"{found.rows:,} of {result.rows:,} rows are in Kafka, {found.repeated:,} of them again")
+        return result
+
+
+def tail_500(bench: Bench) -> Iterator[Result]:
+    """The stream of transactions of 500 rows."""
+    yield from _tail(bench, "tail, 500 a transaction", "tail-500", 500)
+
+
+def tail_1(bench: Bench) -> Iterator[Result]:
+    """The stream of single rows."""
+    yield from _tail(bench, "tail, single rows", "tail-1", 1)
+
+
+def _tail(bench: Bench, section: str, name: str, rows_per_transaction: int) -> Iterator[Result]:
+    """From a cold start: followers take the snapshot of an empty space, the space is filled, they follow one after another."""
+    rows = bench.rows
+    with bench.master(name, rows) as master:
+        with closing(Replica(bench.servers, f"{name}-replica", master, rows)) as replica:
+            daemons = [
+                (delivery, bench.daemon(f"{name}-{delivery}-{number}", master, delivery))
+                for number in range(1, bench.rounds + 1)
+                for delivery in DELIVERIES
+            ]
+            for _, daemon in daemons:
+                daemon.catch_up()
+            start = VClock(master.server.vclock())
+            master.fill(rows, rows_per_transaction=rows_per_transaction)
+            lsn = master.lsn
+            drain(master.server, start, lsn)  # the first one finds the log and the master's caches cold
+            yield _raw(section, master, start, lsn, rows)
+            yield Result(section=section, what="replica", rows=rows, seconds=replica.catch_up(lsn))
+            if replica.count() != rows:
+                raise RuntimeError(f"the replica has {replica.count():,} of {rows:,} rows")
+        for index, (delivery, daemon) in enumerate(daemons):
+            if index and delivery == DELIVERIES[0]:
+                yield _raw(section, master, start, lsn, rows)
+            run = daemon.measure_tail(lsn)
+            result = _of_run(section, delivery, rows, run, f"{run.commit_count} commits")
+            yield bench.counted(result, daemon, delivery)
+            bench.published = bench.published or daemon.prefix
+
+
+def _raw(section: str, master: Master, start: VClock, lsn: int, rows: int) -> Result:
+    seconds, byte_count = drain(master.server, start, lsn)
+    return Result(section=section, what="raw drain", rows=rows, seconds=seconds, note=f"{byte_count / 1e6:.0f} MB")
+
+
+def snapshot(bench: Bench) -> Iterator[Result]:
+    """The snapshot of a full space."""
+    with bench.master("snapshot", bench.rows) as master:
+        master.fill(bench.rows, rows_per_transaction=500)
+        for number in range(1, bench.rounds + 1):
+            for delivery in DELIVERIES:
+                daemon = bench.daemon(f"snapshot-{delivery}-{number}", master, delivery)
+                run = daemon.measure_snapshot()
+                yield bench.counted(_of_run("snapshot", delivery, bench.rows, run), daemon, delivery)
+
+
+def latency(bench: Bench) -> Iterator[Result]:
+    """From the master's commit to a read_committed consumer, at a steady rate: the row's timestamp against the clock here."""
+    seconds = bench.latency_seconds
+    rows = round(bench.rate * (seconds + 2 * _WARM_UP_SECONDS))
+    for number, delivery in enumerate(DELIVERIES):
+        with bench.master(f"latency-{number}", rows) as master:
+            daemon = bench.daemon(f"latency-{delivery}", master, delivery)
+            daemon.catch_up()
+            process = daemon.start()
+            usage = Usage(process.pid)
+            try:
+                wait_logged(process, "following")
+                with closing(LatencyReader(bench.kafka, f"{daemon.prefix}.{SPACE}")) as reader:
+                    master.start_load(first=1, rate=bench.rate, seconds=seconds + 2 * _WARM_UP_SECONDS)
+                    began = time.time() + _WARM_UP_SECONDS
+                    found = reader.read(warm_up_seconds=_WARM_UP_SECONDS, seconds=seconds)
+                    cpu_seconds = usage.cpu_seconds(began, began + seconds)
+                load = master.finish_load(seconds + 60)
+                process.terminate()
+            finally:
+                process.kill()
+                usage.close()
+            counted = count_rows(bench.kafka, f"{daemon.prefix}.{SPACE}", rows)
+            if counted.rows != load.rows or load.rows != rows:
+                raise RuntimeError(f"{counted.rows:,} of {load.rows:,} rows are in Kafka")
+            yield Result(
+                section="latency",
+                what=f"{delivery} at {bench.rate:,} rows/s",
+                rows=len(found.milliseconds),
+                seconds=seconds,
+                cpu_seconds=cpu_seconds,
+                peak_rss_bytes=usage.peak_rss_bytes,
+                p50_ms=found.quantile(0.5),
+                p99_ms=found.quantile(0.99),
+                max_ms=found.quantile(1.0),
+                counted=counted.rows,
+                repeated=counted.repeated,
+                note=f"load up to {load.delay_seconds * 1000:.0f} ms late, consumer's limit {counted.rows_per_second:,.0f}/s",
+            )
+
+
+def backlog(bench: Bench) -> Iterator[Result]:
+    """The most memory while Kafka stands still, the master goes on, and the daemon then works the backlog off."""
+    rows = bench.backlog
+    with bench.master("backlog", rows) as master:
+        daemon = bench.daemon("backlog", master, "exactly_once")
+        daemon.catch_up()
+        watch = CheckpointWatch(bench.kafka, daemon.prefix)
+        process = daemon.start()
+        usage = Usage(process.pid)
+        try:
+            wait_logged(process, "following")
+            bench.kafka.pause()
+            try:
+                master.fill(rows, rows_per_transaction=500)
+                time.sleep(_SETTLE_SECONDS)
+                waiting = usage.rss_bytes
+            finally:
+                bench.kafka.resume()
+            resumed = time.time()
+            last_commit = watch.wait(master.lsn, process)
+            cpu_seconds = usage.cpu_seconds(resumed, last_commit)
+            process.terminate()
+        finally:
+            process.kill()
+            usage.close()
+            watch.close()
+        result = Result(
+            section="backlog",
+            what="exactly_once",
+            rows=rows,
+            seconds=last_commit - resumed,
+            cpu_seconds=cpu_seconds,
+            peak_rss_bytes=usage.peak_rss_bytes,
+            note=f"{waiting / 1e6:.0f} MB while Kafka stood still",
+        )
+        yield bench.counted(result, daemon, "exactly_once")
+
+
+def spark(bench: Bench) -> Iterator[Result]:
+    """The Spark jobs over what was published. A second run, which finds nothing to do, tells what start and end cost."""
+    if bench.published is None:
+        with bench.master("spark", bench.rows) as master:
+            daemon = bench.daemon("spark", master, "exactly_once")
+            daemon.catch_up()
+            master.fill(bench.rows, rows_per_transaction=500)
+            daemon.catch_up()
+            bench.published = daemon.prefix
+    directory = bench.directory / "spark"
+    directory.mkdir(exist_ok=True)
+    for job in _SPARK_JOBS:
+        whole, idle = (_run_spark(bench, directory, job, bench.published) for _ in range(2))
+        yield Result(
+            section="spark",
+            what=job,
+            rows=bench.rows,
+            seconds=max(whole - idle, 0.001),
+            whole_seconds=whole,
+            note=f"start and end alone {idle:.1f} s",
+        )
+
+
+def _run_spark(bench: Bench, directory: Path, job: str, prefix: str) -> float:
+    command = [sys.executable, "-m", "spark_jobs", job, "--available-now"]
+    command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", prefix]
+    command += ["--path", str(directory / job), "--checkpoint", str(directory / f"{job}-checkpoint")]
+    started = time.monotonic()
+    process = ChildProcess(
+        f"the job {job}",
+        command,
+        log_file=directory / f"{job}.log",
+        working_directory=directory,
+        environment=spark_environment(),
+    )
+    try:
+        status = process.exit_status(wait_seconds=_SPARK_TIMEOUT_SECONDS)
+        if status != 0:
+            raise RuntimeError(f"the job {job} ended with status {status}:\n{process.log_tail()}")
+        return time.monotonic() - started
+    finally:
+        process.kill()
+
+
+def _of_run(section: str, delivery: Delivery, rows: int, run: Run, note: str = "") -> Result:
+    return Result(
+        section=section,
+        what=delivery,
+        rows=rows,
+        seconds=run.seconds,
+        whole_seconds=run.whole_seconds,
+        cpu_seconds=run.cpu_seconds,
+        peak_rss_bytes=run.peak_rss_bytes,
+        note=note,
+    )
+
+
+SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
+    "tail-500": tail_500,
+    "tail-1": tail_1,
+    "snapshot": snapshot,
+    "latency": latency,
+    "spark": spark,
+    "backlog": backlog,
+}
+"""By the names that --only takes, in the order in which they run."""
