@@ -16,6 +16,7 @@ their bytes go to a spool on disk and their decoded form is dropped.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any, Final
 
 from cdc.change import Row, Spool, Transaction
@@ -143,9 +144,10 @@ def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[floa
         if (
             set(map(type, origins)) == _INTEGERS == set(map(type, lsns))
             and set(map(type, timestamps)) <= _NUMBERS
-            and min(origins) >= 0
+            and min(origins) > 0
             and max(origins) <= _ORIGIN_MAX
             and min(lsns) > 0
+            and isfinite(sum(timestamps))
         ):
             return kinds, origins, lsns, timestamps
     except KeyError:
@@ -161,10 +163,11 @@ def _checked(header: Header) -> tuple[int, int, int, float]:
     if (
         type(kind) is not int
         or type(origin) is not int
-        or not 0 <= origin <= _ORIGIN_MAX
+        or not 0 < origin <= _ORIGIN_MAX
         or type(lsn) is not int
         or lsn <= 0
         or type(timestamp) not in _NUMBERS
+        or not isfinite(timestamp)
     ):
         raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
     return kind, origin, lsn, timestamp

@@ -223,10 +223,10 @@ class Pipeline:
             ):
                 break
             ((kind, _, body),) = transaction.rows
-            space = spaces.get(body.get(SPACE_ID))
-            if space is None:
-                break
             try:
+                space = spaces.get(body.get(SPACE_ID))
+                if space is None:
+                    break
                 key, opening, content = space.changes[kind](body)
             except (EncodingError, SchemaError, *MALFORMED_BODY):
                 break  # the other way deals with it
@@ -341,7 +341,11 @@ class Pipeline:
         tombstones = self._options.tombstones
         for kind, lsn, body in rows:
             space_id = body.get(SPACE_ID)
-            if space_id in spaces:
+            try:
+                is_compiled = space_id in spaces
+            except TypeError as error:  # an array or a map
+                raise _malformed(pieces.transaction, kind, lsn, body) from error
+            if is_compiled:
                 space = spaces[space_id]
             else:
                 # The slow way may write events of its own, so it must see the counters, and we what it made of them.
@@ -603,7 +607,11 @@ class Pipeline:
         seq, byte_count, event_count = self._seq, self._byte_count, 0
         for header, body in zip(frames.headers, frames.bodies, strict=True):
             space_id = body.get(SPACE_ID)
-            if space_id in spaces:
+            try:
+                is_compiled = space_id in spaces
+            except TypeError as error:  # an array or a map
+                raise _malformed_in_snapshot(header, body) from error
+            if is_compiled:
                 space = spaces[space_id]
             else:
                 self._seq, self._byte_count = seq, byte_count
@@ -624,7 +632,7 @@ class Pipeline:
                 self._dead_letter(error, transaction, INSERT, 0, body)
                 continue
             except MALFORMED_BODY as error:
-                raise ProtocolError(f"a row of the snapshot can't be read: {body!r:.1000}") from error
+                raise _malformed_in_snapshot(header, body) from error
             pieces = pieces_by_space.get(space_id)
             if pieces is None:
                 vclock = encode(self._position.vclock.to_json())
@@ -656,7 +664,7 @@ class Pipeline:
     def _snapshot_special(self, header: Header, body: Body) -> SpaceEvents | None:
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
-            raise ProtocolError(f"a row of the snapshot can't be read: header {header!r:.200}, body {body!r:.1000}")
+            raise _malformed_in_snapshot(header, body)
         replicaset_uuid = replicaset_uuid_in(body)
         if replicaset_uuid is not None:
             self._position = replace(self._position, replicaset_uuid=replicaset_uuid)
@@ -712,8 +720,14 @@ def _at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body
 
 def _malformed(transaction: Transaction, kind: int, lsn: int, body: Body) -> ProtocolError:
     return ProtocolError(
-        f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) isn't what its type promises: {body!r:.1000}"
+        f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) isn't what its type promises: "
+        f"body {_repack(body).hex(' '):.2000}"
     )
+
+
+def _malformed_in_snapshot(header: Header, body: Body) -> ProtocolError:
+    packed = f"header {_repack(header).hex(' '):.500}, body {_repack(body).hex(' '):.2000}"
+    return ProtocolError(f"a row of the snapshot can't be read: {packed}")
 
 
 def _repack(body: Body) -> bytes:

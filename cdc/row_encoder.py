@@ -29,6 +29,9 @@ _PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean
 _NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
 
 
+_TOO_DEEP: Final = "a value is nested too deeply to be written as JSON"
+
+
 class RowEncoder:
     """Writes tuples, keys and operations of one form. All methods raise EncodingError or SchemaError, nothing else.
 
@@ -47,7 +50,10 @@ class RowEncoder:
     def patch(self, operations: object, base: int) -> bytes:
         """An UPDATE's or UPSERT's operations as a JSON array."""
         resolved = normalise(operations, base=base, names=self.form.field_names)
-        return encode([self._operation(operation) for operation in resolved])
+        try:
+            return encode([self._operation(operation) for operation in resolved])
+        except RecursionError as error:
+            raise EncodingError(_TOO_DEEP) from error
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -129,6 +135,8 @@ def _encoder(names: list[str], unsafe: list[int]) -> Encode:
     def slowly(values: Sequence[Any]) -> bytes:
         try:
             return encode(build(*[plain(value) for value in values]))
+        except RecursionError as error:
+            raise EncodingError(_TOO_DEEP) from error
         except _NOT_ENCODABLE as error:
             raise EncodingError(f"a row can't be written as JSON ({error}): {values!r:.500}") from error
 
@@ -156,10 +164,14 @@ def _encoder(names: list[str], unsafe: list[int]) -> Encode:
 
 
 def _builder(names: list[str]) -> Callable[..., Any]:
+    if len(set(names)) < len(names):
+        # A format may call a field `field_5`, and so would a fifth one past the format be called.
+        twice = next(name for place, name in enumerate(names) if name in names[:place])
+        raise EncodingError(f"two fields of a row would be called {twice!r}", "Give one of them another name in the format.")
     fields = [(f"field_{place}", Any) for place in range(len(names))]
     try:
         renames = {f"field_{place}": name for place, name in enumerate(names)}
         return msgspec.defstruct("Row", fields, rename=renames, gc=False)
     except ValueError:
-        # msgspec refuses names that JSON has to escape, and names that stand twice; a dict takes the former.
+        # msgspec refuses names that JSON has to escape; a dict takes them.
         return lambda *values: dict(zip(names, values, strict=True))

@@ -214,6 +214,8 @@ class SchemaTracker:
                     return self._apply_index(kind, body)
                 case _:
                     return self._truncated(kind, body)
+        except RecursionError as error:
+            raise SchemaError("a row of a system space is nested too deeply to be read") from error
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
 
@@ -306,7 +308,7 @@ class SchemaTracker:
             flags = row[5] if len(row) > 5 and isinstance(row[5], dict) else {}
             form = SpaceForm(
                 space_id=space_id,
-                name=row[2],
+                name=_text(row[2]),
                 fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
                 key_parts=tuple(_key_part(item) for item in primary[5]),
                 is_sync=bool(flags.get("is_sync", False)),
@@ -316,7 +318,7 @@ class SchemaTracker:
                     or flags.get("type", "normal") in _TEMPORARY_TYPES
                 ),
             )
-        except (KeyError, IndexError, TypeError, AttributeError) as error:
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
             raise SchemaError(f"the system rows of space {space_id} can't be read: {row!r:.500} {primary!r:.500}") from error
         known = self._known.get(space_id)
         return replace(form, schema_version=known.schema_version) if known == form else form
@@ -348,19 +350,27 @@ def _field(item: Any) -> Field:
     """A format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
     match item:
         case {"name": str(name)}:
-            return Field(name, str(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
+            return Field(_text(name), _text(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
         case str(name):
-            return Field(name, "any", True)
+            return Field(_text(name), "any", True)
         case [str(name), *rest]:
-            return Field(name, str(rest[0]).lower() if rest else "any", False)
+            return Field(_text(name), _text(rest[0]).lower() if rest else "any", False)
     raise TypeError(f"field {item!r}")
 
 
 def _key_part(item: Any) -> KeyPart:
     """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
     match item:
-        case {"field": int(place)}:
-            return KeyPart(place, item.get("path", ""), str(item.get("type", "any")).lower())
-        case [int(place), str(kind), *_]:
-            return KeyPart(place, "", kind.lower())
+        case {"field": int(place)} if place >= 0:
+            return KeyPart(place, _text(item.get("path", "")), _text(item.get("type", "any")).lower())
+        case [int(place), kind, *_] if place >= 0:
+            return KeyPart(place, "", _text(kind).lower())
     raise TypeError(f"key part {item!r}")
+
+
+def _text(value: Any) -> str:
+    """A name, type or path as it is. Raises TypeError or ValueError for what no server stores there."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} instead of a text")
+    value.encode()
+    return value
