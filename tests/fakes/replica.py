@@ -1,0 +1,185 @@
+"""The daemon's core against a fake master, without a socket, a clock or Kafka: Session, resume, Pipeline and Ledger as the
+follower joins them, and a compacted topic in memory for the checkpoint.
+
+What is committed is what a read_committed consumer would have seen; everything else is lost by a crash.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
+from uuid import UUID
+
+from cdc import resume
+from cdc.change import Batch, Broadcast, Message
+from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.pipeline import Pipeline
+from cdc.position import Position
+from cdc.protocol.session import Event, Session, State, Subscribed, Voted
+from tests.fakes.master import Master, MasterConnection
+from tests.fakes.pipelines import NOW_US, messages, pipeline, take
+
+NAME: Final = "shop"
+INSTANCE: Final = UUID("cccccccc-0000-4000-8000-000000000009")
+
+Cut = Callable[[bytes], Iterator[bytes]]
+
+
+def at_once(data: bytes) -> Iterator[bytes]:
+    """Everything in one piece."""
+    if data:
+        yield data
+
+
+class Topics:
+    """Kafka, as far as it matters here: what was committed, in order, and the records of the checkpoint by key."""
+
+    def __init__(self) -> None:
+        self.committed: list[Message | Broadcast] = []
+        self._records: dict[bytes, bytes | None] = {}
+
+    def commit(self, batches: list[Batch]) -> None:
+        """One Kafka transaction: messages and checkpoint together."""
+        assert batches[-1].is_boundary, "a commit inside of a source transaction"
+        for batch in batches:
+            self.committed += batch.messages
+            for space_id, space in batch.stored.items():
+                key, value = space_record(NAME, space_id, space)
+                self._records[key] = value
+        key, value = position_record(NAME, batches[-1].position, "writer", NOW_US // 1000)
+        self._records[key] = value
+
+    def checkpoint(self) -> Checkpoint:
+        """What a start reads."""
+        checkpoint = Checkpoint()
+        for key, value in self._records.items():
+            fold(NAME, key, value, checkpoint)
+        return checkpoint
+
+
+class Replica:
+    """One daemon's core. `connect` begins a connection; `crash` ends it and forgets what isn't committed."""
+
+    def __init__(self, master: Master, *, cut: Cut = at_once, login: tuple[str, str] = ("cdc", "secret"), **options: Any) -> None:
+        self._master = master
+        self._cut = cut
+        self._login = login
+        self._options = options
+        self._mode: resume.SnapshotMode = options.pop("mode", "initial")
+        self._on_gap: resume.Policy = options.pop("on_gap", "resnapshot")
+        self.topics = Topics()
+        self.decision: resume.Continue | resume.TakeSnapshot | None = None
+        self.connection: MasterConnection | None = None
+        self._session: Session | None = None
+        self._pipeline: Pipeline | None = None
+        self._unsettled: list[Batch] = []
+        self._seen = 0
+
+    @property
+    def session(self) -> Session:
+        """Of the connection."""
+        assert self._session is not None
+        return self._session
+
+    @property
+    def pipeline(self) -> Pipeline:
+        """Of the connection."""
+        assert self._pipeline is not None
+        return self._pipeline
+
+    @property
+    def relay(self) -> MasterConnection:
+        """The master's side."""
+        assert self.connection is not None
+        return self.connection
+
+    def connect(self) -> None:
+        """Greeting, ID, AUTH, VOTE, the decision, a snapshot if it says so, SUBSCRIBE."""
+        self.connection = MasterConnection(self._master)
+        self._session = Session(INSTANCE)
+        self._unsettled.clear()
+        self._exchange()
+        if self.session.can_identify:
+            self.session.identify()
+            self._exchange()
+        self.session.authenticate(*self._login)
+        self._exchange()
+        self.session.vote()
+        (voted,) = self._exchange()
+        assert isinstance(voted, Voted)
+        checkpoint = self.topics.checkpoint()
+        self.decision = resume.decide(
+            checkpoint.position,
+            voted.ballot,
+            mode=self._mode,
+            on_gap=self._on_gap,
+            on_divergence="fail",
+            is_first_connect=True,
+        )
+        self._pipeline = pipeline(
+            checkpoint.position or Position(),
+            checkpoint.spaces.values(),
+            server_uuid=self.session.greeting.uuid,
+            **self._options,
+        )
+        if isinstance(self.decision, resume.TakeSnapshot):
+            self.session.fetch_snapshot()
+            self._submit(self._exchange())
+            self.commit()
+        position = self.pipeline.position
+        assert position.replicaset_uuid is not None
+        self.session.subscribe(position.replicaset_uuid, position.vclock)
+        subscribed, *rest = self._exchange()
+        assert isinstance(subscribed, Subscribed)
+        resume.check_replicaset(position, subscribed.replicaset_uuid)
+        assert self.session.state is State.STREAMING
+        self._submit(rest)
+
+    def receive(self) -> None:
+        """Take what the master has sent."""
+        self._submit(self._exchange())
+
+    def commit(self, batch_count: int | None = None) -> bool:
+        """Kafka commits what was submitted, or its first batches up to a boundary; returns whether there was anything."""
+        count = len(self._unsettled) if batch_count is None else min(batch_count, len(self._unsettled))
+        while 0 < count < len(self._unsettled) and not self._unsettled[count - 1].is_boundary:
+            count += 1
+        if not count:
+            return False
+        done, self._unsettled = self._unsettled[:count], self._unsettled[count:]
+        self.topics.commit(done)
+        # The publisher reports each boundary, or only the last of a commit: both must do.
+        self.pipeline.ledger.settle(done[-1].position)
+        return True
+
+    def acknowledge(self) -> None:
+        """Tell the master what is durable."""
+        self.session.acknowledge(self.pipeline.ledger.acknowledged, NOW_US / 1e6)
+        self._exchange()
+
+    def crash(self) -> None:
+        """The process is gone."""
+        self._unsettled.clear()
+        if self._pipeline is not None:
+            self._pipeline.close()
+        self.connection = self._session = self._pipeline = None
+
+    def news(self) -> list[Message | Broadcast]:
+        """What was committed since the last call."""
+        found = self.topics.committed[self._seen :]
+        self._seen = len(self.topics.committed)
+        return found
+
+    def waiting(self) -> list[Message | Broadcast]:
+        """What was submitted and is not committed."""
+        return messages(self._unsettled)
+
+    def _exchange(self) -> list[Event]:
+        """Hand our bytes over and take the master's."""
+        if not self.relay.is_closed:
+            self.relay.receive_data(self.session.data_to_send())
+        return [event for piece in self._cut(self.relay.data_to_send()) for event in self.session.receive_data(piece)]
+
+    def _submit(self, events: Iterable[Event]) -> None:
+        for batch in take(self.pipeline, events):
+            self._unsettled.append(batch)

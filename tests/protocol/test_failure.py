@@ -1,0 +1,87 @@
+"""Error packets: the sentence that an operator reads, and whether waiting heals it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.errors import PositionError, ProtocolError, Remedy, ServerError
+from cdc.protocol.constants import ErrorCode
+from cdc.protocol.failure import XlogGapError, parse_error
+from tests.fakes.profiles import MANY
+
+
+def packet(code: int, message: object = "it failed", *stack: dict[int, object]) -> tuple[dict[int, Any], dict[int, Any]]:
+    return {0: 0x8000 | code}, {0x31: message, 0x52: {0: list(stack)}}
+
+
+@pytest.mark.parametrize(
+    ("code", "remedy", "says"),
+    [
+        (ErrorCode.ACCESS_DENIED, Remedy.OPERATOR, r"box\.schema\.user\.grant"),
+        (ErrorCode.PASSWORD_MISMATCH, Remedy.OPERATOR, "password_file"),
+        (ErrorCode.NO_SUCH_USER, Remedy.OPERATOR, r"box\.schema\.user\.create"),
+        (ErrorCode.CFG, Remedy.WAIT, "another daemon runs with the same name"),
+        (ErrorCode.REPLICASET_UUID_MISMATCH, Remedy.OPERATOR, "another replica set"),
+        (ErrorCode.UNSUPPORTED, Remedy.OPERATOR, "wal_mode"),
+        (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
+        (ErrorCode.LOADING, Remedy.WAIT, "still loading"),
+        (ErrorCode.SYSTEM, Remedy.WAIT, r"\(error 115\)$"),
+        (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, r"\(error 220\)$"),
+        (9999, Remedy.OPERATOR, r"\(error 9999\)$"),
+    ],
+)
+def test_who_must_act(code: int, remedy: Remedy, says: str) -> None:
+    error = parse_error(*packet(code))
+    assert isinstance(error, ServerError)
+    assert error.code == code
+    assert error.remedy is remedy
+    assert str(error).startswith("the server says: it failed (error")
+    with pytest.raises(ServerError, match=says):
+        raise error
+
+
+def test_gap_by_its_number_and_by_its_kind() -> None:
+    """2.6.0 sends the number of any Lua error."""
+    for code, stack in ((219, ()), (32, ({0: "XlogGapError", 3: "Missing .xlog file"},))):
+        error = parse_error(*packet(code, "Missing .xlog file", *stack))
+        assert isinstance(error, XlogGapError)
+        assert isinstance(error, PositionError)
+        assert "Missing .xlog file" in str(error)
+        assert "on_gap" in str(error)
+    assert isinstance(parse_error(*packet(32, "a Lua error", {0: "LuajitError", 3: "x"})), ServerError)
+
+
+def test_causes_are_told_newest_first() -> None:
+    error = parse_error(*packet(5, "third", {0: "ClientError", 3: "third"}, {3: "second"}, {3: "first"}))
+    assert "third; caused by: second; caused by: first" in str(error)
+    assert isinstance(error, ServerError)
+    assert error.kind == "ClientError"
+
+
+def test_message_of_the_stack_alone() -> None:
+    assert "from the stack" in str(parse_error({0: 0x8005}, {0x52: {0: [{3: "from the stack"}]}}))
+
+
+@pytest.mark.parametrize("body", [{}, {0x31: 5}, {0x52: 1}, {0x52: {0: []}}, {0x52: {0: [5]}}, {0x52: {0: [{3: 5}]}}])
+def test_error_without_a_message(body: dict[int, Any]) -> None:
+    error = parse_error({0: 0x8005}, body)
+    assert isinstance(error, ProtocolError)
+    assert "error 5 without a message" in str(error)
+
+
+JUNK = st.recursive(
+    st.none() | st.integers(-5, 5) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from([0, 3, 5, 0x31, 0x52]), inner, max_size=3),
+)
+
+
+@MANY
+@given(code=st.integers(0, 0x7FFF), body=st.dictionaries(st.sampled_from([0x31, 0x52]), JUNK))
+def test_any_body_makes_an_error(code: int, body: dict[int, Any]) -> None:
+    error = parse_error({0: 0x8000 | code}, body)
+    assert isinstance(error, ServerError | PositionError | ProtocolError)
+    assert str(error)
