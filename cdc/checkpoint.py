@@ -72,7 +72,7 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             packed = base64.b64decode(content["rows"])
             space_row, index_rows = msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogateescape")
             checkpoint.spaces[space_id] = StoredSpace(space_id, space_row, index_rows, content["schema_version"])
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(
             f"the checkpoint topic holds a record that isn't a checkpoint's: {key[:200]!r}",
             "kafka.topic_prefix must not be shared with another program's topics.",

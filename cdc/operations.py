@@ -63,9 +63,7 @@ def _normalise(operation: object, base: int, names: Sequence[str]) -> Operation:
 
 def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int, str]:
     if isinstance(reference, int):
-        if 0 <= reference < base:
-            raise SchemaError(f"field number {reference} is below the first field, {base}")
-        return (reference if reference < 0 else reference - base), ""
+        return (reference if reference < 0 else _place(reference, base)), ""
     # A name with dots in it wins over the path that it could also be.
     if reference in names:
         return names.index(reference), ""
@@ -74,11 +72,17 @@ def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int
         raise SchemaError(f"the field reference {reference!r} can't be read")
     rest = reference[first.end() :]
     if first["place"] is not None:
-        return int(first["place"]) - base, rest
+        return _place(int(first["place"]), base), rest
     name = next(text for text in (first["double"], first["single"], first["name"]) if text is not None)
     if name not in names:
         raise SchemaError(f"the operation names a field {name!r} that the format at its position doesn't have: {list(names)}")
     return names.index(name), rest
+
+
+def _place(number: int, base: int) -> int:
+    if number < base:
+        raise SchemaError(f"field number {number} is below the first field, {base}")
+    return number - base
 
 
 def steps(path: str) -> list[int | str]:
@@ -87,7 +91,7 @@ def steps(path: str) -> list[int | str]:
     position = 0
     while position < len(path):
         step = _STEP.match(path, position)
-        if step is None:
+        if step is None or (step["place"] is not None and int(step["place"]) == 0):
             raise SchemaError(f"the JSON path {path!r} can't be read")
         if step["place"] is not None:
             found.append(int(step["place"]) - 1)
@@ -108,6 +112,8 @@ def apply_plainly(row: list[Any], operations: Sequence[Operation]) -> list[Any]:
         place: int | str = operation.field if operation.field >= 0 else len(changed) + operation.field
         if operation.code == "!" and operation.field < 0:
             place = len(changed) + operation.field + 1
+        if isinstance(place, int) and place < 0:
+            raise SchemaError(f"{operation} is before the first field of the system row {row!r:.500}")
         try:
             for step in steps(operation.path):
                 parent, place = parent[place], step
@@ -127,7 +133,7 @@ def _apply_one(parent: Any, place: int | str, operation: Operation) -> None:
             parent.insert(place, operation.argument)
         case "!", dict(), str():
             parent[place] = operation.argument
-        case "#", list(), int():
+        case "#", list(), int() if place < len(parent):
             del parent[place : place + operation.argument]
         case "#", dict(), str():
             del parent[place]
