@@ -80,7 +80,10 @@ def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any] | list[list[Any]]:
 
 def _key(key: Any) -> str:
     value = plain(key)
-    return value if isinstance(value, str) else encode(value).decode()
+    if isinstance(value, str):
+        return value
+    # What msgspec writes as a JSON string by itself (binary, uuid) is a text like any other: no quotes within the quotes.
+    return encode(value).decode().strip('"') if isinstance(value, bytes | UUID) else encode(value).decode()
 
 
 def _decimal(value: Decimal) -> str:
