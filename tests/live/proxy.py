@@ -1,0 +1,212 @@
+"""A TCP proxy between daemon and master, which spoils the connection on purpose and listens to the ACKs."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, Self
+
+import msgpack
+
+_CHUNK = 64 * 1024
+_SUBSCRIBE = 66
+_REQUEST_TYPE, _VCLOCK = 0x00, 0x26
+
+
+class CutError(Exception):
+    """The connection is to end here."""
+
+
+class Course(Protocol):
+    """What happens to the bytes that the master sends over one connection."""
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        """Pieces to send on, one by one. Raises CutError."""
+
+
+class Straight:
+    """Nothing happens."""
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        yield data
+
+
+class CutAfter:
+    """The connection breaks after so many bytes."""
+
+    def __init__(self, byte_count: int) -> None:
+        self._left = byte_count
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        if len(data) >= self._left:
+            yield data[: self._left]
+            raise CutError
+        self._left -= len(data)
+        yield data
+
+
+class StallAfter:
+    """Silence after so many bytes, until it is released."""
+
+    def __init__(self, byte_count: int) -> None:
+        self._left = byte_count
+        self.has_stalled = threading.Event()
+        self.is_released = threading.Event()
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        head, rest = data[: self._left], data[self._left :]
+        self._left -= len(head)
+        yield head
+        if rest:
+            self.has_stalled.set()
+            self.is_released.wait()
+            self._left = len(rest)
+            yield rest
+
+
+class Trickle:
+    """The first bytes come in pieces of one to nine."""
+
+    def __init__(self, chance: random.Random, byte_count: int) -> None:
+        self._chance = chance
+        self._left = byte_count
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        start = 0
+        while self._left > 0 and start < len(data):
+            size = self._chance.randint(1, 9)
+            yield data[start : start + size]
+            start += size
+            self._left -= size
+        yield data[start:]
+
+
+class Gather:
+    """Bytes are held back until there are many, so that what the master said one after the other arrives in one piece."""
+
+    def __init__(self, byte_count: int, is_on: Callable[[], bool]) -> None:
+        self._byte_count = byte_count
+        self._is_on = is_on
+        self._held = b""
+
+    def pass_on(self, data: bytes) -> Iterator[bytes]:
+        self._held += data
+        if not self._is_on() or len(self._held) >= self._byte_count:
+            held, self._held = self._held, b""
+            yield held
+
+
+class Acks:
+    """The ACKs in what the daemon sends over one connection: the packets after SUBSCRIBE."""
+
+    def __init__(self) -> None:
+        self._unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
+        self.has_subscribed = False
+        self._parts: list[Any] = []
+        self._end = 0
+
+    def feed(self, data: bytes) -> list[dict[int, int]]:
+        """The vclocks of the ACKs that are whole now."""
+        self._unpacker.feed(data)
+        found = []
+        for value in self._unpacker:
+            if not self._parts:
+                self._end = self._unpacker.tell() + value  # a packet's length
+            self._parts.append(value)
+            if self._unpacker.tell() == self._end:
+                _, header, *body = self._parts
+                self._parts = []
+                if self.has_subscribed:
+                    found.append(dict(body[0][_VCLOCK]))
+                self.has_subscribed |= header.get(_REQUEST_TYPE) == _SUBSCRIBE
+        return found
+
+
+class Proxy:
+    """Listens on a port of its own and connects each client to one server."""
+
+    def __init__(
+        self, server_port: int, course: Callable[[], Course] = Straight, on_ack: Callable[[dict[int, int]], None] | None = None
+    ) -> None:
+        """`course` is asked for each connection; `on_ack` sees each ACK before the master does."""
+        self.course = course
+        self.on_ack = on_ack
+        self.connection_count = 0
+        self._server_port = server_port
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._sockets: list[socket.socket] = []
+        self._spawn(self._accept)
+
+    @property
+    def port(self) -> int:
+        """Where to connect."""
+        return int(self._listener.getsockname()[1])
+
+    def uri(self, uri: str) -> str:
+        """The server's URI with this proxy's port in it."""
+        return uri.replace(f":{self._server_port}", f":{self.port}")
+
+    def cut(self) -> None:
+        """End all connections now."""
+        sockets, self._sockets = self._sockets, []
+        for one in sockets:
+            _end(one)
+
+    def close(self) -> None:
+        """End it all."""
+        _end(self._listener)
+        self.cut()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                client, _ = self._listener.accept()
+                try:
+                    server = socket.create_connection(("127.0.0.1", self._server_port))
+                except OSError:
+                    client.close()
+                    continue
+                for one in (client, server):
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    self._sockets.append(one)
+                self.connection_count += 1
+                self._spawn(self._downstream, server, client, self.course())
+                self._spawn(self._upstream, client, server)
+
+    def _downstream(self, server: socket.socket, client: socket.socket, course: Course) -> None:
+        with contextlib.suppress(OSError, CutError):
+            while data := server.recv(_CHUNK):
+                for piece in course.pass_on(data):
+                    client.sendall(piece)
+        _end(client)
+        _end(server)
+
+    def _upstream(self, client: socket.socket, server: socket.socket) -> None:
+        acks = Acks()
+        with contextlib.suppress(OSError):
+            while data := client.recv(_CHUNK):
+                for vclock in acks.feed(data):
+                    if self.on_ack is not None:
+                        self.on_ack(vclock)
+                server.sendall(data)
+        _end(client)
+        _end(server)
+
+    @staticmethod
+    def _spawn(func: Callable[..., None], *arguments: Any) -> None:
+        threading.Thread(target=func, args=arguments, name="proxy", daemon=True).start()
+
+
+def _end(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)
+    one.close()

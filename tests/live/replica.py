@@ -1,0 +1,157 @@
+"""A copy of the master made from the topics alone, and its comparison with the master's own contents.
+
+The fold follows docs/events.md and nothing else; what an UPDATE does to a row is what the Spark jobs' own code makes of a
+patch, so a difference is a fault of the daemon, of the jobs, or of the contract between them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from cdc.local.interface import TarantoolServer
+from spark_jobs import patch
+from spark_jobs.forms import Form, Forms
+from tests.live import values
+from tests.live.stream import Event, Stream
+
+Row = list[Any]
+
+_SPACES = """
+local found = {}
+for _, row in box.space._space:pairs({512}, {iterator = 'GE'}) do
+    local space = box.space[row.id]
+    if not space.is_local and not space.temporary and space.index[0] ~= nil then
+        table.insert(found, {row.id, row.name})
+    end
+end
+return found
+"""
+_ROWS = "local rows = {} for _, row in box.space[...]:pairs() do table.insert(rows, row) end return rows"
+
+
+class Replica:
+    """The rows of all spaces, by space id and by the text of the key."""
+
+    def __init__(self, forms: Forms) -> None:
+        self._forms = forms
+        self._rows: dict[int, dict[str, Row]] = {}
+        # The last event of each row, which decides what a snapshot sweeps.
+        self._seqs: dict[int, dict[str, int]] = {}
+        self._form_by_space: dict[int, Form] = {}
+        self.space_names: dict[int, str] = {}
+
+    def rows(self, space_id: int) -> list[Row]:
+        """What the space holds."""
+        return list(self._rows.get(space_id, {}).values())
+
+    def filled(self) -> set[int]:
+        """The spaces that hold anything."""
+        return {space_id for space_id, rows in self._rows.items() if rows}
+
+    def apply(self, event: Event) -> None:
+        """Take one event. Raises AssertionError if it contradicts what was before."""
+        space_id, value = event.space_id, event.value
+        where = f"seq {event.seq} ({event.source['table']})"
+        if event.op == "t":
+            self._rows[space_id], self._seqs[space_id] = {}, {}
+            return
+        form = self._forms.of(space_id, event.source["schema_version"])
+        self._turn_to(form)
+        rows, seqs = self._rows.setdefault(space_id, {}), self._seqs.setdefault(space_id, {})
+        key = event.key
+        assert key is not None, where
+        identity = _text(json.loads(key))
+        match event.op:
+            case "r" | "c":
+                if event.op == "c":
+                    assert identity not in rows, f"{where} inserts {key}, which is there"
+                rows[identity] = _values(value["after"], form)
+            case "u" if "patch" not in value:
+                rows[identity] = _values(value["after"], form)
+            case "u" if "upsert" in value:
+                row = rows.get(identity)
+                inserted = _values(value["upsert"], form)
+                rows[identity] = inserted if row is None else patch.upsert(row, value["patch"], form)
+            case "u" if identity in rows:
+                rows[identity] = patch.update(rows[identity], value["patch"], form)
+            case "u":
+                return  # the server logs an UPDATE that found nothing, as it does a DELETE
+            case "d":
+                rows.pop(identity, None)
+                seqs.pop(identity, None)
+                return
+            case _:
+                raise AssertionError(f"{where} has op {event.op}")
+        seqs[identity] = event.seq
+        assert _text(patch.key_of(rows[identity], form)) == identity, f"{where}: the row {rows[identity]} isn't under {key}"
+
+    def sweep(self, started_after_seq: int) -> None:
+        """A snapshot is complete: what it didn't repeat is gone from the master."""
+        for space_id, seqs in self._seqs.items():
+            for identity in [identity for identity, seq in seqs.items() if seq <= started_after_seq]:
+                del seqs[identity], self._rows[space_id][identity]
+
+    def _turn_to(self, form: Form) -> None:
+        """The key's fields may have other names now, or be others."""
+        before = self._form_by_space.get(form.space_id)
+        self._form_by_space[form.space_id] = form
+        if before is None or before == form:
+            return
+        rows, seqs = self._rows.get(form.space_id, {}), self._seqs.get(form.space_id, {})
+        moved = {identity: _text(patch.key_of(row, form)) for identity, row in rows.items()}
+        self._rows[form.space_id] = {moved[identity]: row for identity, row in rows.items()}
+        self._seqs[form.space_id] = {moved[identity]: seq for identity, seq in seqs.items()}
+
+
+def fold(stream: Stream, events: Iterable[Event] | None = None) -> Replica:
+    """Replay a stream from its beginning."""
+    replica = Replica(Forms("schema", [json.dumps(value) for value in stream.control["schema"]]))
+    # Completions in the order of seq; each says how far the count was when it was written, as its STARTED did.
+    completions = []
+    started = 0
+    for record in stream.control["snapshot"]:
+        if record["status"] == "STARTED":
+            started = record["seq"]
+        else:
+            completions.append((record["seq"], started))
+    for event in stream.events if events is None else events:
+        while completions and completions[0][0] < event.seq:
+            replica.sweep(completions.pop(0)[1])
+        replica.apply(event)
+    for _, started_after_seq in completions:
+        replica.sweep(started_after_seq)
+    return replica
+
+
+def compare(replica: Replica, tarantool: TarantoolServer) -> dict[str, int]:
+    """Hold that the replica is the master, row by row, and return the rows by space. Raises AssertionError.
+
+    The master must be at rest.
+    """
+    (spaces,) = tarantool.eval(_SPACES)
+    counts: dict[str, int] = {}
+    differences: list[str] = []
+    for space_id, name in spaces:
+        (stored,) = values.decode(tarantool.eval_raw(_ROWS, space_id))
+        expected = {values.text(row) for row in stored}
+        found = {values.text(row) for row in replica.rows(space_id)}
+        counts[name] = len(stored)
+        for kind, rows in (("lacks", expected - found), ("has, and the master hasn't,", found - expected)):
+            if rows:
+                differences.append(f"{name} {kind} {len(rows)} of {len(stored)} rows: {sorted(rows)[0]:.500}")
+    strangers = replica.filled() - {space_id for space_id, _ in spaces}
+    if strangers:
+        differences.append(f"the replica has spaces that the master hasn't: {strangers}")
+    assert not differences, "\n".join(differences)
+    return counts
+
+
+def _values(row: dict[str, Any], form: Form) -> Row:
+    """A row's fields in order, which must be the fields that the form names."""
+    assert list(row) == [form.field_name(place) for place in range(len(row))], f"{list(row)} isn't {form}"
+    return list(row.values())
+
+
+_text = values.text

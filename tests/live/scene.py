@@ -1,0 +1,132 @@
+"""A master, a broker and a daemon between them, and what must hold of what came out."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+
+from cdc.local.interface import KafkaServer, TarantoolServer
+from tests.live import replica
+from tests.live.daemon import DaemonProcess, Settings
+from tests.live.stream import Stream, parse, partial
+from tests.live.topics import Look, TopicReader
+from tests.live.waiting import wait_for
+from tests.live.workload import Workload
+
+
+@dataclass
+class Scene:
+    """What a test plays with. `close` ends what it started itself."""
+
+    directory: Path
+    tarantool: TarantoolServer
+    kafka: KafkaServer
+    seed: int
+    prefix: str = field(default_factory=lambda: f"live-{uuid.uuid4().hex[:12]}")
+    _exits: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+
+    def __post_init__(self) -> None:
+        self.workload = Workload(self.tarantool, self.seed)
+        self.daemon = self.new_daemon()
+
+    def new_daemon(self, name: str = "", **sections: dict[str, Any]) -> DaemonProcess:
+        """A daemon of this scene's, not started yet; `sections` are merged into its settings."""
+        number = next(self._numbers)
+        settings: Settings = {
+            "source": {"uris": [self.tarantool.uri], "silence_timeout_ms": 5000},
+            "kafka": {
+                "bootstrap_servers": self.kafka.bootstrap_servers,
+                "topic_prefix": self.prefix,
+                # A killed daemon's open transaction keeps readers waiting until the next start, or for so long.
+                "properties": {"transaction.timeout.ms": 15_000},
+            },
+            "state": {"path": str(self.directory / f"state-{number}")},
+            "log": {"format": "console"},
+        }
+        for section, values in sections.items():
+            settings.setdefault(section, {}).update(values)
+        daemon = DaemonProcess(self.directory / f"daemon-{number}", name or self.prefix, settings)
+        self._exits.callback(daemon.close)
+        return daemon
+
+    def reader(self, *, committed: bool = True) -> TopicReader:
+        """A new reader of all of the daemon's topics."""
+        return self._exits.enter_context(TopicReader(self.kafka.bootstrap_servers, self.prefix, committed=committed))
+
+    def catch_up(self, timeout_seconds: float = 120) -> None:
+        """Wait until everything that the master has is durable in Kafka."""
+        self.daemon.wait_until_caught_up(self.tarantool.vclock(), timeout_seconds)
+
+    def check(self) -> Stream:
+        """Hold everything: the stream's own promises, and that it makes the master's contents. The daemon has caught up."""
+        with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
+            stream = parse(reader)
+        stream.check()
+        counts = replica.compare(replica.fold(stream), self.tarantool)
+        assert sum(counts.values()), "the master is empty, so nothing was compared"
+        return stream
+
+    def check_whole_while_dead(self, reader: TopicReader) -> None:
+        """The daemon is dead or frozen: what is reachable becomes whole source transactions without it.
+
+        Kafka may still be writing the markers of the last commit, which is all that there is to wait for.
+        """
+        torn = ["not looked yet"]
+
+        def is_whole() -> bool:
+            torn[:] = partial(parse(reader, reader.look()))
+            return not torn
+
+        wait_for("whole transactions in sight of a dead daemon", is_whole, 20)
+
+    def close(self) -> None:
+        """End the daemons and readers."""
+        self._exits.close()
+
+
+class Watcher:
+    """Looks at the topics all the time, in a thread, and remembers what it could reach at each look."""
+
+    def __init__(self, reader: TopicReader) -> None:
+        self._reader = reader
+        self._stopping = threading.Event()
+        self._failure: BaseException | None = None
+        self.looks: list[Look] = []
+        self._thread = threading.Thread(target=self._watch, name="watcher", daemon=True)
+
+    def __enter__(self) -> Watcher:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join(60)
+
+    def check(self, stream: Stream) -> int:
+        """Hold that at no look more than the one commit that Kafka was just showing was in sight in part.
+
+        `stream` is everything, read later. Returns how many source transactions were met in part.
+        """
+        if self._failure is not None:
+            raise self._failure
+        assert self.looks, "nothing was looked at"
+        for earlier, later in itertools.pairwise(self.looks):
+            assert all(later[place] >= end for place, end in earlier.items()), "what was in sight is gone"
+        return stream.check_looks(self.looks)
+
+    def _watch(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                with contextlib.suppress(KafkaException, TimeoutError):  # Kafka is away at times
+                    self.looks.append(self._reader.look(10))
+        except BaseException as error:  # noqa: BLE001 - shown by `check`, in the test's thread
+            self._failure = error

@@ -1,0 +1,111 @@
+"""A daemon that is killed again and again, at random moments and in the middle of a snapshot, loses and repeats nothing.
+
+While it is dead, a reader finds whole source transactions only; afterwards the topics make the master's contents.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import pytest
+
+from tests.live.proxy import Proxy, StallAfter, Straight
+from tests.live.scene import Scene, Watcher
+from tests.live.stream import parse
+from tests.live.waiting import wait_for
+
+SNAPSHOT_ROWS = 4_000
+
+
+def wait_for_work(scene: Scene, *, rows: int, commits: int) -> None:
+    """Wait until the daemon's run has received so many rows and made so many commits."""
+
+    def is_done(status: dict[str, Any]) -> bool:
+        return bool(status["rows"] >= rows and status["kafka"]["commits"] >= commits)
+
+    scene.daemon.wait_until(f"{rows} rows and {commits} commits", is_done)
+
+
+@pytest.mark.parametrize(
+    "kill_count",
+    [
+        pytest.param(4, id="short"),
+        pytest.param(20, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_killed_at_random_moments(scene: Scene, kill_count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    scene.workload.create(SNAPSHOT_ROWS)
+    scene.workload.start(pause=0.01, rows_max=500)
+    reader = scene.reader()
+    with Watcher(scene.reader()) as watcher:
+        for number in range(kill_count):
+            scene.daemon.start()
+            if number == 0:
+                scene.daemon.wait_until_streaming()
+            else:
+                # From the very start of a process to well into its work.
+                wait_for_work(scene, rows=chance.choice((0, 1, chance.randrange(3_000))), commits=chance.randrange(15))
+            time.sleep(chance.random() * 0.2)  # the moment is random, so there is nothing to wait for
+            scene.daemon.kill()
+            scene.check_whole_while_dead(reader)
+        scene.daemon.start()
+        scene.daemon.wait_until_streaming()
+        scene.workload.stop()
+        scene.catch_up()
+        assert scene.daemon.terminate() == 0
+    stream = scene.check()
+    watcher.check(stream)
+
+
+@pytest.mark.parametrize("end", ["kill", "cut", "terminate"])
+def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, seed: int) -> None:
+    chance = random.Random(seed)
+    scene.workload.create(SNAPSHOT_ROWS)
+    stall = StallAfter(chance.randrange(100_000, 300_000))
+    courses = iter([stall])
+    with Proxy(scene.tarantool.port, lambda: next(courses, Straight())) as proxy:
+        scene.daemon.settings["source"]["uris"] = [proxy.uri(scene.tarantool.uri)]
+        scene.daemon.start()
+        assert stall.has_stalled.wait(60)
+        reader = scene.reader()
+        wait_for("a part of the snapshot in Kafka", lambda: len(parse(reader, reader.look()).events) > 100)
+        scene.tarantool.eval("for _, row in box.space.accounts:pairs() do box.space.accounts:delete(row[1]) end")
+        match end:
+            case "kill":
+                scene.daemon.restart_killed()
+            case "terminate":
+                assert scene.daemon.terminate() == 0
+                scene.daemon.start()
+            case "cut":
+                proxy.cut()
+        scene.daemon.wait_until_streaming()
+        scene.workload.start(steps=100)
+        scene.workload.wait()
+        scene.catch_up()
+    stream = scene.check()
+    statuses = [(record["snapshot_id"], record["status"]) for record in stream.control["snapshot"]]
+    assert statuses == [("1", "STARTED"), ("2", "STARTED"), ("2", "COMPLETED")]
+    rows = {"1": 0, "2": 0}
+    for event in stream.events:
+        if event.op == "r":
+            rows[event.source["snapshot_id"]] += 1
+    assert rows["1"] > 100
+    completed = stream.control["snapshot"][-1]
+    assert rows["2"] == sum(space["rows"] for space in completed["spaces"])
+
+
+def test_terminated_in_mid_stream_goes_on_where_it_was(scene: Scene) -> None:
+    scene.workload.create(500)
+    scene.workload.start(pause=0.01)
+    for _ in range(3):
+        scene.daemon.start()
+        scene.daemon.wait_until("rows flow", lambda status: status["state"] == "streaming" and status["rows"] > 500)
+        assert scene.daemon.terminate() == 0
+    scene.workload.stop()
+    scene.daemon.start("--until-caught-up")
+    assert scene.daemon.wait_for_end() == 0
+    stream = scene.check()
+    assert [record["status"] for record in stream.control["snapshot"]] == ["STARTED", "COMPLETED"]
