@@ -293,7 +293,7 @@ class Master:
             place = names.index(reference) if isinstance(reference, str) else reference - base if reference >= 0 else reference
             if code == "=":
                 changed[place : place + 1 or None] = arguments
-            elif code == "+" and isinstance(changed[place], int | float):
+            elif code == "+" and isinstance((changed[place:] or [None])[0], int | float):
                 changed[place] += arguments[0]
             elif code == "!":
                 changed.insert(place if place >= 0 else len(changed) + place + 1, arguments[0])

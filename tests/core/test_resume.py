@@ -1,0 +1,98 @@
+"""Where to go on: every case of position against ballot, under every mode and policy, against a table written by hand."""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import get_args
+from uuid import UUID
+
+import pytest
+
+from cdc.errors import PositionError
+from cdc.position import Position, SnapshotState
+from cdc.protocol.ballot import Ballot
+from cdc.resume import Continue, Policy, SnapshotMode, TakeSnapshot, check_replicaset, decide
+from cdc.vclock import VClock
+
+MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
+POLICIES: tuple[Policy, ...] = get_args(Policy)
+COMPLETE = SnapshotState(1, is_complete=True)
+KEPT_FROM, REACHED = VClock({1: 10}), VClock({1: 20, 2: 5})
+BALLOT = Ballot(vclock=REACHED, gc_vclock=KEPT_FROM, is_read_only=False, is_ready=True)
+
+
+def at(*, complete: bool = True, **components: int) -> Position:
+    return Position(
+        vclock=VClock({int(origin[1:]): lsn for origin, lsn in components.items()}),
+        snapshot=SnapshotState(1, is_complete=complete),
+    )
+
+
+POSITIONS = {
+    "none": None,
+    "no snapshot": Position(vclock=VClock({1: 15})),
+    "interrupted": at(complete=False, o1=15),
+    "within": at(o1=15),
+    "at the first log": at(o1=10),
+    "at the end": at(o1=20, o2=5),
+    "gap": at(o1=9),
+    "gap from nothing": at(),
+    "ahead": at(o1=21),
+    "ahead of one, behind the other": at(o1=15, o2=6),
+    "of an unknown origin": at(o1=15, o3=1),
+    "gap and ahead": at(o1=9, o2=6),
+}
+
+
+def expected(case: str, mode: SnapshotMode, on_gap: Policy, on_divergence: Policy, *, is_first: bool) -> str:
+    """The decision in words: continue, snapshot, schema only, or the policy that fails."""
+    match case:
+        case "none":
+            return "schema only" if mode == "never" else "snapshot"
+        case "no snapshot" | "interrupted":
+            return "schema only" if mode == "never" else "snapshot"
+        case _ if mode == "always" and is_first:
+            return "snapshot"
+        case "within" | "at the first log" | "at the end":
+            return "continue"
+        case "gap" | "gap from nothing":
+            return "fail: gap" if on_gap == "fail" and mode != "when_needed" else "snapshot"
+        case _:
+            return "fail: divergence" if on_divergence == "fail" else "snapshot"
+
+
+def decided(position: Position | None, mode: SnapshotMode, on_gap: Policy, on_divergence: Policy, *, is_first: bool) -> str:
+    try:
+        decision = decide(position, BALLOT, mode=mode, on_gap=on_gap, on_divergence=on_divergence, is_first_connect=is_first)
+    except PositionError as error:
+        return "fail: gap" if "no longer has the logs" in str(error) else "fail: divergence"
+    if isinstance(decision, Continue):
+        return "continue"
+    return "snapshot" if decision.publish else "schema only"
+
+
+@pytest.mark.parametrize("case", POSITIONS)
+@pytest.mark.parametrize("mode", MODES)
+def test_every_case(case: str, mode: SnapshotMode) -> None:
+    for on_gap, on_divergence, is_first in product(POLICIES, POLICIES, (True, False)):
+        found = decided(POSITIONS[case], mode, on_gap, on_divergence, is_first=is_first)
+        assert found == expected(case, mode, on_gap, on_divergence, is_first=is_first), (on_gap, on_divergence, is_first)
+
+
+def test_errors_name_the_components_and_the_way_out() -> None:
+    with pytest.raises(PositionError, match=r"origin 2: server 5, published 6.*source\.on_divergence"):
+        decide(POSITIONS["gap and ahead"], BALLOT, mode="initial", on_gap="fail", on_divergence="fail", is_first_connect=True)
+    with pytest.raises(PositionError, match=r"origin 1: needed from 9, kept from 10.*source\.on_gap"):
+        decide(POSITIONS["gap"], BALLOT, mode="initial", on_gap="fail", on_divergence="fail", is_first_connect=True)
+    decision = decide(POSITIONS["gap"], BALLOT, mode="initial", on_gap="resnapshot", on_divergence="fail", is_first_connect=True)
+    assert isinstance(decision, TakeSnapshot)
+    assert "origin 1: needed from 9, kept from 10" in decision.reason
+
+
+def test_replica_sets() -> None:
+    position = Position(replicaset_uuid=UUID(int=1))
+    check_replicaset(position, UUID(int=1))
+    check_replicaset(position, None)
+    check_replicaset(Position(), UUID(int=2))
+    with pytest.raises(PositionError, match=r"belongs to replica set .*2, the checkpoint to .*1.*source\.uris"):
+        check_replicaset(position, UUID(int=2))
