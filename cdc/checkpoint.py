@@ -86,6 +86,7 @@ def read(bootstrap_servers: str, properties: dict[str, Any], topic: str, name: s
     """
     consumer = Consumer(
         {
+            "fetch.wait.max.ms": 10,  # the topic's end is known when a broker says that there is nothing more
             **properties,
             "bootstrap.servers": bootstrap_servers,
             # The reader assigns its partition itself; librdkafka only wants a name.
@@ -97,6 +98,8 @@ def read(bootstrap_servers: str, properties: dict[str, Any], topic: str, name: s
     )
     checkpoint = Checkpoint()
     try:
+        # Without it librdkafka looks for the partition's leader half a second later.
+        consumer.list_topics(topic, READ_TIMEOUT_SECONDS)
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         while True:
             message = consumer.poll(READ_TIMEOUT_SECONDS)
