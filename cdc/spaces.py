@@ -1,0 +1,101 @@
+"""The published spaces at the current position: their forms, topics and compiled encoders, and what is told of them.
+
+`compiled` is what the hot loops look rows up in. A space is in it as long as nothing about it changes; whatever isn't in it
+takes the slow way, which tells the outside about new forms (`settle`) before it compiles an encoder for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from cdc import topics
+from cdc.envelope import Envelope, SpaceEvents
+from cdc.outbox import Outbox
+from cdc.position import Position
+from cdc.protocol.codec import Body
+from cdc.schema import ChangeKind, SchemaTracker, SpaceForm
+from cdc.topics import SpaceFilter, TopicNames
+
+Origin = tuple[int, int, int]
+"""Replica id, lsn and tsn of the row that changed the schema."""
+
+
+class Spaces:
+    """Keeps schema, filter, topic names and encoders in step."""
+
+    def __init__(
+        self,
+        schema: SchemaTracker,
+        is_included: SpaceFilter,
+        names: TopicNames,
+        envelope: Envelope,
+        outbox: Outbox,
+        server_uuid: str,
+    ) -> None:
+        self.schema = schema
+        # A space that isn't published has None here.
+        self.compiled: dict[Any, SpaceEvents | None] = {}
+        self._is_included = is_included
+        self._names = names
+        self._envelope = envelope
+        self._outbox = outbox
+        self._server_uuid = server_uuid
+        # What is published may be decided otherwise than it was in the daemon's last life.
+        schema.touch_all()
+
+    def is_published(self, form: SpaceForm) -> bool:
+        """Whether this space's changes come out."""
+        return form.is_replicated and self._is_included(form.space_id, form.name)
+
+    def is_wanted(self, space_id: int) -> bool:
+        """Whether a space is published, as far as its name tells."""
+        return self._is_included(space_id, self.schema.name(space_id) or "")
+
+    def published_forms(self) -> list[SpaceForm]:
+        """The spaces that are published, as they look now."""
+        return [form for form in self.schema.forms() if self.is_published(form)]
+
+    def apply(self, kind: int, body: Body) -> SpaceForm | None:
+        """Fold a system row; returns the form of a published space whose rows it takes away. Raises SchemaError."""
+        emptied = self.schema.apply(kind, body)
+        for space_id in self.schema.touched:
+            self.compiled.pop(space_id, None)
+        return emptied if emptied is not None and self.is_published(emptied) else None
+
+    def form(self, space_id: int) -> SpaceForm:
+        """The form at this position. Raises SchemaError if the space can't have rows."""
+        return self.schema.form(space_id)
+
+    def compile(self, form: SpaceForm) -> SpaceEvents | None:
+        """What a space's events are made with, None if it isn't published. Raises ConfigurationError for its topic's name."""
+        return self.events_of(form) if self.is_published(form) else None
+
+    def events_of(self, form: SpaceForm) -> SpaceEvents:
+        """An encoder for one form, with its topic announced."""
+        topic = self._names.of_space(form.space_id, form.name)
+        self._outbox.announce(topic)
+        return SpaceEvents(form, topic, self._server_uuid)
+
+    def settle(
+        self, position: Position, now_us: int, origin: Origin | None, on_drop: Callable[[SpaceForm], None] | None = None
+    ) -> None:
+        """Tell the outside about forms that have become different, and have them kept with the checkpoint.
+
+        `on_drop` is told of spaces that are gone, before their topic may become another space's.
+        """
+        if not self.schema.touched:
+            return
+        touched = self.schema.touched
+        for change in self.schema.changes(self.is_published):
+            form = change.form
+            self.compiled.pop(form.space_id, None)
+            if change.kind is ChangeKind.DROP and on_drop is not None:
+                on_drop(form)
+            if change.kind is ChangeKind.DROP or change.previous_name is not None:
+                self._names.release(form.space_id)
+            if change.kind is not ChangeKind.DROP:
+                self._outbox.announce(self._names.of_space(form.space_id, form.name))
+            self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
+        for space_id in touched:
+            self._outbox.stored[space_id] = self.schema.stored(space_id)
