@@ -157,6 +157,8 @@ class Pipeline:
             done += 1
             known = self._vclock.get(transaction.replica_id, 0)
             if transaction.lsn <= known:
+                if transaction.spool is not None:
+                    transaction.spool.close()
                 continue  # came by another way already
             if transaction.spool is not None:
                 yield from self._spooled(transaction, suffix)
@@ -269,9 +271,10 @@ class Pipeline:
         assert transaction.spool is not None
         if self._outbox.row_count:
             yield self._batch()
-        pieces = self._begin(transaction, suffix)
-        decoder = FrameDecoder()
         try:
+            limbo.refuse_flagged(transaction)
+            pieces = self._begin(transaction, suffix)
+            decoder = FrameDecoder()
             for chunk in transaction.spool.chunks():
                 self._rows(pieces, rows_of(decoder.feed(chunk)))
                 yield self._batch(is_boundary=False)
