@@ -87,13 +87,16 @@ class Spaces:
         if not self.schema.touched:
             return
         touched = self.schema.touched
-        for change in self.schema.changes(self.is_published):
+        changes = self.schema.changes(self.is_published)
+        # All names are given up before any is taken: in one transaction spaces may swap theirs.
+        for change in changes:
+            if change.kind is ChangeKind.DROP and on_drop is not None:
+                on_drop(change.form)
+            if change.kind is ChangeKind.DROP or change.previous_name is not None:
+                self._names.release(change.form.space_id)
+        for change in changes:
             form = change.form
             self.compiled.pop(form.space_id, None)
-            if change.kind is ChangeKind.DROP and on_drop is not None:
-                on_drop(form)
-            if change.kind is ChangeKind.DROP or change.previous_name is not None:
-                self._names.release(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._outbox.announce(self._names.of_space(form.space_id, form.name))
             self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
