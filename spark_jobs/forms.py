@@ -1,0 +1,172 @@
+"""The forms of spaces, from the records of `<prefix>.schema`: field names, their types, the primary key.
+
+| Tarantool | column | why |
+|---|---|---|
+| unsigned, integer, uint64 | decimal(20,0) | both reach 2^64-1, which a bigint doesn't hold |
+| int8 … int64, uint8 … uint32 | bigint | |
+| double, float32, float64 | double | |
+| number, decimal and its sized kinds | string | up to 38 digits at any scale, or a double: no one numeric column holds all |
+| boolean | boolean | |
+| string, uuid, interval | string | |
+| varbinary | binary | |
+| datetime | timestamp | to the microsecond; the offset is in `_row` |
+| array, map | string | JSON |
+| any, scalar | string | a string as it is, anything else as JSON |
+
+A value that its column can't hold is null there. `_row` has every value exactly.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from spark_jobs.errors import JobError
+
+COLUMN_TYPES: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("unsigned", "integer", "uint64"), "decimal(20,0)"),
+    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "bigint"),
+    **dict.fromkeys(("double", "float", "float32", "float64"), "double"),
+    "boolean": "boolean",
+    "varbinary": "binary",
+    "datetime": "timestamp",
+}
+"""All other types are strings."""
+
+META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts", "_deleted")
+
+_FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=]")
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of a format."""
+
+    name: str
+    type: str
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a space's rows look from one point on. `seq` is the last one given out before it."""
+
+    space: str
+    space_id: int
+    schema_version: int
+    seq: int
+    key: tuple[str, ...]
+    fields: tuple[Field, ...]
+
+    def field_name(self, place: int) -> str:
+        """What the field at this place (from 0) is called in messages."""
+        return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
+
+    def column_names(self) -> tuple[str, ...]:
+        """What the fields are called in tables: as in the format, without the characters that Parquet has no room for.
+
+        Spark tells names apart without regard to case, so a name that is taken gets its place as a suffix.
+        """
+        names: list[str] = []
+        taken = set(META_COLUMNS)
+        for place, field in enumerate(self.fields, 1):
+            name = _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field.name)
+            while name.lower() in taken:
+                name = f"{name}__{place}"
+            taken.add(name.lower())
+            names.append(name)
+        return tuple(names)
+
+    def columns(self) -> dict[str, str]:
+        """Names and Spark types of the columns, in the order of the fields."""
+        types = (COLUMN_TYPES.get(field.type, "string") for field in self.fields)
+        return dict(zip(self.column_names(), types, strict=True))
+
+    def to_json(self) -> str:
+        """For a table's properties."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Form:
+        """The inverse of `to_json`."""
+        members = json.loads(text)
+        fields = tuple(Field(**field) for field in members.pop("fields"))
+        return cls(**{**members, "key": tuple(members["key"]), "fields": fields})
+
+
+class Forms:
+    """All forms that the schema topic holds."""
+
+    def __init__(self, topic: str, records: Iterable[str]) -> None:
+        """`records` are the values of the topic in the order of their offsets."""
+        self._topic = topic
+        self._by_version: dict[tuple[int, int], Form] = {}
+        self._latest: dict[str, Form] = {}
+        self._dropped: set[int] = set()
+        for record in records:
+            for space_id, form in _forms(record, topic):
+                if form is None:
+                    self._dropped.add(space_id)
+                    continue
+                self._dropped.discard(space_id)
+                self._by_version[space_id, form.schema_version] = form
+                known = self._latest.get(form.space)
+                if known is None or form.seq >= known.seq:
+                    self._latest[form.space] = form
+
+    def has(self, space: str, space_id: int, schema_version: int) -> bool:
+        """Whether this form of this space is known under this name."""
+        form = self._by_version.get((space_id, schema_version))
+        return form is not None and form.space == space
+
+    def of(self, space_id: int, schema_version: int) -> Form:
+        """The form that an event names. Raises JobError."""
+        try:
+            return self._by_version[space_id, schema_version]
+        except KeyError:
+            raise JobError(
+                f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events "
+                "refer to. It must be compacted, never deleted: let the daemon take a new snapshot, which writes it anew."
+            ) from None
+
+    def latest(self, space: str) -> Form | None:
+        """The newest form of the space that has this name."""
+        return self._latest.get(space)
+
+    def alive(self) -> list[str]:
+        """The names of the spaces that are there after the last record."""
+        newest = [history[-1] for history in self.histories()]
+        return [form.space for form in newest if form.space_id not in self._dropped and self._latest[form.space] == form]
+
+    def histories(self) -> list[list[Form]]:
+        """The forms of each space (by id, whatever its names were), in order."""
+        histories: dict[int, list[Form]] = {}
+        for (space_id, _), form in sorted(self._by_version.items()):
+            histories.setdefault(space_id, []).append(form)
+        return list(histories.values())
+
+
+def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
+    """Ids of spaces and their forms; None for a space that is dropped."""
+    try:
+        members: dict[str, Any] = json.loads(record)
+        source = members["source"]
+        for change in members["tableChanges"]:
+            table = change["table"]
+            yield (
+                source["space_id"],
+                None
+                if table is None
+                else Form(
+                    space=source["table"],
+                    space_id=source["space_id"],
+                    schema_version=source["schema_version"],
+                    seq=source["seq"],
+                    key=tuple(table["primaryKeyColumnNames"]),
+                    fields=tuple(Field(column["name"], column["typeName"]) for column in table["columns"]),
+                ),
+            )
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobError(f"The topic {topic} holds something that is no schema record: {record[:300]}") from error

@@ -1,0 +1,64 @@
+"""JSON whose texts survive reading and writing.
+
+A row that a patch changes in one field must not change in the others. Python's own `json` keeps integers of any size, but
+writes floats its own way (`1e+300` for `1e300`), so floats keep the text they were read from.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, Final
+
+_quote: Final = json.JSONEncoder(ensure_ascii=False).encode
+
+
+class WrittenFloat(float):
+    """A float that remembers how it was written."""
+
+    __slots__ = ("text",)
+    text: str
+
+
+def _written_float(text: str) -> WrittenFloat:
+    number = WrittenFloat(text)
+    number.text = text
+    return number
+
+
+_decoder: Final = json.JSONDecoder(parse_float=_written_float)
+
+
+def parse(text: str) -> Any:
+    """A JSON text as Python values. Raises ValueError."""
+    return _decoder.decode(text)
+
+
+def render(value: Any) -> str:
+    """Compact JSON, floats as they were read."""
+    if value is None:
+        return "null"
+    if value is True:
+        return "true"
+    if value is False:
+        return "false"
+    if isinstance(value, str):
+        return _quote(value)
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, WrittenFloat):
+        return value.text
+    if isinstance(value, float):
+        return _float_text(value)
+    if isinstance(value, list):
+        return f"[{','.join(map(render, value))}]"
+    return f"{{{','.join(f'{_quote(name)}:{render(item)}' for name, item in value.items())}}}"
+
+
+def _float_text(number: float) -> str:
+    if math.isnan(number):
+        return '"NaN"'
+    if math.isinf(number):
+        return '"Infinity"' if number > 0 else '"-Infinity"'
+    mantissa, _, exponent = repr(number).partition("e")
+    return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,0 +1,105 @@
+"""The Spark session of a job: Delta switched on, the connectors on the class path, this package on the workers."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from py4j.protocol import Py4JError
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import JobError
+
+JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
+
+PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
+"""What the jobs need beside Spark itself."""
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    # Rows of a batch go to few partitions of a table: files side by side instead of a sort of all rows by partition.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
+}
+
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    # 200 by default, each a task with its own overhead; a machine has few cores.
+    "spark.sql.shuffle.partitions": "8",
+    # Into which Delta cuts a table's log to read it; 50 by default.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+_KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
+
+
+def build_session(
+    name: str, *, master: str | None = None, jars_directory: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """A session for jobs. `settings` win over all that is set here. Raises JobError if Spark lacks the connectors.
+
+    Under spark-submit the master and the class path are that command's; alone, the master is `local[*]`, and the jars come
+    from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`, else
+    they are resolved by Spark.
+    """
+    given = dict(settings or {})
+    chosen = dict(_SETTINGS)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted or master is not None:
+        master = master or given.get("spark.master", "local[*]")
+        chosen["spark.master"] = master
+        if master.startswith("local"):
+            chosen |= _LOCAL_SETTINGS
+    if not submitted:
+        chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
+    builder: Any = SparkSession.builder
+    session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
+    _check_class_path(session)
+    _send_package(session)
+    return session
+
+
+def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    if directory:
+        jars = sorted(str(jar.absolute()) for jar in Path(directory).glob("*.jar"))
+        if not jars:
+            raise JobError(f"There are no jars in {directory}. It should hold those of {PACKAGES} and what they depend on.")
+        return {"spark.jars": ",".join(jars)}
+    if "spark.jars" in given or "spark.jars.packages" in given:
+        return {}
+    return {"spark.jars.packages": PACKAGES}
+
+
+def _check_class_path(session: SparkSession) -> None:
+    loader = session.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    for name in (_KAFKA_SOURCE, _DELTA_SOURCE):
+        try:
+            loader.loadClass(name)
+        except Py4JError as error:
+            raise JobError(
+                f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
+                "files; or give the running session's configuration spark.jars or spark.jars.packages."
+            ) from error
+
+
+def _send_package(session: SparkSession) -> None:
+    """Python functions run in workers, which import this package by name wherever they are."""
+    package = Path(__file__).parent
+    name = f"{package.name}.zip"
+    context = session.sparkContext
+    if any(file.endswith(f"/{name}") for file in context.listFiles):
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="tarantool-cdc-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # workers fetch it when they start, so not before
+    with zipfile.ZipFile(scratch / name, "w") as content:
+        for module in sorted(package.glob("*.py")):
+            content.write(module, f"{package.name}/{module.name}")
+    context.addPyFile(str(scratch / name))

@@ -1,0 +1,75 @@
+"""What jobs read: the topics of one daemon, as a stream or as they are now.
+
+Always with `read_committed`: the daemon writes in Kafka transactions, and what one of them leaves behind when it is aborted
+must not be seen.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.envelope import CONTROL_TOPICS
+
+_FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
+
+
+@dataclass(frozen=True)
+class Topics:
+    """The topics under one prefix on one Kafka cluster.
+
+    `spaces` is a (Java) regular expression over the whole of what follows the prefix. `kafka_options` go to Spark's Kafka
+    source as they are, `kafka.…` ones on to Kafka's clients.
+    """
+
+    bootstrap_servers: str
+    prefix: str
+    spaces: str = ".*"
+    starting_offsets: str = "earliest"
+    max_offsets_per_trigger: int | None = None
+    kafka_options: Mapping[str, str] = field(default_factory=dict)
+
+    def control(self, name: str) -> str:
+        """The topic `<prefix>.<name>`."""
+        assert name in CONTROL_TOPICS
+        return f"{self.prefix}.{name}"
+
+    def of_space(self, space: str) -> str:
+        """The topic of a space."""
+        return f"{self.prefix}.{topic_suffix(space)}"
+
+    def pattern(self, control: tuple[str, ...] = ()) -> str:
+        """A regular expression over the topics of the chosen spaces, and the control topics named."""
+        prefix = re.escape(self.prefix)
+        spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
+        return rf"{prefix}\.(?:{'|'.join([spaces, *control])})"
+
+    def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
+        """Records of all chosen spaces, also of ones that are created later, and of the control topics named."""
+        reader = session.readStream.format("kafka").options(**self._options())
+        reader = reader.option("startingOffsets", self.starting_offsets)
+        if self.max_offsets_per_trigger is not None:
+            reader = reader.option("maxOffsetsPerTrigger", self.max_offsets_per_trigger)
+        return reader.option("subscribePattern", self.pattern(control)).load()
+
+    def read(self, session: SparkSession, topic: str) -> DataFrame:
+        """All that one topic holds now; nothing if there is no such topic."""
+        reader = session.read.format("kafka").options(**self._options())
+        # By pattern: naming a topic that doesn't exist would be an error, or create it.
+        return reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
+
+    def _options(self) -> dict[str, str]:
+        return {
+            "kafka.bootstrap.servers": self.bootstrap_servers,
+            **self.kafka_options,
+            "kafka.isolation.level": "read_committed",
+        }
+
+
+def topic_suffix(space: str) -> str:
+    """A space's name as topics have it."""
+    return _FOREIGN_TO_TOPICS.sub("_", space)
