@@ -1,6 +1,6 @@
 """One message of every kind, as it is on the wire: the files that the Spark jobs' tests read too.
 
-`tests/golden/events/` is the contract between the daemon and its consumers as bytes. Here the daemon must produce it; in
+`tests/golden/published/` is the contract between the daemon and its consumers as bytes. Here the daemon must produce it; in
 tests/spark the jobs must understand it.
 """
 
@@ -16,7 +16,7 @@ from tests.fakes.golden import ROOT, Golden
 from tests.fakes.master import Master
 from tests.fakes.replica import Replica
 
-EVENTS: Final = ROOT / "golden" / "events"
+EVENTS: Final = ROOT / "golden" / "published"
 FORMAT: Final = [
     {"name": "id", "type": "unsigned"},
     {"name": "name", "type": "string", "is_nullable": True},
