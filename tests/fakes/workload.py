@@ -34,7 +34,7 @@ def value(rng: random.Random, depth: int = 0) -> Any:
         case 3:
             return rng.choice([0.5, -0.0, 1e300, float("inf"), float("-inf")])
         case 4:
-            return rng.choice(["", "x", 'quote " and \\', "\x00\x1f\u2028", "ключ", "\U0001f600", "\udcff\udc00a"])
+            return rng.choice(["", "x", 'quote " and \\', "\x00\x1f\u2028", "ключ", "\U0001f600", "\udcff\udc80a"])
         case 5:
             return rng.randbytes(rng.randint(0, 5))
         case 6:
@@ -187,6 +187,6 @@ class Workload:
         self._widths[name] = self._widths[space]
 
     def _format(self, space: str) -> None:
-        width = self._rng.randint(2, 6)
+        width = self._rng.randint(4, 7)
         more = [{"name": f"more {number}", "type": "any", "is_nullable": True} for number in range(width)]
         self._master.format(space, [*FIELDS, *more][:width])
