@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.errors import ConfigurationError
 
@@ -255,6 +255,12 @@ def parse(values: dict[str, Any], origin: str) -> Config:
     """Validate values that `origin` gave. Raises ConfigurationError."""
     try:
         return Config(**values)
+    except SettingsError as error:
+        # Its cause holds the value, which may be a secret.
+        raise ConfigurationError(
+            f"the environment holds a value that can't be read: {error}",
+            f"Lists and tables are JSON there: {ENVIRONMENT_PREFIX}SOURCE__URIS='[\"user:password@host:3301\"]'.",
+        ) from None
     except ValidationError as error:
         raise ConfigurationError(f"the configuration {origin} has mistakes:\n{_mistakes(error)}") from error
 
