@@ -1,0 +1,266 @@
+"""The configuration: every mistake is named with its key, the environment wins, and no secret is ever shown."""
+
+from __future__ import annotations
+
+import copy
+import os
+import traceback
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import ENVIRONMENT_PREFIX, Config, load, parse
+from cdc.errors import ConfigurationError
+
+SECRET = "hunter2-and-more"
+GOOD: dict[str, Any] = {
+    "name": "shop",
+    "source": {"uris": [f"cdc:{SECRET}@127.0.0.1:3301"]},
+    "kafka": {"bootstrap_servers": "127.0.0.1:9092", "topic_prefix": "shop"},
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.upper().startswith(ENVIRONMENT_PREFIX):
+            monkeypatch.delenv(name)
+
+
+def changed(**sections: Any) -> dict[str, Any]:
+    """The good configuration with keys added to its sections, or sections replaced."""
+    values = copy.deepcopy(GOOD)
+    for name, value in sections.items():
+        if isinstance(value, dict) and isinstance(values.get(name), dict):
+            values[name] |= value
+        else:
+            values[name] = value
+    return values
+
+
+def mistakes(**sections: Any) -> str:
+    with pytest.raises(ConfigurationError, match="has mistakes") as caught:
+        parse(changed(**sections), "shop.toml")
+    assert SECRET not in str(caught.value)
+    assert SECRET not in repr(caught.value)
+    return str(caught.value)
+
+
+def test_the_least_that_is_needed() -> None:
+    config = parse(copy.deepcopy(GOOD), "shop.toml")
+    (member,) = config.source.members()
+    assert (member.host, member.port, member.user, member.address) == ("127.0.0.1", 3301, "cdc", "127.0.0.1:3301")
+    assert member.password is not None
+    assert member.password.get_secret_value() == SECRET
+    assert config.kafka.delivery == "exactly_once"
+    assert config.snapshot.mode == "initial"
+    assert config.http.address == ("127.0.0.1", 8085)
+
+
+MISTAKES: list[tuple[str, dict[str, Any], str]] = [
+    ("name", {"name": "two words"}, "may have letters"),
+    ("name", {"name": ""}, "may have letters"),
+    ("source.uris", {"source": {"uris": []}}, "at least 1 item"),
+    ("source", {"source": {"uris": ["127.0.0.1"]}}, "without host and port"),
+    ("source", {"source": {"uris": [":3301"]}}, "without host and port"),
+    ("source", {"source": {"uris": [f"u:{SECRET}@host:port"]}}, "port is not a number"),
+    ("source", {"source": {"uris": [f"u:{SECRET}@host:99999"]}}, "port is not a number"),
+    ("source", {"source": {"password": SECRET, "password_file": "x"}}, "exclude each other"),
+    ("source.mode", {"source": {"mode": "registered"}}, "anonymous"),
+    ("source.on_gap", {"source": {"on_gap": "ignore"}}, "resnapshot"),
+    ("source.ack_interval_ms", {"source": {"ack_interval_ms": 1}}, "greater than or equal to 10"),
+    ("source.frame_bytes_max", {"source": {"frame_bytes_max": "many"}}, "valid integer"),
+    ("source.pasword", {"source": {"pasword": SECRET}}, "no such key"),
+    ("sorce", {"sorce": {"uris": [SECRET]}}, "no such key"),
+    ("snapshot.mode", {"snapshot": {"mode": "sometimes"}}, "initial"),
+    ("spaces.include.0", {"spaces": {"include": ["("]}}, "is not a regular expression"),
+    ("spaces.exclude.1", {"spaces": {"exclude": ["ok", "[z-a]"]}}, "is not a regular expression"),
+    ("kafka.bootstrap_servers", {"kafka": {"bootstrap_servers": None}}, "valid string"),
+    ("kafka.topic_prefix", {"kafka": {"topic_prefix": "a/b"}}, "may have letters"),
+    ("kafka.delivery", {"kafka": {"delivery": "twice"}}, "exactly_once"),
+    ("kafka.partitions", {"kafka": {"partitions": 0}}, "greater than or equal to 1"),
+    ("kafka.transaction_topic", {"kafka": {"transaction_topic": "some"}}, "multi"),
+    ("kafka", {"kafka": {"properties": {"transactional.id": "x", "acks": 1}}}, "may not set acks, transactional.id"),
+    ("format.on_error", {"format": {"on_error": "skip"}}, "dlq"),
+    ("http", {"http": {"listen": "8085"}}, "must be host:port"),
+    ("http", {"http": {"listen": "127.0.0.1:http"}}, "must be host:port"),
+    ("http", {"http": {"listen": "127.0.0.1:70000"}}, "must be host:port"),
+    ("log.level", {"log": {"level": "loud"}}, "debug"),
+]
+
+
+@pytest.mark.parametrize(("key", "values", "says"), MISTAKES, ids=[f"{key}: {says}" for key, _, says in MISTAKES])
+def test_each_mistake_is_told_with_its_key(key: str, values: dict[str, Any], says: str) -> None:
+    (line,) = [line for line in mistakes(**values).splitlines() if line.startswith("  ")]
+    assert line.startswith(f"  {key}: ")
+    assert says in line
+
+
+def test_all_mistakes_are_told_at_once() -> None:
+    text = mistakes(
+        name="two words", kafka={"partitions": 0, "topic_prefix": "/"}, source={"on_gap": "x"}, log={"level": "x"}, x=1
+    )
+    keys = [line.split(":")[0].strip() for line in text.splitlines() if line.startswith("  ")]
+    assert sorted(keys) == ["kafka.partitions", "kafka.topic_prefix", "log.level", "name", "source.on_gap", "x"]
+
+
+@pytest.mark.parametrize("missing", ["name", "source", "kafka"])
+def test_what_is_missing_is_told(missing: str) -> None:
+    values = copy.deepcopy(GOOD)
+    del values[missing]
+    with pytest.raises(ConfigurationError, match=f"  {missing}: is missing"):
+        parse(values, "shop.toml")
+
+
+# Secrets.
+
+
+def test_secrets_are_not_shown() -> None:
+    config = parse(changed(source={"password": SECRET}), "shop.toml")
+    (member,) = config.source.members()
+    for thing in (config, config.source, config.source.uris, config.source.password, member, member.password, member.address):
+        assert SECRET not in repr(thing)
+        assert SECRET not in str(thing)
+    assert SECRET not in str(config.model_dump())
+    assert SECRET not in config.model_dump_json()
+
+
+def test_password_of_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text(f"{SECRET}\n")
+    config = parse(changed(source={"uris": ["cdc@h:3301", "other:inline@h:3302"], "password_file": str(file)}), "shop.toml")
+    first, second = config.source.members()
+    assert first.password is not None
+    assert first.password.get_secret_value() == SECRET
+    assert second.password is not None
+    assert second.password.get_secret_value() == "inline"
+
+
+def test_password_file_that_is_not_there(tmp_path: Path) -> None:
+    config = parse(changed(source={"uris": ["cdc@h:3301"], "password_file": str(tmp_path / "none")}), "shop.toml")
+    with pytest.raises(ConfigurationError, match=r"source\.password_file can't be read.*may read"):
+        config.source.members()
+
+
+@pytest.mark.parametrize(
+    ("uri", "host", "port", "user", "password"),
+    [
+        ("h:1", "h", 1, "guest", None),
+        ("u@h:1", "h", 1, "u", None),
+        ("u:p@h:1", "h", 1, "u", "p"),
+        ("tcp://u:p@h:1", "h", 1, "u", "p"),
+        ("u%40x:p%3A%2F@h:1", "h", 1, "u@x", "p:/"),
+        ("u:p@[::1]:3301", "::1", 3301, "u", "p"),
+    ],
+)
+def test_uris(uri: str, host: str, port: int, user: str, password: str | None) -> None:
+    (member,) = parse(changed(source={"uris": [uri]}), "shop.toml").source.members()
+    assert (member.host, member.port, member.user) == (host, port, user)
+    assert (member.password.get_secret_value() if member.password else None) == password
+
+
+def test_user_and_password_apart() -> None:
+    source = {"uris": ["h:1", "own:word@h:2"], "user": "cdc", "password": SECRET}
+    first, second = parse(changed(source=source), "shop.toml").source.members()
+    assert (first.user, second.user) == ("cdc", "own")
+
+
+# The environment.
+
+
+def test_the_environment_wins_key_by_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARANTOOL_CDC__KAFKA__TOPIC_PREFIX", "other")
+    monkeypatch.setenv("TARANTOOL_CDC__KAFKA__PARTITIONS", "7")
+    monkeypatch.setenv("TARANTOOL_CDC__NAME", "renamed")
+    monkeypatch.setenv("TARANTOOL_CDC__SPACES__INCLUDE", '["a", "b"]')
+    monkeypatch.setenv("TARANTOOL_CDC__SOURCE__PASSWORD", SECRET)
+    config = parse(changed(source={"uris": ["cdc@h:3301"]}), "shop.toml")
+    assert (config.name, config.kafka.topic_prefix, config.kafka.partitions) == ("renamed", "other", 7)
+    assert config.kafka.bootstrap_servers == "127.0.0.1:9092", "the file's other keys stay"
+    assert config.spaces.include == ["a", "b"]
+    (member,) = config.source.members()
+    assert member.password is not None
+    assert member.password.get_secret_value() == SECRET
+
+
+def test_a_section_from_the_environment_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = copy.deepcopy(GOOD)
+    del values["kafka"]
+    monkeypatch.setenv("TARANTOOL_CDC__KAFKA__TOPIC_PREFIX", "shop")
+    monkeypatch.setenv("TARANTOOL_CDC__KAFKA__BOOTSTRAP_SERVERS", "k:9092")
+    assert parse(values, "shop.toml").kafka.bootstrap_servers == "k:9092"
+
+
+def test_mistakes_of_the_environment_name_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARANTOOL_CDC__KAFKA__PARTITIONS", "none")
+    assert "kafka.partitions: Input should be a valid integer" in mistakes()
+    assert "(from the environment, TARANTOOL_CDC__KAFKA__PARTITIONS)" in mistakes()
+
+
+def test_a_secret_of_the_environment_is_not_told_in_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TARANTOOL_CDC__SOURCE__URIS", f'["u:{SECRET}@host"]')
+    assert "without host and port" in mistakes()
+
+
+@pytest.mark.parametrize("variable", ["SOURCE__URIS", "SPACES__INCLUDE", "KAFKA", "KAFKA__PROPERTIES"])
+def test_lists_and_tables_of_the_environment_that_are_not_json(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(f"{ENVIRONMENT_PREFIX}{variable}", f"cdc:{SECRET}@host:3301")
+    with pytest.raises(ConfigurationError, match="are JSON there") as caught:
+        parse(copy.deepcopy(GOOD), "shop.toml")
+    shown = "".join(traceback.format_exception(caught.value))
+    assert SECRET not in shown
+
+
+# The file.
+
+
+def write(directory: Path, text: str | bytes) -> Path:
+    path = directory / "shop.toml"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_file(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        f"""
+        name = "shop"
+        [source]
+        uris = ["cdc:{SECRET}@127.0.0.1:3301"]
+        [kafka]
+        bootstrap_servers = "127.0.0.1:9092"
+        topic_prefix = "shop"
+        [kafka.properties]
+        "linger.ms" = 5
+        """,
+    )
+    config = load(path)
+    assert isinstance(config, Config)
+    assert config.kafka.properties == {"linger.ms": 5}
+
+
+def test_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"can't be read: No such file.*--config"):
+        load(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("text", ["name = ", b"\xff\xfe", "[a]\n[a]", f'password = "{SECRET}'])
+def test_file_that_is_not_toml(tmp_path: Path, text: str | bytes) -> None:
+    with pytest.raises(ConfigurationError, match="isn't TOML") as caught:
+        load(write(tmp_path, text))
+    assert SECRET not in str(caught.value)
+
+
+def test_file_with_mistakes_is_named(tmp_path: Path) -> None:
+    path = write(tmp_path, "x = 1")
+    with pytest.raises(ConfigurationError) as caught:
+        load(path)
+    assert f"the configuration {path} has mistakes:" in str(caught.value)
+    assert "  x: no such key" in str(caught.value)
+    assert "  source: is missing" in str(caught.value)
+
+
+@pytest.mark.parametrize(("listen", "address"), [("", None), ("0.0.0.0:0", ("0.0.0.0", 0)), ("::1:8085", ("::1", 8085))])
+def test_addresses_to_listen_at(listen: str, address: tuple[str, int] | None) -> None:
+    assert parse(changed(http={"listen": listen}), "shop.toml").http.address == address
