@@ -434,7 +434,10 @@ class Pipeline:
         wanted = self._options.transaction_topic
         if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
             schema = self._spaces.schema
-            counts = [(str(schema.name(space_id)), count) for space_id, count in pieces.orders.items()]
+            counts = [
+                (schema.name(space_id) or pieces.emptied.get(space_id, str(space_id)), count)
+                for space_id, count in pieces.orders.items()
+            ]
             transaction_id = f"{transaction.replica_id}:{transaction.tsn}"
             for key, value in transaction_records(transaction_id, counts, transaction.timestamp):
                 self._outbox.control(topics.TRANSACTION, key, value)
@@ -453,6 +456,7 @@ class Pipeline:
         space = self._spaces.events_of(form)
         self._outbox.seq += 1
         pieces.total_order += 1
+        pieces.emptied[form.space_id] = form.name
         order = pieces.orders[form.space_id] = pieces.orders.get(form.space_id, 0) + 1
         value = b"".join(
             (
@@ -531,3 +535,5 @@ class _Pieces(msgspec.Struct, gc=False):
     orders: dict[Any, int]
     row_number: int = 0
     total_order: int = 0
+    emptied: dict[int, str] = {}
+    """Names of spaces that lost their rows: the transaction may drop them, too."""
