@@ -454,7 +454,7 @@ def test_synchronous_space_of_a_26(memory: int) -> None:
     shop.replica.relay.relay()
     with pytest.raises(SynchronousReplicationError, match="synchronous space 'syn'"):
         shop.replica.receive()
-    assert not any(batch.is_boundary for batch in shop.replica._unsettled)
+    assert not any(batch.is_boundary for batch in shop.replica.unsettled)
 
 
 def test_rollback_stops_it_and_the_other_control_rows_do_not() -> None:
@@ -484,7 +484,7 @@ def test_a_large_transaction_comes_in_pieces_that_are_no_boundaries() -> None:
     shop.replica.receive()
     shop.replica.relay.relay()
     shop.replica.receive()
-    batches = shop.replica._unsettled
+    batches = shop.replica.unsettled
     # What came before it, its pieces, its end, what came after it.
     boundaries = [batch.is_boundary for batch in batches]
     assert boundaries[0] is True
@@ -540,7 +540,7 @@ def test_what_a_batch_counts() -> None:
     shop.master.truncate("users")
     shop.replica.relay.relay()
     shop.replica.receive()
-    (batch,) = shop.replica._unsettled
+    (batch,) = shop.replica.unsettled
     sizes = [len(message[2] or b"") if isinstance(message, tuple) else len(message.value) for message in batch.messages]
     assert batch.byte_count == sum(sizes)
     assert (batch.event_count, batch.row_count) == (3, 4)
@@ -579,13 +579,13 @@ def test_topics_are_announced_once() -> None:
     shop.master.insert("other", 1)
     shop.replica.relay.relay()
     shop.replica.receive()
-    (batch,) = shop.replica._unsettled
+    (batch,) = shop.replica.unsettled
     assert sorted(batch.topics) == ["shop.other"]
     shop.follow()
     shop.master.insert("other", 2)
     shop.replica.relay.relay()
     shop.replica.receive()
-    (batch,) = shop.replica._unsettled
+    (batch,) = shop.replica.unsettled
     assert batch.topics == []
 
 

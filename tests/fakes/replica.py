@@ -97,6 +97,7 @@ class Replica:
         """Greeting, ID, AUTH, VOTE, the decision, a snapshot if it says so, SUBSCRIBE."""
         self.connection = MasterConnection(self._master)
         self._session = Session(INSTANCE)
+        self.decision = None
         self._unsettled.clear()
         self._exchange()
         if self.session.can_identify:
@@ -163,6 +164,11 @@ class Replica:
         if self._pipeline is not None:
             self._pipeline.close()
         self.connection = self._session = self._pipeline = None
+
+    @property
+    def unsettled(self) -> list[Batch]:
+        """Batches that were submitted and are not committed."""
+        return list(self._unsettled)
 
     def news(self) -> list[Message | Broadcast]:
         """What was committed since the last call."""
