@@ -15,7 +15,7 @@ import argparse
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -136,22 +136,33 @@ class CurrentSink(Sink):
             if former.space != form.space or former.key != form.key
         ]
         chosen = self._chosen({form.space for _, form in changes})
-        for former, form in sorted(changes, key=lambda change: change[1].seq):
-            if form.space in chosen:
-                self._settle(former, form)
+        for together in _rounds([change for change in changes if change[1].space in chosen]):
+            self._settle([(former, form) for former, form in together if not self._table(form).has_settled(form)])
 
-    def _settle(self, former: Form, form: Form) -> None:
-        """Bring the rows of `former` over to `form`, which has another name or another primary key."""
-        source, table = self._table(former), self._table(form)
-        if not table.has_settled(form):
-            self._catch_up(source, former, form.schema_version)
-            if source is not table:
-                table.move_in(source.rows().where(f"_seq <= {form.seq}"), form)
+    def _settle(self, changes: Sequence[tuple[Form, Form]]) -> None:
+        """Bring the rows of forms over to the ones that followed them, with another name or another primary key.
+
+        Of different spaces, at one time: they may have swapped their names. Each step may be repeated, and what a table has
+        been told to take over is kept in its properties until it has it.
+        """
+        moves = [(former, form) for former, form in changes if former.space != form.space]
+        for former, form in changes:
+            source, table = self._table(former), self._table(form)
+            if table.awaits(form) is None:
+                self._catch_up(source, former, form.schema_version)
+                if source is not table:
+                    table.await_rows(form, source.version())
+        for former, form in moves:
+            self._table(former).move_out(form.seq)
+        for former, form in moves:
+            table = self._table(form)
+            rows = self._table(former).rows(table.awaits(form))
+            table.move_in(rows.where(f"_seq <= {form.seq}"), form)
+        for former, form in changes:
+            table = self._table(form)
             if former.key != form.key:
                 table.rekey(form)
             table.settle(form)
-        if source is not table:
-            source.move_out(form.seq)
 
     def _table(self, form: Form) -> SpaceTable:
         """The table of the form's space, made with this form if there is none."""
@@ -280,3 +291,16 @@ def _by_space(boiled: DataFrame) -> tuple[dict[str, _Batch], bool]:
 
 def _versions(structs: Iterable[Row]) -> frozenset[tuple[int, int]]:
     return frozenset((struct["space_id"], struct["schema_version"]) for struct in structs)
+
+
+def _rounds(changes: Sequence[tuple[Form, Form]]) -> list[list[tuple[Form, Form]]]:
+    """Changes in the order in which they were made, those together that may have been made at once."""
+    rounds: list[list[tuple[Form, Form]]] = []
+    for change in sorted(changes, key=lambda change: (change[1].seq, change[1].schema_version)):
+        last = rounds[-1] if rounds else []
+        same_time = last and last[0][1].seq == change[1].seq
+        if same_time and all(form.space_id != change[1].space_id for _, form in last):
+            last.append(change)
+        else:
+            rounds.append([change])
+    return rounds

@@ -35,6 +35,7 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     # Into which Delta cuts a table's log to read it; 50 by default.
     "spark.databricks.delta.snapshotPartitions": "2",
     "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
 }
 
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"

@@ -34,6 +34,7 @@ _FLOOR: Final = "tarantool_cdc.floor"
 _PREFIX: Final = "tarantool_cdc.prefix"
 _KEYED_SINCE: Final = "tarantool_cdc.keyed_since"
 _SETTLED: Final = "tarantool_cdc.settled"
+_AWAITS: Final = "tarantool_cdc.awaits"
 
 _META_SCHEMA: Final = StructType(
     [
@@ -83,11 +84,24 @@ class SpaceTable:
 
     def has_settled(self, form: Form) -> bool:
         """Whether the rows have been brought over to this form's name and primary key."""
-        return f"{form.space_id}:{form.schema_version}" in self._properties[_SETTLED].split(",")
+        return _point(form) in self._properties[_SETTLED].split(",")
 
     def settle(self, form: Form) -> None:
         """Remember that they have been."""
-        self._set({_SETTLED: f"{self._properties[_SETTLED]},{form.space_id}:{form.schema_version}"})
+        self._set({_SETTLED: f"{self._properties[_SETTLED]},{_point(form)}", _AWAITS: ""})
+
+    def awaits(self, form: Form) -> int | None:
+        """The version of the other table from which it is to take over the rows of this form; None if it isn't."""
+        point, _, version = self._properties.get(_AWAITS, "").partition("@")
+        return int(version) if point == _point(form) else None
+
+    def await_rows(self, form: Form, version: int) -> None:
+        """Remember that it is."""
+        self._set({_AWAITS: f"{_point(form)}@{version}"})
+
+    def version(self) -> int:
+        """The table's version, which it can be read as later."""
+        return tables.version(self._session, self._path)
 
     def create(self, form: Form) -> None:
         """An empty table for this form, if there is none."""
@@ -127,7 +141,7 @@ class SpaceTable:
         stored = self.rows().where("not _deleted").withColumn("_key", keyed("_key", "_row"))
         # Tombstones go: they stand under keys that no event has any more.
         tables.overwrite(typed(stored.select(*META_COLUMNS), form), self._path)
-        self._set({_KEYED_SINCE: f"{form.space_id}:{form.schema_version}"})
+        self._set({_KEYED_SINCE: _point(form)})
 
     def move_in(self, rows: DataFrame, form: Form) -> None:
         """Take over the rows that the space had under its former name; `form` is its first one under this name."""
@@ -161,9 +175,9 @@ class SpaceTable:
         else:
             tables.append(new, self._path)
 
-    def rows(self) -> DataFrame:
-        """All rows, deleted ones too."""
-        return tables.read(self._session, self._path)
+    def rows(self, version: int | None = None) -> DataFrame:
+        """All rows, deleted ones too, now or as they were."""
+        return tables.read(self._session, self._path, version)
 
     def forget_deleted(self, before: datetime) -> None:
         """Take out rows that were deleted before this time."""
@@ -188,6 +202,10 @@ class _Key:
                 "has now. Build the table anew with a new --path and a new --checkpoint, after a snapshot."
             )
         return json_text.render(built)
+
+
+def _point(form: Form) -> str:
+    return f"{form.space_id}:{form.schema_version}"
 
 
 def _quoted(name: str) -> str:

@@ -18,9 +18,15 @@ def exists(session: SparkSession, path: str) -> bool:
     return bool(DeltaTable.isDeltaTable(session, path))
 
 
-def read(session: SparkSession, path: str) -> DataFrame:
-    """The table as it is now."""
-    return session.read.format("delta").load(path)
+def read(session: SparkSession, path: str, version: int | None = None) -> DataFrame:
+    """The table as it is now, or was in a version of it."""
+    reader = session.read.format("delta")
+    return (reader if version is None else reader.option("versionAsOf", version)).load(path)
+
+
+def version(session: SparkSession, path: str) -> int:
+    """The number of the table's last commit."""
+    return int(DeltaTable.forPath(session, path).history(1).select("version").collect()[0][0])
 
 
 def is_empty(session: SparkSession, path: str) -> bool:

@@ -1,0 +1,97 @@
+"""Job changelog: every event once, whatever is repeated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from spark_jobs.changelog import ChangelogSink
+from spark_jobs.errors import JobError
+from tests.spark.messages import FakeTopics, delete, golden, put, truncate, update
+
+pytestmark = pytest.mark.spark
+
+FIRST = [put("r", {"id": 1, "name": "a"}, 1), put("c", {"id": 2, "name": "b", "balance": 1e300}, 2)]
+SECOND = [update(1, [{"op": "=", "field": "name", "value": "x"}], 3), delete(2, 4), truncate(5)]
+
+
+def stored(spark: SparkSession, path: Path) -> list[Row]:
+    return spark.read.format("delta").load(str(path)).orderBy("seq").collect()
+
+
+def test_every_event_becomes_one_row(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST, *SECOND), 0, "query")
+    rows = stored(spark, tmp_path)
+    assert [(row["seq"], row["op"], row["key"]) for row in rows] == [
+        (1, "r", '{"id":1}'),
+        (2, "c", '{"id":2}'),
+        (3, "u", '{"id":1}'),
+        (4, "d", '{"id":2}'),
+        (5, "t", None),
+    ]
+    snapshot, create, patched = rows[:3]
+    assert (snapshot["snapshot"], snapshot["snapshot_id"], snapshot["transaction_id"], snapshot["lsn"]) == (
+        "true",
+        "1",
+        None,
+        None,
+    )
+    assert (create["after"], create["transaction_id"], create["total_order"]) == (
+        '{"id":2,"name":"b","balance":1e+300}',
+        "1:2",
+        1,
+    )
+    assert (patched["before"], patched["after"]) == (None, None)
+    assert patched["patch"] == '[{"op":"=","field":"name","value":"x"}]'
+    assert (create["space"], str(create["date"]), create["vclock"], create["lsn"]) == ("users", "2023-11-14", {"1": 2}, 2)
+    assert (create["kafka_topic"], create["kafka_partition"], create["daemon"]) == ("shop.users", 1, "shop")
+    detail = spark.sql(f"describe detail delta.`{tmp_path}`").collect()[0]
+    assert list(detail["partitionColumns"]) == ["space", "date"]
+
+
+def test_a_batch_that_comes_again_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    first, second = topics.send(*FIRST), topics.send(*SECOND)
+    ChangelogSink(spark, str(tmp_path), "shop").write(first, 0, "query")
+    for _ in range(2):
+        # As after a crash between the table's commit and the checkpoint's: a new process, the same query and batch.
+        sink = ChangelogSink(spark, str(tmp_path), "shop")
+        sink.write(first, 0, "query")
+        sink.write(second, 1, "query")
+    assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_a_lost_checkpoint_repeats_nothing_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 7, "query")
+    topics.send(*SECOND)
+    everything = topics.read("shop.users")
+    sink = ChangelogSink(spark, str(tmp_path), "shop")
+    sink.write(everything, 0, "another query")
+    sink.write(topics.send(put("c", {"id": 3}, 6)), 1, "another query")
+    assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_events_that_the_stream_itself_repeats_are_found_when_asked_for(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    sink = ChangelogSink(spark, str(tmp_path), "shop", always=True)
+    sink.write(topics.send(*FIRST, FIRST[0]), 0, "query")
+    sink.write(topics.send(FIRST[1], *SECOND), 1, "query")
+    assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
+
+
+def test_golden_messages_are_taken(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    names = ("r", "c", "u-replace", "u-patch", "u-upsert", "d-and-tombstone", "t")
+    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*(m for name in names for m in golden(name))), 0, "query")
+    assert [row["op"] for row in stored(spark, tmp_path)] == ["r", "c", "u", "u", "u", "d", "t"]
+
+
+def test_a_table_is_of_one_daemon(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
+    with pytest.raises(JobError, match="'shop'"):
+        ChangelogSink(spark, str(tmp_path), "market").write(topics.send(*FIRST), 0, "query")

@@ -1,0 +1,49 @@
+"""Schema records to forms and columns."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.errors import JobError
+from spark_jobs.forms import Form, Forms
+from tests.spark.messages import golden, schema
+
+pytestmark = pytest.mark.spark
+
+
+def forms(*records: str | None) -> Forms:
+    return Forms("shop.schema", [record for record in records if record is not None])
+
+
+def test_golden_records_give_the_forms_of_a_space() -> None:
+    names = ("schema-create", "schema-alter", "schema-rename", "schema-drop")
+    create, alter, rename, drop = (golden(name)[0].value for name in names)
+    found = forms(create, alter, rename)
+    first = found.of(512, 1)
+    assert (first.space, first.seq, first.key) == ("users", 0, ("id",))
+    assert first.columns() == {"id": "decimal(20,0)", "name": "string", "balance": "string"}
+    assert [form.space for form in found.histories()[0]] == ["users", "users", "people"]
+    assert found.alive() == ["people"]
+    assert found.latest("users") == found.of(512, 2)
+    assert forms(create, alter, rename, drop).alive() == []
+
+
+def test_forms_survive_a_tables_properties() -> None:
+    form = forms(golden("schema-alter")[0].value).of(512, 2)
+    assert Form.from_json(form.to_json()) == form
+
+
+def test_an_unknown_form_is_an_error_that_names_it() -> None:
+    with pytest.raises(JobError, match="space 512 at schema_version 9"):
+        forms(schema(0).value).of(512, 9)
+
+
+def test_what_is_no_schema_record_is_refused() -> None:
+    with pytest.raises(JobError, match="no schema record"):
+        forms('{"a":1}')
+
+
+def test_columns_get_names_that_tables_can_have() -> None:
+    columns = [("id", "unsigned"), ("ID", "string"), ("_row", "string"), ("a b;c", "string"), ("a_b_c", "string")]
+    form = forms(schema(0, columns=columns).value).of(512, 1)
+    assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5")

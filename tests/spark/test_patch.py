@@ -1,0 +1,162 @@
+"""Operations of UPDATE and UPSERT on JSON values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.forms import Field, Form
+from spark_jobs.patch import PatchError, key_of, update, upsert
+
+pytestmark = pytest.mark.spark
+
+FORM = Form(
+    space="users",
+    space_id=512,
+    schema_version=1,
+    seq=0,
+    key=("id",),
+    fields=tuple(
+        Field(name, kind)
+        for name, kind in (("id", "unsigned"), ("name", "string"), ("balance", "number"), ("data", "any"), ("blob", "varbinary"))
+    ),
+)
+
+
+def operation(code: str, field: str | int, value: Any = None, **more: Any) -> dict[str, Any]:
+    return {"op": code, "field": field, **({} if code == "#" else {"value": value}), **more}
+
+
+def splice(field: str | int, position: int, length: int, value: str, **more: Any) -> dict[str, Any]:
+    return operation(":", field, value, position=position, length=length, **more)
+
+
+@pytest.mark.parametrize(
+    ("row", "patch", "after"),
+    [
+        # Places.
+        ([1, "a"], [operation("=", "name", "b")], [1, "b"]),
+        ([1, "a"], [operation("=", -1, "b")], [1, "b"]),
+        ([1, "a"], [operation("=", "balance", 5)], [1, "a", 5]),
+        ([1], [operation("=", "balance", 5)], [1, None, 5]),
+        ([1, "a"], [operation("=", "field_7", 7)], [1, "a", None, None, None, None, 7]),
+        ([1, "a", 3], [operation("!", "name", "b")], [1, "b", "a", 3]),
+        ([1, "a"], [operation("!", -1, "b")], [1, "a", "b"]),
+        ([1, "a"], [operation("!", -2, "b")], [1, "b", "a"]),
+        ([1, "a"], [operation("!", "field_4", 4)], [1, "a", None, 4]),
+        ([1, 2, 3, 4], [operation("#", "name", count=2)], [1, 4]),
+        ([1, 2, 3, 4], [operation("#", -1, count=9)], [1, 2, 3]),
+        ([1, 2], [operation("#", "field_9", count=1)], [1, 2]),
+        ([1, 2, 3], [operation("#", "name", count=1), operation("=", "name", "x")], [1, "x"]),
+        # Sums.
+        ([1, "a", 5], [operation("+", "balance", 3), operation("-", "balance", 10)], [1, "a", -2]),
+        ([1, "a", 2**64 - 2], [operation("+", "balance", 1)], [1, "a", 2**64 - 1]),
+        ([1, "a", 5], [operation("+", "balance", 0.5)], [1, "a", 5.5]),
+        ([1, "a", 0.5], [operation("-", "balance", 1)], [1, "a", -0.5]),
+        ([1, "a", "1.50"], [operation("+", "balance", "2.250")], [1, "a", "3.750"]),
+        ([1, "a", "1.50"], [operation("-", "balance", 2)], [1, "a", "-0.50"]),
+        ([1, "a", 1], [operation("+", "balance", "0.1")], [1, "a", "1.1"]),
+        ([1, "a", "1"], [operation("+", "balance", 0.1)], [1, "a", "1.1"]),
+        (
+            [1, "a", "-12345678901234567890.123456789"],
+            [operation("-", "balance", "0.000000001")],
+            [1, "a", "-12345678901234567890.123456790"],
+        ),
+        ([1, "a", "Infinity"], [operation("+", "balance", 1)], [1, "a", float("inf")]),
+        # Bits.
+        ([1, "a", 12], [operation("&", "balance", 10)], [1, "a", 8]),
+        ([1, "a", 12], [operation("|", "balance", 3)], [1, "a", 15]),
+        ([1, "a", 2**64 - 1], [operation("^", "balance", 1)], [1, "a", 2**64 - 2]),
+        # Splices, in bytes.
+        ([1, "abcdef"], [splice("name", 2, 3, "XYZ")], [1, "aXYZef"]),
+        ([1, "abcdef"], [splice("name", 100, 3, "!")], [1, "abcdef!"]),
+        ([1, "abcdef"], [splice("name", -1, 3, "!")], [1, "abcdef!"]),
+        ([1, "abcdef"], [splice("name", -2, 1, "!")], [1, "abcde!"]),
+        ([1, "abcdef"], [splice("name", -7, 1, "!")], [1, "!bcdef"]),
+        ([1, "abcdef"], [splice("name", 2, -2, "!")], [1, "a!ef"]),
+        ([1, "abcdef"], [splice("name", 2, -100, "!")], [1, "a!bcdef"]),
+        ([1, "äöü"], [splice("name", 3, 2, "o")], [1, "äoü"]),
+        ([1, "ä"], [splice("name", 1, 1, "")], [1, "pA=="]),
+        ([1, "", 0, 0, "AAEC"], [splice("blob", 2, 1, "/w==")], [1, "", 0, 0, "AP8C"]),
+        # Inside of fields.
+        ([1, "", 0, {"a": {"b": [1, 2]}}], [operation("=", "data", 42, path=".a.b[2]")], [1, "", 0, {"a": {"b": [1, 42]}}]),
+        ([1, "", 0, {"a": {"b": [1]}}], [operation("=", "data", 2, path=".a.b[2]")], [1, "", 0, {"a": {"b": [1, 2]}}]),
+        ([1, "", 0, {"a": [1, 2]}], [operation("!", "data", 0, path=".a[1]")], [1, "", 0, {"a": [0, 1, 2]}]),
+        ([1, "", 0, {"a": [1, 2]}], [operation("#", "data", path=".a[1]", count=5)], [1, "", 0, {"a": []}]),
+        ([1, "", 0, {"a": 1, "b": 2}], [operation("#", "data", path=".a", count=1)], [1, "", 0, {"b": 2}]),
+        ([1, "", 0, {}], [operation("!", "data", 1, path='["c d"]')], [1, "", 0, {"c d": 1}]),
+        ([1, "", 0, {"x": 1}], [operation("+", "data", 2, path="['x']")], [1, "", 0, {"x": 3}]),
+        ([1, "", 0, {"x": "ab"}], [splice("data", 1, 1, "", path=".x")], [1, "", 0, {"x": "b"}]),
+        ([1, [[1], [2]]], [operation("=", -1, 3, path="[2][1]")], [1, [[1], [3]]]),
+    ],
+)
+def test_an_operation_gives_what_the_server_gives(row: list[Any], patch: list[dict[str, Any]], after: list[Any]) -> None:
+    before = [*row]
+    result = update(row, patch, FORM)
+    assert result == after
+    assert [type(value) for value in result] == [type(value) for value in after]
+    assert row == before
+
+
+@pytest.mark.parametrize(
+    ("row", "patch"),
+    [
+        ([1, "a"], operation("+", "name", 1)),
+        ([1, "a", True], operation("+", "balance", 1)),
+        ([1, "a", 2**64 - 1], operation("+", "balance", 1)),
+        ([1, "a", -1], operation("|", "balance", 1)),
+        ([1, "a", 1.5], operation("&", "balance", 1)),
+        ([1, 5], splice("name", 1, 1, "")),
+        ([1, "abc"], splice("name", -5, 1, "")),
+        ([1, "a"], operation("+", "balance", 1)),
+        ([1, "a"], operation("=", -3, 1)),
+        ([1, "a"], operation("=", "unknown", 1)),
+        ([1, "", 0, {"a": 1}], operation("!", "data", 1, path=".a")),
+        ([1, "", 0, {"a": 1}], operation("=", "data", 1, path=".b.c")),
+        ([1, "", 0, {"a": 1}], operation("=", "data", 1, path="[1]")),
+        ([1, "", 0, [1]], operation("=", "data", 1, path="[3]")),
+        ([1, "", 0, {"a": 1, "b": 2}], operation("#", "data", path=".a", count=2)),
+        ([1, "", 0, "text"], operation("+", "data", 1)),
+    ],
+)
+def test_an_operation_that_the_server_refuses_is_an_error(row: list[Any], patch: dict[str, Any]) -> None:
+    with pytest.raises(PatchError):
+        update(row, [patch], FORM)
+
+
+def test_an_upsert_passes_over_operations_that_fail() -> None:
+    patch = [operation("+", "name", 1), operation("+", "balance", 1), operation("=", "data", 1, path=".no.where")]
+    assert upsert([1, "a", 1], patch, FORM) == [1, "a", 2]
+
+
+def test_an_upsert_that_would_change_the_key_changes_nothing() -> None:
+    assert upsert([1, "a", 1], [operation("+", "balance", 1), operation("=", "id", 2)], FORM) == [1, "a", 1]
+
+
+def test_keys_reach_into_fields() -> None:
+    form = Form("s", 1, 1, 0, ("data.user.id", "id"), FORM.fields)
+    assert key_of([7, "", 0, {"user": {"id": "x"}}], form) == {"data.user.id": "x", "id": 7}
+    assert key_of([7, "", 0, {}], form) is None
+
+
+OPERATIONS = st.one_of(
+    st.builds(operation, st.sampled_from("=!"), st.sampled_from(["name", "balance", "field_6", -1]), st.integers(0, 9)),
+    st.builds(operation, st.sampled_from("+-&|^"), st.just("balance"), st.integers(0, 9)),
+    st.builds(
+        lambda field, count: operation("#", field, count=count), st.sampled_from(["balance", "field_7", -1]), st.integers(1, 3)
+    ),
+)
+
+
+@given(st.lists(st.lists(OPERATIONS, max_size=3), max_size=6), st.integers(0, 6))
+def test_where_a_sequence_of_upserts_is_cut_makes_no_difference(patches: list[list[dict[str, Any]]], cut: int) -> None:
+    def after(row: list[Any], some: list[list[dict[str, Any]]]) -> list[Any]:
+        for patch in some:
+            row = upsert(row, patch, FORM)
+        return row
+
+    start = [1, "a", 5]
+    assert after(after(start, patches[:cut]), patches[cut:]) == after(start, patches)
