@@ -1,0 +1,298 @@
+"""The shape of the project, computed from its files: who may import whom, what the core must not touch, how long files get.
+
+The order is that of the layers: values, protocol, core, then input and output, then the daemon. The core is listed by name:
+a module that is added has to be put into a layer here.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+
+VALUES: Final = ["cdc", "cdc.errors", "cdc.vclock", "cdc.position"]
+PROTOCOL: Final = [
+    "cdc.protocol",
+    "cdc.protocol.constants",
+    "cdc.protocol.extensions",
+    "cdc.protocol.codec",
+    "cdc.protocol.greeting",
+    "cdc.protocol.ballot",
+    "cdc.protocol.failure",
+    "cdc.protocol.requests",
+    "cdc.protocol.session",
+]
+CORE: Final = [
+    "cdc.operations",
+    "cdc.schema",
+    "cdc.change",
+    "cdc.limbo",
+    "cdc.assembler",
+    "cdc.ledger",
+    "cdc.resume",
+    "cdc.json_values",
+    "cdc.row_encoder",
+    "cdc.envelope",
+    "cdc.topics",
+    "cdc.outbox",
+    "cdc.row_errors",
+    "cdc.spaces",
+    "cdc.snapshot",
+    "cdc.pipeline",
+]
+OUTER: Final = [
+    "cdc.spool",
+    "cdc.config",
+    "cdc.log",
+    "cdc.checkpoint",
+    "cdc.delivery",
+    "cdc.publisher",
+    "cdc.status",
+    "cdc.metrics",
+    "cdc.http",
+    "cdc.progress",
+    "cdc.sources",
+    "cdc.sources.tarantool",
+    "cdc.follower",
+    "cdc.daemon",
+    "cdc.check",
+    "cdc.decode",
+    "cdc.demo",
+    "cdc.cli",
+    "cdc.__main__",
+]
+ORDER: Final = [*VALUES, *PROTOCOL, *CORE, *OUTER]
+"""Each module may import only what stands before it; within a layer the order is theirs too."""
+
+SEPARATE: Final = ("cdc.local", "cdc.feeds")
+"""Packages of their own: servers for the demo and the tests, and other ways out. Nothing of the core imports them."""
+
+IMPURE: Final = {
+    "asyncio",
+    "confluent_kafka",
+    "http",
+    "io",
+    "logging",
+    "multiprocessing",
+    "os",
+    "pathlib",
+    "prometheus_client",
+    "pydantic",
+    "queue",
+    "random",
+    "secrets",
+    "select",
+    "selectors",
+    "signal",
+    "socket",
+    "ssl",
+    "structlog",
+    "subprocess",
+    "sys",
+    "tempfile",
+    "threading",
+    "time",
+    "urllib",
+}
+CLOCKS: Final = re.compile(r"(datetime|date)\.(now|today|utcnow)\(|(open|print|input|uuid1|uuid4|uuid\.uuid[14])\(")
+
+Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+
+LINES_MAX: Final = 550
+"""A ratchet: lower it when files get shorter; a file that needs more has more than one subject."""
+
+
+def modules(package: str) -> dict[str, Path]:
+    """Names and files of a package's modules."""
+    found = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+CDC: Final = modules("cdc")
+SPARK: Final = modules("spark_jobs")
+
+
+@functools.cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), str(path))
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports, wherever it does; `from package import module` counts as the module."""
+    found: set[str] = set()
+    for node in ast.walk(tree(path)):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} has a relative import"
+            assert node.module is not None
+            submodules = {f"{node.module}.{alias.name}" for alias in node.names}
+            known = {name for name in submodules if name in CDC or name in SPARK}
+            found |= known
+            if known != submodules:
+                found.add(node.module)
+    return found
+
+
+def ours(path: Path) -> set[str]:
+    return {name for name in imports(path) if name.split(".")[0] == "cdc"}
+
+
+def test_every_module_has_its_layer() -> None:
+    placed = {name for name in CDC if not name.startswith(SEPARATE)}
+    assert placed == set(ORDER), "a module that is added is put into ORDER, one that is gone is taken out"
+    assert len(ORDER) == len(set(ORDER))
+
+
+@pytest.mark.parametrize("name", ORDER)
+def test_imports_go_one_way(name: str) -> None:
+    before = set(ORDER[: ORDER.index(name)])
+    beyond = {used for used in ours(CDC[name]) if used not in before and not used.startswith(SEPARATE)}
+    assert not beyond, f"{name} imports {sorted(beyond)}, which {'stand' if len(beyond) > 1 else 'stands'} behind it"
+
+
+@pytest.mark.parametrize("name", [*VALUES, *PROTOCOL, *CORE])
+def test_the_core_is_pure(name: str) -> None:
+    used = {module.split(".")[0] for module in imports(CDC[name])}
+    assert not used & IMPURE, f"{name} imports {sorted(used & IMPURE)}"
+    assert not {module for module in ours(CDC[name]) if module.startswith(SEPARATE)}
+    calls = [ast.unparse(node) for node in ast.walk(tree(CDC[name])) if isinstance(node, ast.Call)]
+    assert not [call for call in calls if CLOCKS.match(call)]
+
+
+def test_local_servers_use_only_the_errors() -> None:
+    for name, path in CDC.items():
+        if name.startswith("cdc.local"):
+            beyond = {used for used in ours(path) if not used.startswith("cdc.local")}
+            assert beyond <= {"cdc", "cdc.errors"}, f"{name} imports {sorted(beyond)}"
+
+
+def test_only_the_command_line_demonstrates() -> None:
+    users = {name for name, path in CDC.items() if any(used.startswith("cdc.local") for used in ours(path))}
+    assert {name for name in users if not name.startswith("cdc.local")} <= {"cdc.demo"}
+
+
+def test_spark_jobs_and_the_daemon_know_only_the_contract() -> None:
+    for name, path in SPARK.items():
+        assert not ours(path), f"{name} imports the daemon"
+    for name, path in CDC.items():
+        assert not {used for used in imports(path) if used.split(".")[0] == "spark_jobs"}, f"{name} imports a job"
+
+
+def test_no_module_is_an_orphan() -> None:
+    used = {name for path in [*CDC.values(), *SPARK.values()] for name in imports(path)}
+    entries = {"cdc.__main__", "spark_jobs.__main__"}
+    packages = {name for name, path in (*CDC.items(), *SPARK.items()) if path.name == "__init__.py"}
+    scripts = {name for name, path in (*CDC.items(), *SPARK.items()) if "__main__" in path.read_text()}
+    orphans = {*CDC, *SPARK} - used - entries - packages - scripts
+    assert not orphans
+
+
+# Docstrings.
+
+
+def _public(node: ast.AST, prefix: str) -> Iterator[tuple[str, Documented]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, Documented) and not child.name.startswith("_"):
+            yield f"{prefix}.{child.name}", child
+            if isinstance(child, ast.ClassDef):
+                yield from _public(child, f"{prefix}.{child.name}")
+
+
+@functools.cache
+def _declared() -> frozenset[str]:
+    """Methods that a Protocol documents: whoever implements them need not say it again."""
+    return frozenset(
+        method.name
+        for path in CDC.values()
+        for protocol in ast.walk(tree(path))
+        if isinstance(protocol, ast.ClassDef) and any(ast.unparse(base).endswith("Protocol") for base in protocol.bases)
+        for method in protocol.body
+        if isinstance(method, Documented) and ast.get_docstring(method)
+    )
+
+
+# What overrides a library's method is documented there; what a test's server can do, in the interface of all of them.
+INHERITED: Final = {"settings_customise_sources"}
+
+
+@pytest.mark.parametrize("name", CDC)
+def test_everything_public_has_a_docstring(name: str) -> None:
+    module = tree(CDC[name])
+    assert ast.get_docstring(module), f"{name} says nothing of itself"
+    bare = {
+        where: node
+        for where, node in _public(module, name)
+        if not ast.get_docstring(node) and node.name not in INHERITED | _declared()
+    }
+    if name.startswith("cdc.local"):
+        bare = {where: node for where, node in bare.items() if where.count(".") == name.count(".") + 1}
+    assert not bare
+
+
+# Files.
+
+
+def _tracked() -> list[Path]:
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True).stdout
+    return [ROOT / name for name in listed.decode().split("\0") if name and (ROOT / name).is_file()]
+
+
+@pytest.fixture(scope="module")
+def tracked() -> list[Path]:
+    """Files under version control; in an unpacked archive there are none to look at."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a clone")
+    return _tracked()
+
+
+def test_files_stay_readable_in_one_sitting(tracked: list[Path]) -> None:
+    long = {
+        str(path.relative_to(ROOT)): count
+        for path in tracked
+        if path.suffix == ".py" and "tests" not in path.relative_to(ROOT).parts
+        for count in (len(path.read_text().splitlines()),)
+        if count > LINES_MAX
+    }
+    assert not long
+
+
+_ROOTS: Final = "|".join(["home", "root", "Users", "work", "mnt"])
+MACHINE: Final = re.compile(
+    rf"(?<![\w.}}/])/(?:{_ROOTS})/[A-Za-z_]|\b[\w.-]+\.(?:internal|corp|lan)\b|--(?:extra-)?index-url[ =]", re.IGNORECASE
+)
+ALLOWED: Final = re.compile(r"host\.docker\.internal")
+
+
+def test_no_file_knows_the_machine_that_it_was_written_on(tracked: list[Path]) -> None:
+    found = []
+    for path in tracked:
+        data = path.read_bytes()
+        if b"\0" in data or path.suffix == ".gz":
+            continue
+        for number, line in enumerate(data.decode("utf-8", "replace").splitlines(), 1):
+            match = MACHINE.search(line)
+            if match and not ALLOWED.search(line):
+                found.append(f"{path.relative_to(ROOT)}:{number}: {match[0]}")
+    assert not found
+
+
+def test_the_checks_above_can_fail(tmp_path: Path) -> None:
+    file = tmp_path / "module.py"
+    file.write_text("import os.path\nfrom cdc import pipeline, __version__\nfrom cdc.errors import CdcError\n")
+    assert imports(file) == {"os.path", "cdc.pipeline", "cdc", "cdc.errors"}
+    slash = "/"
+    assert MACHINE.search(f"path = '{slash}home{slash}somebody'")
+    assert MACHINE.search(f"see {slash}work{slash}main")
+    assert not MACHINE.search("a/home/b and https://example.org/work/x")
