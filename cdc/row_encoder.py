@@ -26,6 +26,10 @@ _SIZED_INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (
 _PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"} | _SIZED_INTEGERS)
 """Field types whose every value msgspec writes as the type table says."""
 
+_BEYOND_MAX: Final = 32
+"""Tuples with more fields past the format than this have lengths of all kinds: to compile and keep each would cost more than
+it gains, and has no bound."""
+
 _NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
 
 
@@ -45,7 +49,7 @@ class RowEncoder:
         unsafe = _unsafe_places([part.type for part in form.key_parts])
         self.key: Encode = _encoder(names, unsafe)
         self.key_of: Encode = self._compile_key_of(names, unsafe)
-        self.rows: dict[int, Encode] = _Rows(self._compile_row)
+        self.rows: dict[int, Encode] = _Rows(self._compile_row, len(form.fields) + _BEYOND_MAX)
 
     def patch(self, operations: object, base: int) -> bytes:
         """An UPDATE's or UPSERT's operations as a JSON array."""
@@ -76,7 +80,7 @@ class RowEncoder:
     def _compile_row(self, length: int) -> Encode:
         names = [self.form.field_name(place) for place in range(length)]
         types = [item.type for item in self.form.fields[:length]] + ["any"] * (length - len(self.form.fields))
-        return _encoder(names, _unsafe_places(types))
+        return _encoder(names, _unsafe_places(types), is_struct=length <= len(self.form.fields) + _BEYOND_MAX)
 
     def _compile_key_of(self, names: list[str], unsafe: list[int]) -> Encode:
         parts, key = self.form.key_parts, self.key
@@ -98,14 +102,17 @@ class RowEncoder:
 
 
 class _Rows(dict[int, Encode]):
-    """Row encoders by tuple length, compiled when the first tuple of a length comes."""
+    """Row encoders by tuple length, compiled when the first tuple of a length comes, and kept up to `length_max`."""
 
-    def __init__(self, compile_row: Callable[[int], Encode]) -> None:
+    def __init__(self, compile_row: Callable[[int], Encode], length_max: int) -> None:
         super().__init__()
         self._compile_row = compile_row
+        self._length_max = length_max
 
     def __missing__(self, length: int) -> Encode:
-        encoder = self[length] = self._compile_row(length)
+        encoder = self._compile_row(length)
+        if length <= self._length_max:
+            self[length] = encoder
         return encoder
 
 
@@ -128,9 +135,9 @@ def _unsafe_places(types: Sequence[str]) -> list[int]:
     return [place for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
 
 
-def _encoder(names: list[str], unsafe: list[int]) -> Encode:
+def _encoder(names: list[str], unsafe: list[int], *, is_struct: bool = True) -> Encode:
     """Values in order → JSON object with these names."""
-    build = _builder(names)
+    build = _builder(names, is_struct=is_struct)
 
     def slowly(values: Sequence[Any]) -> bytes:
         try:
@@ -163,11 +170,13 @@ def _encoder(names: list[str], unsafe: list[int]) -> Encode:
     return checked
 
 
-def _builder(names: list[str]) -> Callable[..., Any]:
+def _builder(names: list[str], *, is_struct: bool = True) -> Callable[..., Any]:
     if len(set(names)) < len(names):
         # A format may call a field `field_5`, and so would a fifth one past the format be called.
         twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise EncodingError(f"two fields of a row would be called {twice!r}", "Give one of them another name in the format.")
+    if not is_struct:
+        return lambda *values: dict(zip(names, values, strict=True))
     fields = [(f"field_{place}", Any) for place in range(len(names))]
     try:
         renames = {f"field_{place}": name for place, name in enumerate(names)}

@@ -103,6 +103,15 @@ def test_two_fields_of_one_name_are_refused() -> None:
         encoder.rows[3]([1, "x", "y"])
 
 
+def test_tuples_of_any_length_take_no_memory_for_good() -> None:
+    """Without a format they may be lists in disguise."""
+    encoder = RowEncoder(form([("id", "unsigned")]))
+    for length in [*range(1, 200), 5000, 20_000]:
+        row = list(range(length))
+        assert encoder.rows[length](row) == slowly([encoder.form.field_name(place) for place in range(length)], row)
+    assert len(encoder.rows) < 50
+
+
 # Keys.
 
 
