@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 from typing import Any
 from uuid import UUID
 
@@ -104,6 +105,14 @@ def test_the_last_record_of_a_space_counts(changes: list[tuple[int, StoredSpace 
     assert folded(*records).spaces == expected
     # Compaction keeps the last record of each key, tombstones for a while: the same comes of it.
     assert folded(*{key: (key, value) for key, value in records}.values()).spaces == expected
+
+
+@pytest.mark.xfail(reason="extensions in system rows can't be packed", strict=True)
+def test_a_format_whose_default_value_is_a_decimal() -> None:
+    """3.x keeps default values of fields in `_space`, of any type."""
+    field = {"name": "price", "type": "decimal", "default": Decimal("0.50")}
+    space = StoredSpace(512, [512, 1, "goods", "memtx", 0, {}, [field]], {}, 1)
+    assert folded(space_record("shop", 512, space)).spaces == {512: space}
 
 
 def test_records_of_other_daemons_are_passed_over() -> None:

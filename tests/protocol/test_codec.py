@@ -192,6 +192,14 @@ def test_frame_over_the_limit_is_refused_before_it_arrives() -> None:
     assert len(FrameDecoder(frame_bytes_max=100).feed(exact)) == 1
 
 
+def test_a_frame_that_reaches_into_the_next_one() -> None:
+    """Its body lacks a value and would take the next length for it; the next frame has one value too many in return."""
+    first = wire.raw_frame(wire.pack({0: 2}) + b"\x81\x10")
+    second = wire.raw_frame(wire.pack(1000) + wire.pack({0: 2}) + wire.pack({}))
+    with pytest.raises(ProtocolError):
+        decoded(first + second)
+
+
 # Any bytes.
 
 

@@ -91,6 +91,31 @@ def test_the_table_has_every_state() -> None:
     assert set(REQUESTS) | set(ARRIVALS) | {Input.GREETING} == set(Input)
 
 
+def test_the_table_is_the_protocol() -> None:
+    """Said again in short, so that no move comes in by accident."""
+    moves = {f"{state.name} {given.name} {to.name}" for state, row in TRANSITIONS.items() for given, to in row.items()}
+    assert moves == {
+        "GREETING GREETING READY",
+        "READY AUTHENTICATE AUTHENTICATING",
+        "READY IDENTIFY IDENTIFYING",
+        "READY VOTE VOTING",
+        "READY FETCH_SNAPSHOT FETCHING",
+        "READY SUBSCRIBE SUBSCRIBING",
+        "AUTHENTICATING OK READY",
+        "IDENTIFYING OK READY",
+        "VOTING OK READY",
+        "FETCHING OK SNAPSHOT",
+        "SNAPSHOT ROW SNAPSHOT",
+        "SNAPSHOT META META",
+        "SNAPSHOT OK READY",
+        "META ROW META",
+        "META META_END SNAPSHOT",
+        "SUBSCRIBING OK STREAMING",
+        "STREAMING ROW STREAMING",
+        "STREAMING OK STREAMING",
+    }
+
+
 PAIRS = [(state, given) for state in State for given in Input if given is not Input.GREETING]
 
 
