@@ -31,6 +31,8 @@ _TIMESTAMP: Final = Key.TIMESTAMP
 _INTEGERS: Final = {int}
 _NUMBERS: Final = {int, float}
 _ORIGIN_MAX: Final = 31
+_TIMESTAMP_MAX: Final = 1e11
+"""Past the year 5000: no clock shows it, and its microseconds must stay a number of 64 bits."""
 _TSN: Final = Key.TSN
 _FLAGS: Final = Key.FLAGS
 
@@ -148,6 +150,8 @@ def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[floa
             and max(origins) <= _ORIGIN_MAX
             and min(lsns) > 0
             and isfinite(sum(timestamps))
+            and max(timestamps) < _TIMESTAMP_MAX
+            and min(timestamps) >= 0
         ):
             return kinds, origins, lsns, timestamps
     except KeyError:
@@ -167,7 +171,7 @@ def _checked(header: Header) -> tuple[int, int, int, float]:
         or type(lsn) is not int
         or lsn <= 0
         or type(timestamp) not in _NUMBERS
-        or not isfinite(timestamp)
+        or not 0 <= timestamp < _TIMESTAMP_MAX
     ):
         raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
     return kind, origin, lsn, timestamp

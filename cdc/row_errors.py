@@ -59,7 +59,7 @@ def packed(body: Body) -> bytes:
     """A decoded map as MessagePack again."""
 
     def extension(value: Any) -> Any:
-        if isinstance(value, OpaqueExtension):
+        if isinstance(value, OpaqueExtension) and value.code >= 0:  # msgpack has no way to write the others
             return msgpack.ExtType(value.code, value.data)
         return repr(value)
 
