@@ -401,6 +401,23 @@ def test_a_dead_letter_holds_the_row_byte_for_byte() -> None:
     assert base64.b64decode(letter.value["body"]) == wire.pack(row)
 
 
+@pytest.mark.parametrize("code", [9, -2, -128])
+def test_extensions_of_any_number_are_refused_in_words(code: int) -> None:
+    row = {0x10: 512, 0x21: [3, "x"]}
+    data = wire.pack(row)[:-2] + b"\xc7\x01" + code.to_bytes(1, signed=True) + b"x"
+    for on_error, error in (("fail", EncodingError), ("dlq", None)):
+        shop = Shop(on_error=on_error)
+        head = wire.pack({0: 2, 2: 1, 3: shop.master.vclock[1] + 1, 4: 1.7e9})
+        body = data.replace(b"\x92\x03", b"\x93\x03\xc0")
+        frames = frames_of(wire.raw_frame(head + body))
+        if error is not None:
+            with pytest.raises(error, match=f"extension type {code} "):
+                list(shop.replica.pipeline.feed(frames, NOW_US))
+        else:
+            (letter,) = map(read, messages(shop.replica.pipeline.feed(frames, NOW_US)))
+            assert letter.topic == "shop.dlq"
+
+
 def test_dead_letters_of_a_snapshot() -> None:
     target = pipeline(on_error="dlq")
     target.begin_snapshot(VClock({1: 5}), NOW_US)
