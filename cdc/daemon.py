@@ -77,7 +77,8 @@ class Daemon:
         self._is_stopping = threading.Event()
         self._publisher: Publisher | None = None
         self._checkpoint = Checkpoint()
-        self._had_the_name = False
+        # Once this process has had the name: itself, and who wrote the checkpoint before it.
+        self._writers: set[str | None] = set()
         self._connect_count = 0
         self._back_off = BackOff()
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
@@ -183,7 +184,7 @@ class Daemon:
         self.status.state = "waiting for kafka"
         publisher = Publisher(self._config.name, self._config.kafka, self._writer)
         try:
-            self._checkpoint = publisher.start(expected_writer=self._writer if self._had_the_name else None)
+            self._checkpoint = publisher.start(expected_writers=self._writers)
         except PublishAborted as error:
             publisher.stop(0)
             # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
@@ -191,7 +192,7 @@ class Daemon:
         except CdcError:
             publisher.stop(0)
             raise
-        self._had_the_name = True
+        self._writers |= {self._writer, self._checkpoint.writer}
         self.status.kafka = publisher.statistics
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
@@ -202,13 +203,22 @@ class Daemon:
         assert self._publisher is not None
         while not self._is_stopping.is_set():
             try:
-                self._checkpoint = self._publisher.reload()
+                checkpoint = self._publisher.reload()
             except ConnectionLostError as error:
                 self._log.warning("the checkpoint can't be read yet", reason=str(error))
                 self._is_stopping.wait(self._back_off.next())
-            else:
-                self._publisher.reset()
+                continue
+            settled = self._checkpoint.position
+            if settled is not None and (checkpoint.position is None or checkpoint.position.is_before(settled)):
+                # A commit is over before Kafka has written its markers, and a broker that ends between the two writes
+                # them when it comes back. Only taking the name anew waits for that.
+                self._log.warning("Kafka doesn't show the last commit yet; taking the name anew")
+                self._publisher.stop(0)
+                self._publisher = None
                 return
+            self._checkpoint = checkpoint
+            self._publisher.reset()
+            return
 
     def _stop_publisher(self) -> None:
         if self._publisher is None:

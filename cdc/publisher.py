@@ -16,7 +16,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
@@ -113,16 +113,16 @@ class Publisher:
 
     # Starting and stopping.
 
-    def start(self, *, expected_writer: str | None = None) -> Checkpoint:
+    def start(self, *, expected_writers: Collection[str | None] = ()) -> Checkpoint:
         """Take the name, make the control topics, read the checkpoint, and begin to take batches.
 
-        `expected_writer` is given by a process that had the name before: if another one has written since, it is not
-        fenced in turn. Raises ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or
-        ConfigurationError.
+        `expected_writers` are given by a process that had the name before: itself, and who wrote before it, as Kafka may
+        not show its own record yet. If anybody else has written since, that one is not fenced in turn. Raises
+        ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or ConfigurationError.
         """
         list_topics(self._admin, self._config.bootstrap_servers)
         self._ensure([self._topics.control(topics.CHECKPOINT)])
-        if expected_writer is not None and self.reload().writer != expected_writer:
+        if expected_writers and self.reload().writer not in expected_writers:
             raise FencedError(
                 f"another daemon has taken the name {self._name!r}",
                 "Two daemons of one name can't run at once: stop one, or give it another name.",
@@ -215,9 +215,10 @@ class Publisher:
     def _run(self) -> None:
         while self._state in (_State.RUNNING, _State.ABORTED):
             try:
-                self._publish()
-            except PublishAborted as error:
-                self._abort(error)
+                try:
+                    self._publish()
+                except PublishAborted as error:
+                    self._abort(error)
             except CdcError as error:
                 self._fail(error)
             except KafkaException as error:
@@ -308,12 +309,17 @@ class Publisher:
         self._wake()
 
     def _abort(self, error: PublishAborted) -> None:
-        """End the broken transaction, then wait until the daemon has gone back to the checkpoint."""
+        """End the broken transaction, then wait until the daemon has gone back to the checkpoint.
+
+        Raises FencedError if it can't be ended: this producer is of no use then, only a new one is.
+        """
         self.statistics.abort_count += 1
         try:
             self._delivery.abort()
         except PublishAborted as again:
-            error = again  # only while stopping: there is nobody left to publish for
+            if not (self._is_stopping.is_set() or self._should_drain):
+                raise FencedError(again.message) from again
+            error = again  # there is nobody left to publish for
         if self._is_stopping.is_set() or self._should_drain:
             self._fail(error)
             return

@@ -76,7 +76,7 @@ class ChangelogSink(Sink):
         if not tables.exists(self._session, self._path):
             empty = rows.limit(0).write.format("delta").partitionBy(*_PARTITIONS)
             empty.mode("ignore").save(self._path)
-        found = tables.properties(self._session, self._path)
+        found, _ = tables.describe(self._session, self._path)
         if found.get(_PREFIX, self._prefix) != self._prefix:
             raise JobError(
                 f"The table at {self._path} holds the events of {found[_PREFIX]!r}, whose seq is counted apart from that of "

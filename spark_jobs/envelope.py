@@ -60,6 +60,8 @@ TRANSACTION: Final = StructType(
     ]
 )
 
+_MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
+
 _UNREADABLE: Final = "_unreadable"
 
 # The texts between which the rows stand. A quote inside a JSON string is escaped, so none of these occurs in a value; a row
@@ -113,9 +115,12 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
     # none past what isn't the same in every run, as the number of a partition.
     is_read = F.spark_partition_id() >= 0
     op = F.when(is_read & _is_change(), F.col("op")).otherwise(F.raise_error(_complaint()))
+    members = [F.col(name) for name in _MEMBERS]
     if control:
-        op = F.when(F.col("topic").isin(*control), F.lit(CONTROL)).otherwise(op)
-    return cut.withColumn("op", op).drop("text", _UNREADABLE)
+        is_control = F.col("topic").isin(*control)
+        op = F.when(is_control, F.lit(CONTROL)).otherwise(op)
+        members = [F.when(~is_control, member).alias(name) for member, name in zip(members, _MEMBERS, strict=True)]
+    return cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
 
 
 def _is_change() -> Column:

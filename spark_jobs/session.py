@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import shutil
+import sys
 import tempfile
 import zipfile
 from collections.abc import Mapping
@@ -59,6 +60,8 @@ def build_session(
         chosen["spark.master"] = master
         if master.startswith("local"):
             chosen |= _LOCAL_SETTINGS
+            # Workers would take the first python3 on PATH.
+            chosen["spark.pyspark.python"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
     if not submitted:
         chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
     builder: Any = SparkSession.builder

@@ -23,11 +23,10 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import BooleanType, LongType, StringType, StructField, StructType, TimestampType
 
-from spark_jobs import json_text, tables
+from spark_jobs import tables
 from spark_jobs.errors import JobError
 from spark_jobs.forms import META_COLUMNS, Form
-from spark_jobs.patch import key_of
-from spark_jobs.transforms import labels_differ, relabel, typed
+from spark_jobs.transforms import labels_differ, rekey, relabel, typed
 
 _FORM: Final = "tarantool_cdc.form"
 _FLOOR: Final = "tarantool_cdc.floor"
@@ -59,7 +58,7 @@ class SpaceTable:
         self._has_rows = False
         self.exists = tables.exists(session, path)
         if self.exists:
-            self._properties = tables.properties(session, path)
+            self._properties, self._has_rows = tables.describe(session, path)
             if self._properties.get(_PREFIX) != prefix:
                 raise JobError(
                     f"The table at {path} isn't of this job and {prefix!r} (its properties say "
@@ -110,7 +109,7 @@ class SpaceTable:
         schema = typed(self._session.createDataFrame([], _META_SCHEMA), form).schema
         state = {_FORM: form.to_json(), _FLOOR: "-1", _KEYED_SINCE: f"{form.space_id}:0", _SETTLED: ""}
         tables.create(self._session, self._path, schema, {_PREFIX: self._prefix, **state})
-        self._properties = tables.properties(self._session, self._path)
+        self._properties, self._has_rows = tables.describe(self._session, self._path)
         self.exists = True
 
     def evolve(self, form: Form) -> None:
@@ -137,8 +136,7 @@ class SpaceTable:
         Everything older must have been applied; from here on it is void.
         """
         self.evolve(form)
-        keyed = F.udf(_Key(form), "string")
-        stored = self.rows().where("not _deleted").withColumn("_key", keyed("_key", "_row"))
+        stored = self.rows().where("not _deleted").withColumn("_key", rekey(form)("_key", "_row"))
         # Tombstones go: they stand under keys that no event has any more.
         tables.overwrite(typed(stored.select(*META_COLUMNS), form), self._path)
         self._set({_KEYED_SINCE: _point(form)})
@@ -169,11 +167,11 @@ class SpaceTable:
     def merge(self, rows: DataFrame) -> None:
         """Take in rows (META_COLUMNS), each key once, where they are newer than what is stored."""
         new = typed(rows, self.form)
-        self._has_rows = self._has_rows or not tables.is_empty(self._session, self._path)
         if self._has_rows:
             tables.merge_newer(self._session, self._path, new)
         else:
             tables.append(new, self._path)
+            self._has_rows = True
 
     def rows(self, version: int | None = None) -> DataFrame:
         """All rows, deleted ones too, now or as they were."""
@@ -186,22 +184,6 @@ class SpaceTable:
     def _set(self, changed: dict[str, str]) -> None:
         tables.set_properties(self._session, self._path, changed)
         self._properties.update(changed)
-
-
-class _Key:
-    """(key, row) → the row's key by a form, for Spark's workers."""
-
-    def __init__(self, form: Form) -> None:
-        self._form = form
-
-    def __call__(self, key: str, row: str) -> str:
-        built = key_of(list(json_text.parse(row).values()), self._form)
-        if built is None:
-            raise JobError(
-                f"The row {key} of {self._form.space} has no value for the primary key {list(self._form.key)} that the space "
-                "has now. Build the table anew with a new --path and a new --checkpoint, after a snapshot."
-            )
-        return json_text.render(built)
 
 
 def _point(form: Form) -> str:

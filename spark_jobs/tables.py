@@ -29,11 +29,6 @@ def version(session: SparkSession, path: str) -> int:
     return int(DeltaTable.forPath(session, path).history(1).select("version").collect()[0][0])
 
 
-def is_empty(session: SparkSession, path: str) -> bool:
-    """Whether the table has no rows at all, from its log alone."""
-    return bool(DeltaTable.forPath(session, path).detail().select("numFiles").collect()[0][0] == 0)
-
-
 def create(session: SparkSession, path: str, schema: StructType, properties: Mapping[str, str]) -> None:
     """An empty table."""
     builder = DeltaTable.createIfNotExists(session).location(path).addColumns(schema)
@@ -42,9 +37,10 @@ def create(session: SparkSession, path: str, schema: StructType, properties: Map
     builder.execute()
 
 
-def properties(session: SparkSession, path: str) -> dict[str, str]:
-    """The table's properties."""
-    return dict(DeltaTable.forPath(session, path).detail().select("properties").collect()[0][0])
+def describe(session: SparkSession, path: str) -> tuple[dict[str, str], bool]:
+    """The table's properties, and whether it may have rows."""
+    row = DeltaTable.forPath(session, path).detail().select("properties", "numFiles").collect()[0]
+    return dict(row["properties"]), row["numFiles"] > 0
 
 
 def set_properties(session: SparkSession, path: str, changed: Mapping[str, str]) -> None:

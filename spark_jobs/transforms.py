@@ -1,4 +1,8 @@
-"""The pure part of the jobs: frames of changes in, frames of rows out. No tables, no topics, no state."""
+"""The pure part of the jobs: frames of changes in, frames of rows out. No tables, no topics, no state.
+
+Workers import this module to run its Python functions, so it may import nothing but this package, PySpark and Python's own:
+Delta's Python package is needed on the driver only.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from spark_jobs import json_text
 from spark_jobs.envelope import CONTROL
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Form
-from spark_jobs.patch import PatchError, update, upsert
+from spark_jobs.patch import PatchError, key_of, update, upsert
 
 CHANGELOG_COLUMNS: Final = {
     "space": "source.table",
@@ -171,6 +175,21 @@ def relabel(form: Form) -> Any:
         return None if text is None else _render(_values(text), form)
 
     return F.udf(renamed, "string")
+
+
+def rekey(form: Form) -> Any:
+    """A function of columns: (key, a row's text) → its key's text as `form` builds it."""
+
+    def rekeyed(key: str, text: str) -> str:
+        built = key_of(_values(text), form)
+        if built is None:
+            raise JobError(
+                f"The row {key} of {form.space} has no value for the primary key {list(form.key)} that the space has now. "
+                "Build the table anew with a new --path and a new --checkpoint, after a snapshot."
+            )
+        return json_text.render(built)
+
+    return F.udf(rekeyed, "string")
 
 
 def labels_differ(form: Form) -> Column:

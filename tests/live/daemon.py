@@ -24,7 +24,7 @@ class DaemonProcess:
         self.name = name
         self.settings = settings
         self.directory = directory
-        self._environment = dict(environment or {})
+        self.environment = dict(environment or {})
         self._http_port = free_port()
         self._run: ChildProcess | None = None
         self._runs: list[ChildProcess] = []
@@ -40,7 +40,7 @@ class DaemonProcess:
             self.name,
             [sys.executable, "-m", "cdc", "run", "--config", str(file), *arguments],
             log_file=self.directory / f"{self.name}.log",
-            environment=self._environment,
+            environment=self.environment,
         )
         self._runs.append(self._run)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import random
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import msgpack
 
@@ -20,21 +21,18 @@ class CutError(Exception):
     """The connection is to end here."""
 
 
-class Course(Protocol):
-    """What happens to the bytes that the master sends over one connection."""
+class Straight:
+    """What happens to the bytes that the master sends over one connection: nothing."""
 
     def pass_on(self, data: bytes) -> Iterator[bytes]:
         """Pieces to send on, one by one. Raises CutError."""
-
-
-class Straight:
-    """Nothing happens."""
-
-    def pass_on(self, data: bytes) -> Iterator[bytes]:
         yield data
 
+    def subscribed(self) -> None:
+        """SUBSCRIBE is about to reach the master."""
 
-class CutAfter:
+
+class CutAfter(Straight):
     """The connection breaks after so many bytes."""
 
     def __init__(self, byte_count: int) -> None:
@@ -48,13 +46,19 @@ class CutAfter:
         yield data
 
 
-class StallAfter:
+class StallAfter(Straight):
     """Silence after so many bytes, until it is released."""
 
-    def __init__(self, byte_count: int) -> None:
-        self._left = byte_count
+    def __init__(self, byte_count: int, *, of_stream: bool = False) -> None:
+        """The bytes count from the connection's beginning or, `of_stream`, from SUBSCRIBE."""
+        self._byte_count = byte_count
+        self._left = sys.maxsize if of_stream else byte_count
         self.has_stalled = threading.Event()
         self.is_released = threading.Event()
+
+    def subscribed(self) -> None:
+        if self._left > self._byte_count:
+            self._left = self._byte_count
 
     def pass_on(self, data: bytes) -> Iterator[bytes]:
         head, rest = data[: self._left], data[self._left :]
@@ -67,7 +71,7 @@ class StallAfter:
             yield rest
 
 
-class Trickle:
+class Trickle(Straight):
     """The first bytes come in pieces of one to nine."""
 
     def __init__(self, chance: random.Random, byte_count: int) -> None:
@@ -84,17 +88,21 @@ class Trickle:
         yield data[start:]
 
 
-class Gather:
-    """Bytes are held back until there are many, so that what the master said one after the other arrives in one piece."""
+class Gather(Straight):
+    """What the master says after SUBSCRIBE is held back until there is much of it, and then goes on in one piece."""
 
-    def __init__(self, byte_count: int, is_on: Callable[[], bool]) -> None:
+    def __init__(self, byte_count: int) -> None:
+        self._missing = 0
         self._byte_count = byte_count
-        self._is_on = is_on
         self._held = b""
+
+    def subscribed(self) -> None:
+        self._missing = self._byte_count
 
     def pass_on(self, data: bytes) -> Iterator[bytes]:
         self._held += data
-        if not self._is_on() or len(self._held) >= self._byte_count:
+        self._missing -= len(data)
+        if self._missing <= 0:
             held, self._held = self._held, b""
             yield held
 
@@ -129,7 +137,7 @@ class Proxy:
     """Listens on a port of its own and connects each client to one server."""
 
     def __init__(
-        self, server_port: int, course: Callable[[], Course] = Straight, on_ack: Callable[[dict[int, int]], None] | None = None
+        self, server_port: int, course: Callable[[], Straight] = Straight, on_ack: Callable[[dict[int, int]], None] | None = None
     ) -> None:
         """`course` is asked for each connection; `on_ack` sees each ACK before the master does."""
         self.course = course
@@ -179,10 +187,11 @@ class Proxy:
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     self._sockets.append(one)
                 self.connection_count += 1
-                self._spawn(self._downstream, server, client, self.course())
-                self._spawn(self._upstream, client, server)
+                course = self.course()
+                self._spawn(self._downstream, server, client, course)
+                self._spawn(self._upstream, client, server, course)
 
-    def _downstream(self, server: socket.socket, client: socket.socket, course: Course) -> None:
+    def _downstream(self, server: socket.socket, client: socket.socket, course: Straight) -> None:
         with contextlib.suppress(OSError, CutError):
             while data := server.recv(_CHUNK):
                 for piece in course.pass_on(data):
@@ -190,13 +199,17 @@ class Proxy:
         _end(client)
         _end(server)
 
-    def _upstream(self, client: socket.socket, server: socket.socket) -> None:
+    def _upstream(self, client: socket.socket, server: socket.socket, course: Straight) -> None:
         acks = Acks()
+        has_subscribed = False
         with contextlib.suppress(OSError):
             while data := client.recv(_CHUNK):
                 for vclock in acks.feed(data):
                     if self.on_ack is not None:
                         self.on_ack(vclock)
+                if acks.has_subscribed and not has_subscribed:
+                    has_subscribed = True
+                    course.subscribed()
                 server.sendall(data)
         _end(client)
         _end(server)

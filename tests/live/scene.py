@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ from confluent_kafka import KafkaException
 from cdc.local.interface import KafkaServer, TarantoolServer
 from tests.live import replica
 from tests.live.daemon import DaemonProcess, Settings
+from tests.live.proxy import Proxy, Straight
 from tests.live.stream import Stream, parse, partial
 from tests.live.topics import Look, TopicReader
 from tests.live.waiting import wait_for
@@ -61,6 +62,17 @@ class Scene:
     def reader(self, *, committed: bool = True) -> TopicReader:
         """A new reader of all of the daemon's topics."""
         return self._exits.enter_context(TopicReader(self.kafka.bootstrap_servers, self.prefix, committed=committed))
+
+    def proxy(self, course: Callable[[], Straight] = Straight, on_ack: Callable[[dict[int, int]], None] | None = None) -> Proxy:
+        """Put a proxy between the master and the daemon, which must not run yet."""
+        proxy = self._exits.enter_context(Proxy(self.tarantool.port, course, on_ack))
+        self.daemon.settings["source"]["uris"] = [proxy.uri(self.tarantool.uri)]
+        return proxy
+
+    def run_workload(self, steps: int = 100) -> None:
+        """Do something, and end."""
+        self.workload.start(steps=steps)
+        self.workload.wait()
 
     def catch_up(self, timeout_seconds: float = 120) -> None:
         """Wait until everything that the master has is durable in Kafka."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.live.proxy import Proxy, StallAfter, Straight
+from tests.live.proxy import StallAfter, Straight
 from tests.live.scene import Scene, Watcher
 from tests.live.stream import parse
 from tests.live.waiting import wait_for
@@ -66,25 +66,23 @@ def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, see
     scene.workload.create(SNAPSHOT_ROWS)
     stall = StallAfter(chance.randrange(100_000, 300_000))
     courses = iter([stall])
-    with Proxy(scene.tarantool.port, lambda: next(courses, Straight())) as proxy:
-        scene.daemon.settings["source"]["uris"] = [proxy.uri(scene.tarantool.uri)]
-        scene.daemon.start()
-        assert stall.has_stalled.wait(60)
-        reader = scene.reader()
-        wait_for("a part of the snapshot in Kafka", lambda: len(parse(reader, reader.look()).events) > 100)
-        scene.tarantool.eval("for _, row in box.space.accounts:pairs() do box.space.accounts:delete(row[1]) end")
-        match end:
-            case "kill":
-                scene.daemon.restart_killed()
-            case "terminate":
-                assert scene.daemon.terminate() == 0
-                scene.daemon.start()
-            case "cut":
-                proxy.cut()
-        scene.daemon.wait_until_streaming()
-        scene.workload.start(steps=100)
-        scene.workload.wait()
-        scene.catch_up()
+    proxy = scene.proxy(lambda: next(courses, Straight()))
+    scene.daemon.start()
+    assert stall.has_stalled.wait(60)
+    reader = scene.reader()
+    wait_for("a part of the snapshot in Kafka", lambda: len(parse(reader, reader.look()).events) > 100)
+    scene.tarantool.eval("for _, row in box.space.accounts:pairs() do box.space.accounts:delete(row[1]) end")
+    match end:
+        case "kill":
+            scene.daemon.restart_killed()
+        case "terminate":
+            assert scene.daemon.terminate() == 0
+            scene.daemon.start()
+        case "cut":
+            proxy.cut()
+    scene.daemon.wait_until_streaming()
+    scene.run_workload()
+    scene.catch_up()
     stream = scene.check()
     statuses = [(record["snapshot_id"], record["status"]) for record in stream.control["snapshot"]]
     assert statuses == [("1", "STARTED"), ("2", "STARTED"), ("2", "COMPLETED")]

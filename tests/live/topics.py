@@ -33,8 +33,9 @@ Look = dict[Place, int]
 class TopicReader:
     """Reads all topics that begin with a prefix, from their beginning, as far as each look allows."""
 
-    def __init__(self, bootstrap_servers: str, prefix: str, *, committed: bool = True) -> None:
-        self._prefix = prefix + "."
+    def __init__(self, bootstrap_servers: str, prefix: str, *, committed: bool = True, only: str = "") -> None:
+        """`only` names the one topic after the prefix that is wanted."""
+        self._prefix = f"{prefix}.{only}"
         self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         common: dict[str, str | int | float | bool] = {
             "bootstrap.servers": bootstrap_servers,

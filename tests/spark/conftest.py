@@ -16,11 +16,16 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A local session with the connectors."""
     session = build_session(
         "tests",
-        master="local[2]",
+        master="local[1]",
         jars_directory=str(jar_folder(SPARK)),
         settings={
-            # What the tests do is small: starting tasks and compiling code is what takes their time.
-            "spark.sql.shuffle.partitions": "2",
+            # What the tests do is small: starting tasks and compiling code is what takes their time. The live tests run as
+            # users do, with code generation.
+            "spark.sql.codegen.wholeStage": "false",
+            "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+            "spark.databricks.delta.stats.collect": "false",
+            "spark.sql.shuffle.partitions": "1",
+            "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",

@@ -1,0 +1,141 @@
+"""The master is told what is durable in Kafka and nothing beyond it, and is told so even while Kafka stands still."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import threading
+import time
+from dataclasses import dataclass, field
+
+import pytest
+
+from tests.live.scene import Scene
+from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
+
+VClock = dict[int, int]
+
+
+def is_covered(one: VClock, by: VClock) -> bool:
+    """Whether `by` has all that `one` has."""
+    return all(by.get(origin, 0) >= lsn for origin, lsn in one.items())
+
+
+@dataclass
+class Auditor:
+    """Sees each ACK before the master does and looks up what is committed at that time."""
+
+    reader: TopicReader
+    scene: Scene
+    acks: list[VClock] = field(default_factory=list)
+    beyond: list[tuple[VClock, VClock]] = field(default_factory=list)
+    ahead_count: int = 0
+    """At how many ACKs the daemon had received more than it acknowledged."""
+
+    def __call__(self, ack: VClock) -> None:
+        self.reader.look()
+        ((_, records),) = self.reader.records.items()
+        positions = [value for record in records if "vclock" in (value := json.loads(record.value or b"{}"))]
+        committed = {int(origin): lsn for origin, lsn in positions[-1]["vclock"].items()}
+        self.acks.append(ack)
+        if not is_covered(ack, committed):
+            self.beyond.append((ack, committed))
+        status = self.scene.daemon.status()
+        if status is not None:
+            received = {int(origin): lsn for origin, lsn in status["position"]["received"].items()}
+            self.ahead_count += not is_covered(received, ack)
+
+
+def test_no_ack_is_beyond_the_committed_checkpoint(scene: Scene) -> None:
+    scene.daemon.settings["source"]["ack_interval_ms"] = 50
+    # Rare commits: what has been received is ahead of what is durable nearly all the time.
+    scene.daemon.settings["kafka"]["commit_interval_ms"] = 700
+    scene.workload.create(500)
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix, only="checkpoint") as reader:
+        auditor = Auditor(reader, scene)
+        proxy = scene.proxy(on_ack=auditor)
+        scene.workload.start(pause=0.005)
+        scene.daemon.start()
+        wait_for("many ACKs", lambda: len({tuple(ack.items()) for ack in auditor.acks}) >= 6)
+        scene.daemon.restart_killed()
+        count = len(auditor.acks)
+        wait_for("ACKs of the second run", lambda: len(auditor.acks) > count + 20)
+        scene.workload.stop()
+        scene.catch_up()
+        assert scene.daemon.terminate() == 0
+        proxy.close()
+    assert not auditor.beyond, (
+        f"{len(auditor.beyond)} of {len(auditor.acks)} ACKs were beyond the checkpoint: {auditor.beyond[0]}"
+    )
+    assert all(is_covered(earlier, later) for earlier, later in itertools.pairwise(auditor.acks)), "an ACK went back"
+    assert auditor.ahead_count >= 10, "the daemon never had more than it acknowledged, so nothing was proven"
+
+
+@pytest.mark.parametrize(
+    "seconds",
+    [
+        pytest.param(10, id="short"),
+        pytest.param(120, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+    ],
+)
+def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: float) -> None:
+    """ACKs go on and don't advance, the master keeps the connection, memory stays flat; then everything arrives."""
+    scene = frail_scene
+    # Kafka must not count the time in which it stood still against the daemon: that is another test's matter.
+    scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 300_000
+    acks: list[tuple[float, VClock]] = []
+    proxy = scene.proxy(on_ack=lambda ack: acks.append((time.monotonic(), ack)))
+    scene.workload.create(500)
+    scene.daemon.start()
+    scene.catch_up()
+    scene.workload.start(pause=0.005)
+    scene.tarantool.eval(_FLOOD)
+    scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 20_000)
+    scene.kafka.pause()
+    try:
+        scene.daemon.wait_until("it has stopped reading", lambda status: not status["buffers"]["is_reading"])
+        begin, frozen_ack, resident = time.monotonic(), acks[-1][1], [scene.daemon.resident_bytes]
+        lsn = scene.tarantool.vclock()[1]
+        while time.monotonic() < begin + seconds:
+            threading.Event().wait(0.25)
+            resident.append(scene.daemon.resident_bytes)
+        end = time.monotonic()
+        assert scene.tarantool.vclock()[1] > lsn + 10_000, "the master was not busy"
+        assert scene.tarantool.eval("return box.info.replication_anon.count") == [1], "the master has dropped the connection"
+        status = scene.daemon.status()
+        assert status is not None
+        assert status["state"] == "streaming"
+    finally:
+        scene.kafka.resume()
+    within = [(at, ack) for at, ack in acks if begin < at < end]
+    gaps = [later - earlier for earlier, later in itertools.pairwise([begin, *(at for at, _ in within), end])]
+    assert max(gaps) <= 1.0, f"{max(gaps):.2f} s without an ACK"
+    assert {tuple(ack.items()) for _, ack in within} == {tuple(frozen_ack.items())}, "an ACK advanced while Kafka stood still"
+    assert max(resident) < 300 * 2**20, f"{max(resident) / 2**20:.0f} MB"
+    assert max(resident) - resident[0] < 24 * 2**20, f"grew from {resident[0] / 2**20:.0f} to {max(resident) / 2**20:.0f} MB"
+    scene.tarantool.eval("flooding = false")
+    scene.workload.stop()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    assert proxy.connection_count == 1
+    scene.check()
+
+
+_FLOOD = """
+flooding = true
+local fiber = require('fiber')
+local payload = string.rep('flood ', 50)
+fiber.create(function()
+    local id = 0
+    while flooding do
+        box.begin()
+        for _ = 1, 50 do
+            id = id + 1
+            box.space.idle:replace{id % 1000, payload}
+        end
+        box.commit()
+        fiber.sleep(0.005)
+    end
+end)
+"""

@@ -1,0 +1,135 @@
+"""At-least-once delivery repeats whole transactions only; a large transaction is never seen in part; a name has one daemon."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from pathlib import Path
+
+from tests.live import replica
+from tests.live.proxy import StallAfter, Straight
+from tests.live.scene import Scene, Watcher
+from tests.live.stream import Stream, distinct, parse
+from tests.live.topics import TopicReader
+
+
+def read(scene: Scene) -> Stream:
+    """All that there is, repeats too."""
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        return parse(reader, may_repeat=True)
+
+
+def test_at_least_once_repeats_whole_transactions(scene: Scene) -> None:
+    scene.daemon.settings["kafka"]["delivery"] = "at_least_once"
+    # Rare checkpoints, so that a kill has much to repeat.
+    scene.daemon.settings["kafka"]["commit_interval_ms"] = 2_000
+    scene.workload.create(1_000)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.workload.start(pause=0.01, rows_max=300)
+    for _ in range(2):
+        scene.daemon.wait_until(
+            "much is published and not settled",
+            lambda status: (
+                status["kafka"]["events"] > 500 and status["position"]["published"] != status["position"]["checkpoint"]
+            ),
+        )
+        scene.daemon.restart_killed()
+        scene.daemon.wait_until_streaming()
+    assert scene.daemon.terminate() == 0
+    terminated_at = max(event.seq for event in read(scene).events)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.workload.stop()
+    scene.catch_up()
+    stream = read(scene)
+    counts = Counter(event.seq for event in stream.events)
+    repeated = sorted(seq for seq, count in counts.items() if count > 1)
+    assert repeated, "nothing was repeated, so nothing was proven"
+    assert repeated[-1] <= terminated_at, "an orderly stop was followed by repeats"
+    # What is repeated begins after a checkpoint, which lies between transactions, and has none that is there in part.
+    boundaries = {0} | {value["seq"] for value in stream.checkpoints}
+    firsts = [seq for seq in repeated if counts[seq] != counts.get(seq - 1, 0)]
+    assert any(seq - 1 in boundaries for seq in firsts)
+    copies: dict[int, set[str]] = {}
+    for event in stream.events:
+        copies.setdefault(event.seq, set()).add(_content(event.value))
+    assert all(len(texts) == 1 for texts in copies.values()), "a repeat has another content"
+    stream.events = distinct(stream.events)
+    for name, values in stream.control.items():
+        if name in ("transaction", "schema"):
+            stream.control[name] = [value for place, value in enumerate(values) if value not in values[:place]]
+    stream.check_sequence()
+    stream.check_transactions()
+    assert not [seq for seq in boundaries if seq and _is_inside(stream, seq)], "a checkpoint lies inside a transaction"
+    replica.compare(replica.fold(stream), scene.tarantool)
+
+
+def _content(value: dict[str, object]) -> str:
+    return repr({name: item for name, item in value.items() if not name.startswith("ts_")})
+
+
+def _is_inside(stream: Stream, seq: int) -> bool:
+    one, other = (next((event for event in stream.events if event.seq == number), None) for number in (seq, seq + 1))
+    return one is not None and other is not None and one.transaction_id is not None and one.transaction_id == other.transaction_id
+
+
+def test_transaction_larger_than_memory_is_never_seen_in_part(scene: Scene) -> None:
+    scene.daemon.settings["source"]["transaction_bytes_max"] = 64 * 1024
+    scene.daemon.settings["kafka"].update(queue_bytes_max=256 * 1024, commit_bytes_max=256 * 1024)
+    scene.workload.create(100)
+    stall = StallAfter(1_000_000)
+    courses = iter([Straight(), stall])
+    proxy = scene.proxy(lambda: next(courses, Straight()))
+    scene.daemon.start()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    with Watcher(scene.reader()) as watcher:
+        scene.tarantool.eval(
+            "box.begin() for id = 1, 20000 do box.space.bare:replace{id, id, 'row ' .. id, string.rep('x', 100)} end box.commit()"
+        )
+        # The connection stands still in the middle of it: it waits on disk, and nothing of it is in Kafka.
+        scene.daemon.wait_until("it is spooled", lambda status: status["buffers"]["open_transaction_bytes"] > 500_000)
+        assert spooled_bytes(scene) > 500_000
+        with TopicReader(scene.kafka.bootstrap_servers, scene.prefix, committed=False) as reader:
+            assert not [event for event in parse(reader, reader.look()).events if event.transaction_id is not None]
+        scene.daemon.kill()
+        scene.daemon.start()
+        scene.daemon.wait_until("it is being published", lambda status: status["kafka"]["events"] > 1_000)
+        scene.daemon.kill()
+        scene.check_whole_while_dead(scene.reader())
+        scene.daemon.start()
+        scene.catch_up()
+        assert not spooled_bytes(scene), "the spool was left behind"
+        assert scene.daemon.terminate() == 0
+    stream = scene.check()
+    watcher.check(stream)
+    assert 20_000 in [len(events) for events in stream.transactions.values()]
+    assert proxy.connection_count == 4
+
+
+def spooled_bytes(scene: Scene) -> int:
+    """The size of the files in its state directory that the daemon has open; they have no names."""
+    state = str(scene.directory / "state-0")
+    files = Path(f"/proc/{scene.daemon.run.pid}/fd")
+    return sum(file.stat().st_size for file in files.iterdir() if os.readlink(file).startswith(state))
+
+
+def test_second_daemon_of_the_name_ends_the_first(scene: Scene) -> None:
+    scene.workload.create(300)
+    scene.workload.start(pause=0.01)
+    scene.daemon.start()
+    scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 300)
+    first, second = scene.daemon, scene.new_daemon()
+    second.start()
+    assert first.wait_for_end() == 1
+    last = first.run.log_tail(1)
+    assert last.startswith("tarantool-cdc: another daemon has taken the name"), last
+    scene.daemon = second
+    second.wait_until_streaming()
+    scene.workload.stop()
+    scene.catch_up()
+    assert second.terminate() == 0
+    scene.check()

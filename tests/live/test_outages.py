@@ -1,0 +1,156 @@
+"""Kafka and the master go away and come back, in order and by kill -9: nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from tests.live.scene import Scene, Watcher
+from tests.live.waiting import wait_for
+
+
+def rows_flow(scene: Scene, count: int) -> None:
+    """Wait until the daemon has received that many more rows."""
+    before = (scene.daemon.status() or {"rows": 0})["rows"]
+    scene.daemon.wait_until(
+        f"{count} rows more", lambda status: status["state"] == "streaming" and status["rows"] > before + count
+    )
+
+
+@pytest.mark.parametrize(
+    "end_count",
+    [
+        pytest.param(1, id="short"),
+        pytest.param(5, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_kafka_ends_in_mid_stream(frail_scene: Scene, how: str, end_count: int, seed: int) -> None:
+    """And stays away for longer than its transactions may take."""
+    scene, chance = frail_scene, random.Random(seed)
+    scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 2_000
+    scene.workload.create(500)
+    scene.workload.start(pause=0.02, rows_max=300)
+    scene.daemon.start()
+    with Watcher(scene.reader()) as watcher:
+        for _ in range(end_count):
+            rows_flow(scene, chance.randrange(1_000))
+            getattr(scene.kafka, how)()
+            scene.daemon.wait_until(
+                "the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"]
+            )
+            scene.kafka.start()
+            rows_flow(scene, 200)
+        scene.workload.stop()
+        scene.catch_up()
+        assert scene.daemon.terminate() == 0
+    watcher.check(scene.check())
+
+
+def test_kafka_stands_still_for_longer_than_a_transaction_may_take(frail_scene: Scene) -> None:
+    scene = frail_scene
+    scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 1_000
+    scene.workload.create(500)
+    scene.workload.start(pause=0.01, rows_max=300)
+    scene.daemon.start()
+    rows_flow(scene, 500)
+    scene.kafka.pause()
+    try:
+        scene.daemon.wait_until(
+            "a commit has waited for too long", lambda status: status["lag_seconds"] > 3 or status["state"] != "streaming"
+        )
+    finally:
+        scene.kafka.resume()
+    rows_flow(scene, 500)
+    scene.workload.stop()
+    scene.catch_up()
+    scene.check()
+
+
+def test_kafka_is_away_at_the_start(frail_scene: Scene) -> None:
+    scene = frail_scene
+    scene.workload.create(200)
+    scene.kafka.stop()
+    try:
+        scene.daemon.start()
+        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka" and status["error"])
+    finally:
+        scene.kafka.start()
+    scene.daemon.wait_until_streaming()
+    scene.run_workload()
+    scene.catch_up()
+    scene.check()
+
+
+def test_terminated_while_kafka_is_away(frail_scene: Scene) -> None:
+    """Before it ever answered, and in mid-stream: both end with 0, and the next start goes on."""
+    scene = frail_scene
+    scene.workload.create(200)
+    scene.kafka.stop()
+    try:
+        scene.daemon.start()
+        scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka")
+        assert scene.daemon.terminate(20) == 0
+    finally:
+        scene.kafka.start()
+    scene.workload.start(pause=0.01, rows_max=300)
+    scene.daemon.start()
+    rows_flow(scene, 300)
+    scene.kafka.kill()
+    try:
+        scene.daemon.wait_until(
+            "the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"]
+        )
+        assert scene.daemon.terminate(75) == 0
+        assert "next start goes on from the checkpoint" in scene.daemon.run.log_text()
+    finally:
+        scene.kafka.start()
+    scene.workload.stop()
+    scene.daemon.start()
+    scene.catch_up()
+    scene.check()
+
+
+@pytest.mark.parametrize(
+    "end_count",
+    [
+        pytest.param(1, id="short"),
+        pytest.param(5, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+@pytest.mark.parametrize("how", ["kill", "stop"])
+def test_master_ends_in_mid_stream(scene: Scene, how: str, end_count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    scene.workload.create(500)
+    scene.daemon.start()
+    for _ in range(end_count):
+        scene.workload.start(pause=0.005)
+        rows_flow(scene, chance.randrange(2_000))
+        getattr(scene.tarantool, how)()
+        scene.daemon.wait_until("it knows that the master is away", lambda status: status["state"] == "connecting")
+        scene.tarantool.start()
+        scene.daemon.wait_until_streaming()
+    scene.workload.start(steps=100)
+    scene.workload.wait()
+    scene.catch_up()
+    scene.check()
+
+
+def test_daemon_is_frozen_until_the_master_drops_it(scene: Scene) -> None:
+    scene.tarantool.eval("box.cfg{replication_timeout = 0.2}")  # a replica may be silent for four times that
+    scene.workload.create(500)
+    scene.daemon.start()
+    scene.workload.start(pause=0.005)
+    rows_flow(scene, 500)
+    scene.daemon.run.pause()
+    reader = scene.reader()
+    try:
+        wait_for("the master drops it", lambda: scene.tarantool.eval("return box.info.replication_anon.count") == [0])
+        scene.check_whole_while_dead(reader)
+    finally:
+        scene.daemon.run.resume()
+    rows_flow(scene, 500)
+    scene.workload.stop()
+    scene.catch_up()
+    scene.check()
