@@ -220,6 +220,17 @@ def test_a_space_and_its_first_rows_in_one_transaction() -> None:
     assert found[3].value["after"] == {"id": 2, "field_2": "x"}
 
 
+def test_a_truncation_in_the_transaction_that_creates_the_space() -> None:
+    shop = Shop()
+    shop.master.begin()
+    shop.master.create_space("fresh", USERS)
+    shop.master.truncate("fresh")
+    shop.master.commit()
+    record, event = shop.follow()
+    assert (record.topic, event.op) == ("shop.schema", "t")
+    assert record.key == {"space_id": 513, "schema_version": event.source["schema_version"]}
+
+
 def test_two_spaces_swap_their_names_in_one_transaction() -> None:
     """The usual way to put a rebuilt space in the place of the old one."""
     shop = Shop()
@@ -268,6 +279,9 @@ def test_filter() -> None:
         shop.master.create_space(name, USERS)
         shop.master.insert(name, 1)
     assert {sent.topic for sent in shop.follow()} == {"shop.schema", "shop.often"}
+    shop.master.truncate("other")
+    shop.master.drop("other")
+    assert shop.follow() == []
     assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
 
 
@@ -389,6 +403,7 @@ def test_or_goes_to_the_dead_letters() -> None:
     assert body == wire.pack(row)
     assert msgpack.unpackb(body, strict_map_key=False, unicode_errors="surrogateescape")[0x21][0] == 3
     assert batch.event_count == 2
+    assert batch.byte_count == _size(batch)
 
 
 @pytest.mark.xfail(reason="extensions that this program reads are packed as their repr", strict=True)
@@ -443,6 +458,42 @@ def test_a_transaction_is_never_published_in_part() -> None:
     with pytest.raises(EncodingError):
         shop.replica.receive()
     assert [read(message).key for message in shop.replica.waiting()] == [{"id": 3}]
+
+
+def test_a_transaction_that_fails_late_takes_no_seq() -> None:
+    """It had come as far as a space that was not looked at before, which brings the counters up to date."""
+    shop = Shop()
+    shop.master.create_space("fresh", USERS)
+    shop.follow()
+    shop.master.insert("users", 3)
+    shop.master.begin()
+    shop.master.insert("users", 4)
+    shop.master.insert("fresh", 1)
+    shop.master.insert("users", 5, "x", OpaqueExtension(9, b"x"))
+    shop.master.commit()
+    shop.replica.relay.relay()
+    with pytest.raises(EncodingError):
+        shop.replica.receive()
+    (batch,) = shop.replica.unsettled
+    assert (batch.position.seq, batch.event_count, batch.row_count) == (3, 1, 1)
+    assert batch.position.vclock == VClock({1: shop.master.vclock[1] - 3})
+
+
+@pytest.mark.parametrize("version", ["2.11", "3.3"])
+@pytest.mark.parametrize("flags", ["is_sync", "waits"])
+def test_synchronous_rows_by_themselves_are_not_published(version: str, flags: str) -> None:
+    """Of a space that the short way knows: it has to look at the flags as well."""
+    shop = Shop(version)
+    shop.master.insert("users", 3)
+    shop.master.insert("users", 4)
+    shop.master.begin()
+    shop.master.insert("users", 5)
+    shop.master.commit(**{flags: True})
+    shop.master.insert("users", 6)
+    shop.replica.relay.relay()
+    with pytest.raises(SynchronousReplicationError):
+        shop.replica.receive()
+    assert [read(message).key for message in shop.replica.waiting()] == [{"id": 3}, {"id": 4}]
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.3"])
@@ -561,6 +612,10 @@ def test_close_ends_the_spool() -> None:
 # Counting.
 
 
+def _size(batch: Batch) -> int:
+    return sum(len(message[2] or b"") if isinstance(message, tuple) else len(message.value) for message in batch.messages)
+
+
 def test_what_a_batch_counts() -> None:
     shop = Shop()
     shop.master.nop()
@@ -570,8 +625,7 @@ def test_what_a_batch_counts() -> None:
     shop.replica.relay.relay()
     shop.replica.receive()
     (batch,) = shop.replica.unsettled
-    sizes = [len(message[2] or b"") if isinstance(message, tuple) else len(message.value) for message in batch.messages]
-    assert batch.byte_count == sum(sizes)
+    assert batch.byte_count == _size(batch)
     assert (batch.event_count, batch.row_count) == (3, 4)
     assert batch.timestamp == shop.master.log[-1].timestamp
     assert batch.position.vclock == VClock(shop.master.vclock)
@@ -597,9 +651,7 @@ def test_what_the_batches_of_a_snapshot_count() -> None:
     events = [read(message) for message in replica.news()]
     assert sum(batch.event_count for batch in counted) == len([sent for sent in events if sent.op]) == 8
     for batch in counted:
-        assert batch.byte_count == sum(
-            len(message[2] or b"") if isinstance(message, tuple) else len(message.value) for message in batch.messages
-        )
+        assert batch.byte_count == _size(batch)
 
 
 def test_topics_are_announced_once() -> None:

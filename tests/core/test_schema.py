@@ -123,6 +123,25 @@ def test_a_number_that_is_used_again() -> None:
     assert tracked.changes() == [("ALTER", "newer", 3, "new")]
 
 
+def test_a_deleted_space_takes_its_indexes_along() -> None:
+    tracked = Tracked()
+    number = tracked.master.create_space("users", FORMAT)
+    tracked.changes()
+    tracked.tracker.apply(Type.DELETE, {0x10: SPACE, 0x20: [number]})
+    tracked.tracker.apply(Type.INSERT, {0x10: SPACE, 0x21: [number, 1, "again", "memtx", 0, {}, []]})
+    with pytest.raises(SchemaError, match="no primary key"):
+        tracked.tracker.form(number)
+
+
+@pytest.mark.parametrize(("base", "place"), [(0, 2), (1, 3)])
+def test_fields_of_system_rows_are_counted_as_the_row_says(base: int, place: int) -> None:
+    tracked = Tracked()
+    number = tracked.master.create_space("users", FORMAT)
+    tracked.changes()
+    tracked.master.update(SPACE, [number], ["=", place, "people"], base=base)
+    assert tracked.changes() == [("ALTER", "people", 2, "users")]
+
+
 def test_rows_go_with_truncate_and_with_the_primary_index() -> None:
     tracked = Tracked()
     tracked.master.create_space("users", FORMAT)
