@@ -16,12 +16,12 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import msgpack
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import ConfigurationError, ConnectionLostError
 from cdc.json_values import encode
 from cdc.position import Position
+from cdc.protocol.extensions import pack, unpack
 from cdc.schema import StoredSpace
 
 READ_TIMEOUT_SECONDS: Final = 60.0
@@ -46,7 +46,7 @@ def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[b
     key = encode({"name": name, "space_id": space_id})
     if space is None:
         return key, None
-    rows = msgpack.packb([space.space_row, space.index_rows], unicode_errors="surrogateescape")
+    rows = pack([space.space_row, space.index_rows])
     value = {"space_id": space_id, "schema_version": space.schema_version, "rows": base64.b64encode(rows).decode()}
     return key, encode(value)
 
@@ -70,7 +70,7 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
         else:
             content = json.loads(value)
             packed = base64.b64decode(content["rows"])
-            space_row, index_rows = msgpack.unpackb(packed, strict_map_key=False, unicode_errors="surrogateescape")
+            space_row, index_rows = unpack(packed)
             checkpoint.spaces[space_id] = StoredSpace(space_id, space_row, index_rows, content["schema_version"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ConfigurationError(

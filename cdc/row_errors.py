@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-import msgpack
-
 from cdc.change import Transaction
 from cdc.errors import CdcError, ProtocolError
 from cdc.json_values import encode
 from cdc.protocol.codec import Body, Header
 from cdc.protocol.constants import TYPE_NAMES, Key
-from cdc.protocol.extensions import OpaqueExtension
+from cdc.protocol.extensions import pack
 
 SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
 """Stands for the transaction of rows that have none."""
@@ -19,7 +15,7 @@ SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
 
 def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: Body) -> CdcError:
     """The same error, with the row that it is about."""
-    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}), body {packed(body).hex(' '):.2000}"
+    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}), body {pack(body).hex(' '):.2000}"
     return type(error)(f"{error.message}; {row}", error.hint)
 
 
@@ -27,13 +23,13 @@ def malformed(transaction: Transaction, kind: int, lsn: int, body: Body) -> Prot
     """A row of the stream whose body isn't what its type promises."""
     return ProtocolError(
         f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) isn't what its type promises: "
-        f"body {packed(body).hex(' '):.2000}"
+        f"body {pack(body).hex(' '):.2000}"
     )
 
 
 def malformed_in_snapshot(header: Header, body: Body) -> ProtocolError:
     """A row of a snapshot that isn't an INSERT into a space."""
-    row = f"header {packed(header).hex(' '):.500}, body {packed(body).hex(' '):.2000}"
+    row = f"header {pack(header).hex(' '):.500}, body {pack(body).hex(' '):.2000}"
     return ProtocolError(f"a row of the snapshot can't be read: {row}")
 
 
@@ -50,18 +46,6 @@ def dead_letter(
         "space_id": body.get(Key.SPACE_ID),
         "timestamp": transaction.timestamp,
         "server_uuid": server_uuid,
-        "body": packed(body),
+        "body": pack(body),
     }
     return encode(identity), encode(letter)
-
-
-def packed(body: Body) -> bytes:
-    """A decoded map as MessagePack again."""
-
-    def extension(value: Any) -> Any:
-        if isinstance(value, OpaqueExtension) and value.code >= 0:  # msgpack has no way to write the others
-            return msgpack.ExtType(value.code, value.data)
-        return repr(value)
-
-    data: bytes = msgpack.packb(body, default=extension, unicode_errors="surrogateescape")
-    return data

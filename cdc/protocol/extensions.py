@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 import msgpack
@@ -143,3 +143,53 @@ _DECODERS: Final[dict[int, Callable[[bytes], Extension]]] = {
     EXT_DATETIME: _datetime,
     EXT_INTERVAL: _interval,
 }
+
+
+def pack(value: Any) -> bytes:
+    """A decoded value as MessagePack again, extensions included; for what is kept, not for the hot path.
+
+    Raises TypeError for a value that no decoder of this program makes.
+    """
+    data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
+    return data
+
+
+def unpack(data: bytes) -> Any:
+    """What `pack` has packed."""
+    return msgpack.unpackb(data, ext_hook=decode_extension, strict_map_key=False, unicode_errors="surrogateescape")
+
+
+def _encode(value: Any) -> msgpack.ExtType | str:
+    match value:
+        case Decimal():
+            return msgpack.ExtType(EXT_DECIMAL, _packed_decimal(value))
+        case UUID():
+            return msgpack.ExtType(EXT_UUID, value.bytes)
+        case ErrorValue():
+            return msgpack.ExtType(EXT_ERROR, pack({0: list(value.stack)}))
+        case Datetime():
+            tail = (value.nanosecond, value.offset_minutes, value.timezone_index)
+            return msgpack.ExtType(
+                EXT_DATETIME, struct.pack("<q", value.seconds) + (struct.pack("<ihh", *tail) if any(tail) else b"")
+            )
+        case Interval():
+            return msgpack.ExtType(EXT_INTERVAL, _packed_interval(value))
+        case OpaqueExtension() if value.code >= 0:
+            return msgpack.ExtType(value.code, value.data)
+        case OpaqueExtension():
+            # MessagePack keeps these numbers for itself, and its Python library can't write them.
+            return repr(value)
+    raise TypeError(f"a value of type {type(value).__name__} can't be packed")
+
+
+def _packed_decimal(value: Decimal) -> bytes:
+    sign, digits, exponent = value.as_tuple()
+    assert isinstance(exponent, int), "Tarantool has no NaN and no infinity among its decimals"
+    nibbles = "".join(map(str, digits)) + ("d" if sign else "c")
+    return pack(-exponent) + bytes.fromhex(nibbles.rjust(len(nibbles) + len(nibbles) % 2, "0"))
+
+
+def _packed_interval(value: Interval) -> bytes:
+    parts = [getattr(value, name) for name in _INTERVAL_FIELDS[:-1]] + [_ADJUST_NAMES.index(value.adjust)]
+    told = [(number, part) for number, part in enumerate(parts) if part]
+    return bytes([len(told)]) + b"".join(pack(number) + pack(part) for number, part in told)

@@ -406,7 +406,6 @@ def test_or_goes_to_the_dead_letters() -> None:
     assert batch.byte_count == _size(batch)
 
 
-@pytest.mark.xfail(reason="extensions that this program reads are packed as their repr", strict=True)
 def test_a_dead_letter_holds_the_row_byte_for_byte() -> None:
     """With decimals and uuids beside the value that can't be shown: from the letter the row can be done again."""
     shop = Shop(on_error="dlq")
