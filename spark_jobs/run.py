@@ -32,6 +32,7 @@ from spark_jobs.source import Topics
 JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current())}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
+_SIGNAL_CHECK_SECONDS: Final = 1
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -45,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             settings=dict(options.spark_conf),
         )
         query = start(session, JOBS[options.job], _topics(options), options)
-        _stop_on_signals(query)
-        query.awaitTermination()
+        _await(query)
     except (JobError, PySparkException) as error:
         print(f"{options.job}: {sentence(error)}", file=sys.stderr)
         return 1
@@ -81,12 +81,23 @@ def _feeder(session: SparkSession, sink: Sink) -> Callable[[DataFrame, int], Non
     return feed
 
 
-def _stop_on_signals(query: StreamingQuery) -> None:
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
-        query.stop()
+def _await(query: StreamingQuery) -> None:
+    """Until the query ends by itself, or a signal ends it between two steps of a batch."""
+    stopping = False
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, stop)
+    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
+        # No more than this: the thread that is interrupted may be in the middle of a call to Java.
+        nonlocal stopping
+        stopping = True
+
+    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        while not query.awaitTermination(_SIGNAL_CHECK_SECONDS):
+            if stopping:
+                query.stop()
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _topics(options: argparse.Namespace) -> Topics:

@@ -1,0 +1,150 @@
+"""Kafka to Delta by the jobs themselves, with real transactions."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+
+from cdc.local.interface import KafkaServer
+from cdc.local.jars import SPARK, jar_folder
+from spark_jobs import run
+from spark_jobs.current import read_current
+from spark_jobs.source import Topics
+from tests.spark.messages import Message, put, schema, snapshot, truncate, update
+
+pytestmark = pytest.mark.spark
+
+PARTITIONS = 2
+TIMEOUT_SECONDS = 60
+
+
+class Daemon:
+    """Writes messages as the daemon does: in Kafka transactions, under a prefix of its own."""
+
+    def __init__(self, bootstrap_servers: str) -> None:
+        self.prefix = f"spark-{uuid.uuid4().hex[:8]}"
+        self._bootstrap_servers = bootstrap_servers
+        self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": self.prefix})
+        self._producer.init_transactions(TIMEOUT_SECONDS)
+
+    def create_topics(self, *names: str) -> None:
+        """Topics under the prefix."""
+        topics = [NewTopic(f"{self.prefix}.{name}", 1 if name in ("schema", "snapshot") else PARTITIONS, 1) for name in names]
+        for created in self._admin.create_topics(topics).values():
+            created.result(TIMEOUT_SECONDS)
+
+    def send(self, *messages: Message) -> None:
+        """One transaction, committed."""
+        self.begin(*messages)
+        self._producer.commit_transaction(TIMEOUT_SECONDS)
+
+    def begin(self, *messages: Message) -> None:
+        """One transaction, left open."""
+        self._producer.begin_transaction()
+        for message in messages:
+            topic = message.topic.replace("shop.", f"{self.prefix}.", 1)
+            value = None if message.value is None else message.value.replace('"name":"shop"', f'"name":"{self.prefix}"', 1)
+            for partition in [-1] if message.key is not None else range(PARTITIONS):
+                self._producer.produce(topic, value, message.key, partition=partition)
+        self._producer.flush(TIMEOUT_SECONDS)
+
+    def abort(self) -> None:
+        """Take the open transaction back."""
+        self._producer.abort_transaction(TIMEOUT_SECONDS)
+
+    def arguments(self, path: Path) -> list[str]:
+        """Options of a job that reads this daemon's topics."""
+        places = ["--path", str(path / "tables"), "--checkpoint", str(path / "checkpoint")]
+        return ["--bootstrap-servers", self._bootstrap_servers, "--prefix", self.prefix, *places, "--available-now"]
+
+
+@pytest.fixture
+def daemon(kafka: KafkaServer) -> Daemon:
+    started = Daemon(kafka.bootstrap_servers)
+    started.create_topics("schema", "snapshot", "users")
+    return started
+
+
+def process(session: SparkSession, job: str, arguments: Sequence[str]) -> None:
+    """Run a job over what is there, as the command does."""
+    options = run.parse_options(job, arguments)
+    topics = Topics(options.bootstrap_servers, options.prefix)
+    query = run.start(session, run.JOBS[job], replace(topics, max_offsets_per_trigger=20), options)
+    assert query.awaitTermination(TIMEOUT_SECONDS * 3)
+
+
+def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
+    spark: SparkSession, daemon: Daemon, tmp_path: Path
+) -> None:
+    changelog, current = daemon.arguments(tmp_path / "changelog"), daemon.arguments(tmp_path / "current")
+    daemon.begin(put("c", {"id": 1, "name": "taken back"}, 1))
+    daemon.abort()
+    daemon.send(schema(0), *(put("c", {"id": number, "name": "a", "balance": number}, number) for number in range(1, 26)))
+    daemon.begin(put("c", {"id": 99, "name": "open"}, 26))
+    for _ in range(2):
+        process(spark, "changelog", changelog)
+    process(spark, "current", current)
+    log = spark.read.format("delta").load(str(tmp_path / "changelog" / "tables"))
+    assert sorted(row["seq"] for row in log.select("seq").collect()) == list(range(1, 26))
+    users = str(tmp_path / "current" / "tables" / "users")
+    assert read_current(spark, users).count() == 25
+
+    daemon.abort()
+    # A space that is made while the jobs are running, and all that happens to rows.
+    daemon.create_topics("orders")
+    daemon.send(
+        schema(25, space="orders", space_id=513, version=2),
+        put("c", {"id": 1, "name": "o"}, 26, space="orders", space_id=513, version=2),
+        truncate(27),
+        put("c", {"id": 7, "name": "b", "balance": 1}, 28),
+        update(7, [{"op": "+", "field": "balance", "value": 2}], 29),
+        snapshot("STARTED", 29),
+        put("r", {"id": 8, "name": "c", "balance": 8}, 30),
+        snapshot("COMPLETED", 30),
+    )
+    for _ in range(2):
+        process(spark, "changelog", changelog)
+    process(spark, "current", current)
+    log = spark.read.format("delta").load(str(tmp_path / "changelog" / "tables"))
+    assert sorted(row["seq"] for row in log.select("seq").collect()) == list(range(1, 31))
+    assert [row["_row"] for row in read_current(spark, users).collect()] == ['{"id":8,"name":"c","balance":8}']
+    orders = str(tmp_path / "current" / "tables" / "orders")
+    assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
+
+
+def test_the_command_runs_to_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
+    patch = [{"op": "+", "field": "balance", "value": 2}, {"op": "=", "field": "field_4", "value": 0.5}]
+    daemon.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1), update(1, patch, 2))
+    jars = ["--master", "local[2]", "--jars-dir", str(jar_folder(SPARK))]
+    outcome = subprocess.run(
+        [sys.executable, "-m", "spark_jobs", "current", *daemon.arguments(tmp_path), *jars],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=TIMEOUT_SECONDS * 4,
+    )
+    assert outcome.returncode == 0, outcome.stderr
+    users = read_current(spark, str(tmp_path / "tables" / "users"))
+    assert [row["_row"] for row in users.collect()] == ['{"id":1,"name":"a","balance":3,"field_4":0.5}']
+
+
+def test_the_command_ends_with_a_sentence(
+    spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert spark is SparkSession.getActiveSession()
+    daemon.send(Message("shop.users", '{"id":2}', '{"not":"an event"}'))
+    assert run.main(["changelog", *daemon.arguments(tmp_path)]) == 1
+    (last,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
+    assert last.startswith(f"changelog: topic {daemon.prefix}.users, partition ")
+    assert last.endswith('holds something that is no change event: {"not":"an event"}')

@@ -1,0 +1,62 @@
+"""The command line, and what is asked of Kafka."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import run
+from spark_jobs.errors import JobError
+from spark_jobs.session import build_session
+from spark_jobs.source import Topics
+
+pytestmark = pytest.mark.spark
+
+REQUIRED = ["--bootstrap-servers", "k:9092", "--prefix", "shop", "--path", "p", "--checkpoint", "c"]
+
+
+def test_the_pattern_takes_spaces_and_leaves_control_topics() -> None:
+    names = ["users", "users.old", "schemas", "transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq"]
+    topics = [f"sh.op.{name}" for name in names] + ["shxop.users", "sh.op", "other.sh.op.users"]
+
+    def taken(spaces: str, *control: str) -> list[str]:
+        pattern = Topics("k", "sh.op", spaces).pattern(control)
+        return [topic for topic in topics if re.fullmatch(pattern, topic)]
+
+    assert taken(".*") == ["sh.op.users", "sh.op.users.old", "sh.op.schemas"]
+    assert taken("users|orders") == ["sh.op.users"]
+    assert taken("users", "snapshot") == ["sh.op.users", "sh.op.snapshot"]
+
+
+def test_names_of_spaces_become_topics_as_the_daemon_makes_them() -> None:
+    assert Topics("k", "shop").of_space("ключ a-b.c_d") == "shop._____a-b.c_d"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["unknown", *REQUIRED],
+        ["current"],
+        ["current", *REQUIRED, "--spaces", "("],
+        ["current", *REQUIRED, "--kafka-option", "x"],
+        ["current", *REQUIRED, "--available-now", "--trigger-interval", "1 second"],
+        ["changelog", *REQUIRED, "--missing-row", "skip"],
+    ],
+)
+def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as raised:
+        run.main(arguments)
+    assert raised.value.code == 2
+    assert "usage:" in capsys.readouterr().err
+
+
+def test_an_empty_folder_of_jars_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
+    with pytest.raises(JobError, match="no jars"):
+        build_session("x", jars_directory=str(tmp_path_factory.mktemp("jars")))
+
+
+def test_a_session_that_is_there_is_used_as_it_is(spark: SparkSession) -> None:
+    assert build_session("again", master="local[1]").sparkContext is spark.sparkContext
