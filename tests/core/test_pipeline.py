@@ -406,6 +406,23 @@ def test_or_goes_to_the_dead_letters() -> None:
     assert batch.byte_count == _size(batch)
 
 
+def test_a_dead_letter_in_a_transaction_counts_as_a_row_and_not_as_an_event() -> None:
+    shop = Shop(on_error="dlq")
+    shop.master.begin()
+    for number, value in ((3, 1), (4, OpaqueExtension(9, b"x")), (5, 1)):
+        shop.master.insert("users", number, "x", value)
+    shop.master.commit()
+    shop.replica.relay.relay()
+    shop.replica.receive()
+    (batch,) = shop.replica.unsettled
+    first, letter, second, _, end = map(read, batch.messages)
+    assert letter.topic == "shop.dlq"
+    assert [event.source["row"] for event in (first, second)] == [0, 2]
+    assert [event.value["transaction"]["total_order"] for event in (first, second)] == [1, 2]
+    assert end.value["event_count"] == 2
+    assert batch.byte_count == _size(batch)
+
+
 def test_a_dead_letter_holds_the_row_byte_for_byte() -> None:
     """With decimals and uuids beside the value that can't be shown: from the letter the row can be done again."""
     shop = Shop(on_error="dlq")

@@ -77,6 +77,7 @@ def test_a_release_frees_only_the_space_own_topics() -> None:
         ([".*"], [], ["users", "a b", ""], []),
         (["users"], [], ["users"], ["users2", "xusers", "Users"]),
         (["a.*", "b"], ["ab.*"], ["a", "ac", "b"], ["ab", "abc", "c"]),
+        ([".*"], ["us"], ["users", "bus"], ["us"]),
         ([], [], [], ["users"]),
         ([".*"], [".*"], [], ["users"]),
     ],
