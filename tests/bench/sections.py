@@ -23,6 +23,7 @@ from tests.bench.results import Result
 from tests.bench.workload import SPACE, Master, start_master
 
 _WARM_UP_SECONDS: Final = 3.0
+_WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
 _SPARK_JOBS: Final = ("changelog", "current")
@@ -58,12 +59,16 @@ class Bench:
         with closing(master.server):
             yield master
 
-    def counted(self, result: Result, daemon: Daemon, delivery: Delivery) -> Result:
-        """Add what is found in Kafka. Raises RuntimeError if a row is missing, or comes twice where it must not."""
-        found = count_rows(self.kafka, f"{daemon.prefix}.{SPACE}", result.rows)
+    def counted(self, result: Result, daemon: Daemon, delivery: Delivery, *, written: int | None = None) -> Result:
+        """Add what is found in Kafka, of `written` rows or else the result's.
+
+        Raises RuntimeError if a row is missing, or comes twice where it must not.
+        """
+        expected = result.rows if written is None else written
+        found = count_rows(self.kafka, f"{daemon.prefix}.{SPACE}", expected)
         result.counted, result.repeated = found.rows, found.repeated
-        if found.rows != result.rows or (found.repeated and delivery == "exactly_once"):
-            raise RuntimeError(f"{found.rows:,} of {result.rows:,} rows are in Kafka, {found.repeated:,} of them again")
+        if found.rows != expected or (found.repeated and delivery == "exactly_once"):
+            raise RuntimeError(f"{found.rows:,} of {expected:,} rows are in Kafka, {found.repeated:,} of them again")
         return result
 
 
@@ -165,18 +170,20 @@ def latency(bench: Bench) -> Iterator[Result]:
 
 def backlog(bench: Bench) -> Iterator[Result]:
     """The most memory while Kafka stands still, the master goes on, and the daemon then works the backlog off."""
-    rows = bench.backlog
-    with bench.master("backlog", rows) as master:
+    rows, warm_up_rows = bench.backlog, _WARM_UP_ROWS
+    with bench.master("backlog", rows + warm_up_rows) as master:
         daemon = bench.daemon("backlog", master, "exactly_once")
         daemon.catch_up()
         watch = CheckpointWatch(bench.kafka, daemon.prefix)
         process = daemon.start()
         usage = Usage(process.pid)
         try:
-            wait_logged(process, "following")
+            # With topics and connections in use, so that everything on the way to Kafka is there to be filled.
+            master.fill(warm_up_rows, rows_per_transaction=500)
+            watch.wait(master.lsn, process)
             bench.kafka.pause()
             try:
-                master.fill(rows, rows_per_transaction=500)
+                master.fill(rows, rows_per_transaction=500, first=warm_up_rows + 1)
                 time.sleep(_SETTLE_SECONDS)
                 waiting = usage.rss_bytes
             finally:
@@ -198,7 +205,7 @@ def backlog(bench: Bench) -> Iterator[Result]:
             peak_rss_bytes=usage.peak_rss_bytes,
             note=f"{waiting / 1e6:.0f} MB while Kafka stood still",
         )
-        yield bench.counted(result, daemon, "exactly_once")
+        yield bench.counted(result, daemon, "exactly_once", written=rows + warm_up_rows)
 
 
 def spark(bench: Bench) -> Iterator[Result]:
