@@ -127,7 +127,11 @@ class Publisher:
                 f"another daemon has taken the name {self._name!r}",
                 "Two daemons of one name can't run at once: stop one, or give it another name.",
             )
-        self._delivery.start()
+        try:
+            self._delivery.start()
+        except PublishError as error:
+            error.message = f"transactional id {self._name!r}: {error.message}"
+            raise
         stored = self.reload()
         # From here on a reader of the checkpoint knows that this process has the name.
         self._commit_position(stored.position or Position(), {})

@@ -13,7 +13,7 @@ import socket
 import time
 from typing import Final
 
-from cdc.errors import ConnectionLostError
+from cdc.errors import CdcError, ConnectionLostError
 from cdc.protocol.session import Event, Session
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -96,7 +96,12 @@ class Connection:
             self._set_busy(True)
         self._last_received = now
         self.received_bytes += len(data)
-        return self.session.receive_data(data)
+        try:
+            return self.session.receive_data(data)
+        except CdcError as error:
+            # Of several servers, the one that it is about.
+            error.message = f"{self.address}: {error.message}"
+            raise
 
     def unread(self, events: list[Event]) -> None:
         """Give back events, in order, that the next `receive` is to return: rows may come in one piece with an answer."""
