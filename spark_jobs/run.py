@@ -18,6 +18,7 @@ from typing import Final
 if not __package__:  # spark-submit runs this file by its path; the package is its folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+from py4j.protocol import Py4JError, Py4JNetworkError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -95,6 +96,10 @@ def _await(query: StreamingQuery) -> None:
         while not query.awaitTermination(_SIGNAL_CHECK_SECONDS):
             if stopping:
                 query.stop()
+    except (Py4JError, Py4JNetworkError, PySparkException):
+        # Sent to all processes of a service, the signal ends Java at the same time, and with it the query.
+        if not stopping:
+            raise
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
