@@ -165,7 +165,7 @@ class Daemon:
                 # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
                 # producer finds out which, and only in the second case goes on.
                 self._log.warning("the Kafka producer was fenced; looking who has the name", reason=str(error))
-                self._publisher.stop(0)
+                _discard(self._publisher)
                 self._publisher = None
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
@@ -186,11 +186,11 @@ class Daemon:
         try:
             self._checkpoint = publisher.start(expected_writers=self._writers)
         except PublishAborted as error:
-            publisher.stop(0)
+            _discard(publisher)
             # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
             raise ConnectionLostError(error.message, error.hint) from error
         except CdcError:
-            publisher.stop(0)
+            _discard(publisher)
             raise
         self._writers |= {self._writer, self._checkpoint.writer}
         self.status.kafka = publisher.statistics
@@ -213,7 +213,7 @@ class Daemon:
                 # A commit is over before Kafka has written its markers, and a broker that ends between the two writes
                 # them when it comes back. Only taking the name anew waits for that.
                 self._log.warning("Kafka doesn't show the last commit yet; taking the name anew")
-                self._publisher.stop(0)
+                _discard(self._publisher)
                 self._publisher = None
                 return
             self._checkpoint = checkpoint
@@ -227,3 +227,10 @@ class Daemon:
             self._log.info("stopped", seq=self.status.seq, checkpoint=str(self.status.published))
         else:
             self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")
+
+
+def _discard(publisher: Publisher) -> None:
+    """Let go of a publisher that is of no use. Its producers hold threads and sockets, and only the collector, which has
+    little reason to run while nothing flows, would end them."""
+    publisher.stop(0)
+    gc.collect()
