@@ -208,11 +208,9 @@ class Daemon:
                 self._log.warning("the checkpoint can't be read yet", reason=str(error))
                 self._is_stopping.wait(self._back_off.next())
                 continue
-            settled = self._checkpoint.position
-            if settled is not None and (checkpoint.position is None or checkpoint.position.is_before(settled)):
-                # A commit is over before Kafka has written its markers, and a broker that ends between the two writes
-                # them when it comes back. Only taking the name anew waits for that.
-                self._log.warning("Kafka doesn't show the last commit yet; taking the name anew")
+            if checkpoint is None:
+                # Only taking the name anew tells whether a transaction is being ended slowly or hangs.
+                self._log.warning("Kafka doesn't show the end of the last commit; taking the name anew")
                 _discard(self._publisher)
                 self._publisher = None
                 return

@@ -22,6 +22,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from cdc.change import Batch, Broadcast
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+from cdc.hanging import FILLER_KEY, Place
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
 CALL_TIMEOUT_SECONDS: Final = 5.0
@@ -35,6 +36,12 @@ class Delivery(Protocol):
 
     def start(self) -> None:
         """Take the name: fence an earlier daemon. Raises ConnectionLostError while Kafka is away, PublishError for good."""
+
+    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
+        """Decide over what hangs in partitions (see cdc.hanging).
+
+        To be called right after `start`. Raises PublishAborted or PublishError.
+        """
 
     def produce(self, batch: Batch) -> None:
         """Hand a batch's messages to the producer, in order."""
@@ -125,6 +132,19 @@ class _Transactions:
             self._retry(lambda: self._producer.abort_transaction(CALL_TIMEOUT_SECONDS), "a Kafka transaction can't be aborted")
             self.is_open = False
 
+    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
+        self.begin()
+        for topic, partition in partitions:
+            self._producer.produce(topic, None, FILLER_KEY, partition=partition)
+        # What is still in the producer's queue when a transaction is aborted never reaches its partition.
+        while self._producer.flush(CALL_TIMEOUT_SECONDS):
+            if self._is_stopping():
+                raise PublishAborted("stopped while a hanging transaction was ended")
+        if commit:
+            self.commit()
+        else:
+            self.abort()
+
     def _call(self, call: Callable[[], object], what: str) -> None:
         try:
             call()
@@ -158,6 +178,9 @@ class ExactlyOnce(_Producing):
 
     def start(self) -> None:
         self._transactions.start()
+
+    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
+        self._transactions.end_hanging(partitions, commit=commit)
 
     def produce(self, batch: Batch) -> None:
         self._transactions.begin()
@@ -201,6 +224,9 @@ class AtLeastOnce(_Producing):
 
     def start(self) -> None:
         self._transactions.start()
+
+    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
+        self._transactions.end_hanging(partitions, commit=commit)
 
     def produce(self, batch: Batch) -> None:
         self._hand_over(batch.messages)

@@ -339,6 +339,7 @@ class Follower:
         status.row_count += batch.row_count
         if batch.timestamp:
             self._last_timestamp = status.last_row_timestamp = batch.timestamp
+            status.first_row_timestamp = status.first_row_timestamp or batch.timestamp
         if batch.is_boundary:
             status.received = status.published = batch.position.vclock
             status.seq, status.schema_version = batch.position.seq, batch.position.schema_version

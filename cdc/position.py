@@ -37,11 +37,6 @@ class Position:
     server_uuid: UUID | None = None
     snapshot: SnapshotState | None = None
 
-    def is_before(self, later: Position) -> bool:
-        """Whether the daemon was here before it was at `later`. The vclock may go back at a snapshot, the rest never does."""
-        mine, theirs = ((position.snapshot.snapshot_id if position.snapshot else 0, position.seq) for position in (self, later))
-        return mine < theirs or (mine == theirs and not self.vclock.covers(later.vclock))
-
     def to_json(self) -> dict[str, Any]:
         """The record's value."""
         return {

@@ -21,11 +21,12 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from cdc import checkpoint, topics
+from cdc import checkpoint, hanging, topics
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import KafkaSection
@@ -36,6 +37,11 @@ from cdc.position import Position
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 0.5
+COMPLAINT_SECONDS: Final = 10.0
+MARKERS_SECONDS: Final = 3.0
+"""How long Kafka may take to write the markers of a transaction that it says has ended."""
+LOG_LEVEL: Final = 2
+"""librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
 
 _CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -88,8 +94,9 @@ class Publisher:
         self._topics = topics.TopicNames(config.topic_prefix)
         self._partitions: dict[str, int] = {}
         self._is_stopping = threading.Event()
+        self._next_complaint = 0.0
         self._delivery, self._producer = self._make_delivery()
-        self._admin = AdminClient({**config.properties, "bootstrap.servers": config.bootstrap_servers})
+        self._admin = self._new_admin()
         self.statistics = PublisherStatistics()
 
         # Shared with the publisher's thread, under the lock.
@@ -122,7 +129,7 @@ class Publisher:
         """
         list_topics(self._admin, self._config.bootstrap_servers)
         self._ensure([self._topics.control(topics.CHECKPOINT)])
-        if expected_writers and self.reload().writer not in expected_writers:
+        if expected_writers and self._read().writer not in expected_writers:
             raise FencedError(
                 f"another daemon has taken the name {self._name!r}",
                 "Two daemons of one name can't run at once: stop one, or give it another name.",
@@ -132,7 +139,7 @@ class Publisher:
         except PublishError as error:
             error.message = f"transactional id {self._name!r}: {error.message}"
             raise
-        stored = self.reload()
+        stored = self._read_to_the_end()
         # From here on a reader of the checkpoint knows that this process has the name.
         self._commit_position(stored.position or Position(), {})
         self._thread.start()
@@ -209,10 +216,49 @@ class Publisher:
             self._state = _State.RUNNING
             self._lock.notify_all()
 
-    def reload(self) -> Checkpoint:
-        """What the checkpoint says now. Raises ConnectionLostError or ConfigurationError."""
+    def reload(self) -> Checkpoint | None:
+        """What the checkpoint says now; None if that isn't to be known, as Kafka keeps a transaction open.
+
+        Raises ConnectionLostError or ConfigurationError.
+        """
+        end = hanging.end_offset(self._new_admin(), self._topics.control(topics.CHECKPOINT))
+        stored = self._read(end, MARKERS_SECONDS)
+        return stored if stored.end >= end else None
+
+    def _read(self, end: int = 0, patience_seconds: float = 0) -> Checkpoint:
+        config, topic = self._config, self._topics.control(topics.CHECKPOINT)
+        return checkpoint.read(
+            config.bootstrap_servers, config.properties, topic, self._name, end=end, patience_seconds=patience_seconds
+        )
+
+    def _read_to_the_end(self) -> Checkpoint:
+        """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
         topic = self._topics.control(topics.CHECKPOINT)
-        return checkpoint.read(self._config.bootstrap_servers, self._config.properties, topic, self._name)
+        stored = self.reload()
+        if stored is None:
+            self._end_hanging()
+            stored = self.reload()
+        if stored is None:
+            raise ConnectionLostError(
+                f"another producer's transaction is open in {topic}, and the checkpoint can't be read to its end",
+                "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",
+            )
+        return stored
+
+    def _end_hanging(self) -> None:
+        config = self._config
+        prefix = config.topic_prefix + "."
+        counts = list_topics(self._admin, config.bootstrap_servers)
+        ours = {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
+        open_, closed = hanging.open_partitions(self._new_admin(), ours)
+        events = {place: end for place, end in closed.items() if place[0].removeprefix(prefix) not in topics.CONTROL}
+        known = self._read().position
+        settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
+        was_committed = hanging.newest_seq(settings, config.topic_prefix, events) > (known.seq if known else 0)
+        structlog.get_logger().warning(
+            "Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=was_committed
+        )
+        self._delivery.end_hanging(open_, commit=was_committed)
 
     # The publisher's thread.
 
@@ -235,6 +281,7 @@ class Publisher:
         stored: dict[int, Any] = {}
         opened_at = 0.0
         open_bytes = 0
+        timestamp = self.statistics.last_timestamp
         next_heartbeat = 0.0
         last: Position | None = None
         while True:
@@ -250,8 +297,7 @@ class Publisher:
                 self.statistics.event_count += batch.event_count
                 self.statistics.byte_count += batch.byte_count
                 pending = batch.position if batch.is_boundary else None
-                if batch.is_boundary and batch.timestamp:
-                    self.statistics.last_timestamp = batch.timestamp
+                timestamp = batch.timestamp or timestamp
             now = time.monotonic()
             is_due = now >= opened_at + interval or open_bytes >= self._config.commit_bytes_max or self._is_drained
             if pending is not None and is_due:
@@ -259,6 +305,7 @@ class Publisher:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(pending)
                 self._commit_position(pending, stored)
+                self.statistics.last_timestamp = timestamp
                 self._settle(pending)
                 last, pending, stored, opened_at, open_bytes = pending, None, {}, 0.0, 0
             elif pending is None and not opened_at and last and heartbeat_interval and now >= next_heartbeat:
@@ -346,6 +393,13 @@ class Publisher:
         with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
             os.write(self._wake_write, b"\0")
 
+    def _complain(self, error: KafkaError) -> None:
+        """librdkafka's trouble with brokers, which it goes on trying to end."""
+        now = time.monotonic()
+        if now >= self._next_complaint:
+            self._next_complaint = now + COMPLAINT_SECONDS
+            structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
+
     # Topics.
 
     def _partition_count(self, topic: str) -> int:
@@ -360,6 +414,8 @@ class Publisher:
             if count is None and self._config.create_topics:
                 self._create(topic)
                 count = self._await_topic(topic)
+                if count is None:
+                    raise PublishAborted(f"the topic {topic} was created, and its broker doesn't know it yet")
             if count is None:
                 raise PublishError(
                     f"the topic {topic} doesn't exist, or this daemon may not see it",
@@ -393,7 +449,9 @@ class Publisher:
             cause = error.args[0]
             if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                 return
-            if cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+            # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is wrong.
+            is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
+            if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                 raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
             raise PublishError(
                 f"the topic {topic} can't be created: {cause.str()}",
@@ -411,10 +469,17 @@ class Publisher:
 
     # Producers.
 
+    def _new_admin(self) -> AdminClient:
+        """A client that remembers nothing: who leads a partition, an old one goes on believing after a broker's restart."""
+        config = self._config
+        return AdminClient({"log_level": LOG_LEVEL, **config.properties, "bootstrap.servers": config.bootstrap_servers})
+
     def _make_delivery(self) -> tuple[Delivery, Producer]:
         config = self._config
         topic = self._topics.control(topics.CHECKPOINT)
         common: dict[str, Any] = {
+            "log_level": LOG_LEVEL,
+            "error_cb": self._complain,
             "client.id": f"tarantool-cdc-{self._name}",
             "compression.type": "lz4",
             "linger.ms": 5,

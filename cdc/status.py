@@ -35,6 +35,7 @@ class Status:
     received_bytes: int = 0
     reconnect_count: int = 0
     last_heard_at: float = 0.0
+    first_row_timestamp: float = 0.0
     last_row_timestamp: float = 0.0
     open_transaction_bytes: int = 0
     queued_bytes: int = 0
@@ -48,10 +49,11 @@ class Status:
         return self.state == "streaming"
 
     def lag_seconds(self, now: float) -> float:
-        """How old the newest published change is, while there is something unpublished; 0 when caught up."""
-        if self.checkpoint.covers(self.received) or not self.kafka.last_timestamp:
+        """How old the newest published change is, or the first of all, while one is unpublished; 0 when caught up."""
+        newest = self.kafka.last_timestamp or self.first_row_timestamp
+        if self.checkpoint.covers(self.received) or not newest:
             return 0.0
-        return max(0.0, now - self.kafka.last_timestamp)
+        return max(0.0, now - newest)
 
     def to_json(self) -> dict[str, Any]:
         """For /status and `tarantool-cdc status --json`."""

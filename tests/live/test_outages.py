@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -11,11 +12,14 @@ from tests.live.waiting import wait_for
 
 
 def rows_flow(scene: Scene, count: int) -> None:
-    """Wait until the daemon has received that many more rows."""
-    before = (scene.daemon.status() or {"rows": 0})["rows"]
-    scene.daemon.wait_until(
-        f"{count} rows more", lambda status: status["state"] == "streaming" and status["rows"] > before + count
-    )
+    """Wait until the daemon has received that many more rows, and has committed some."""
+    before = scene.daemon.wait_until_streaming()
+
+    def do_flow(status: dict[str, Any]) -> bool:
+        has_committed = status["position"]["checkpoint"] != before["position"]["checkpoint"]
+        return bool(status["state"] == "streaming" and status["rows"] > before["rows"] + count and has_committed)
+
+    scene.daemon.wait_until(f"{count} rows more", do_flow)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,106 @@
+"""Transactions that Kafka took for ended and never ended.
+
+A coordinator notes that a transaction is committed or aborted, then has a marker written to each partition of it. A broker
+that is killed in between writes them when it comes back; but if it doesn't know the partitions again yet when it begins,
+it takes them for deleted and leaves their markers out (seen with 4.3.1 in one node, killed within a second of the topics'
+creation: "these partitions are likely deleted already and hence can be skipped"). What was written then hangs:
+
+    coordinator     PREPARE_COMMIT * killed        "complete"   ▶ init_transactions succeeds
+    partition       … data ─────────────────────────────────────▶ no marker: a read_committed reader stops before `data`,
+                                                                  until the same producer's next marker decides over it
+
+A daemon that goes on from what it can read would write the same events again, and its next commit would also commit what
+hangs. So, once it has the name, it reads the checkpoint to the end that the topic really has. If it can't, a transaction of
+its own with a filler in every partition that is open decides over what hangs there. Whether to commit or to abort, the
+partitions say that did get their markers: an event in them that is newer than the checkpoint was committed, and so was the
+rest of its transaction; if there is none, nobody has seen any of it, and it may as well never have been. The partitions of
+other producers, if topics are shared, are harmed by that as little as by any other transaction.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
+
+from cdc.errors import ConnectionLostError
+
+FILLER_KEY: Final = b'{"name":""}'
+"""Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
+
+_TIMEOUT_SECONDS: Final = 10.0
+_TAIL_OFFSETS: Final = 16
+"""How far before a partition's end its newest event is looked for: markers and tombstones take offsets, too."""
+
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+def end_offset(admin: AdminClient, topic: str) -> int:
+    """The end of a topic's only partition, whatever is committed in it. Raises ConnectionLostError."""
+    (end,) = _ends(admin, [(topic, 0)], IsolationLevel.READ_UNCOMMITTED).values()
+    return end
+
+
+def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[list[Place], dict[Place, int]]:
+    """The partitions that a transaction keeps open, and the others with their ends. Raises ConnectionLostError."""
+    places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
+    committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+    # Asked for later, an end can only be further on: a partition that moves meanwhile may be named, none is left out.
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    open_ = [place for place in places if committed[place] < written[place]]
+    return open_, {place: committed[place] for place in places if committed[place] == written[place]}
+
+
+def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]) -> int:
+    """The highest `seq` among the last committed events that one daemon wrote to partitions with these ends; 0 if none.
+
+    `settings` are the client's, `name` is the events' `source.name`. Raises ConnectionLostError.
+    """
+    missing = {place for place, end in ends.items() if end}
+    newest = 0
+    consumer = Consumer(
+        {
+            "fetch.wait.max.ms": 10,
+            **settings,
+            "log_level": 2,
+            "group.id": f"tarantool-cdc-{name}",
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+        }
+    )
+    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    try:
+        consumer.assign([TopicPartition(*place, max(0, ends[place] - _TAIL_OFFSETS)) for place in missing])
+        while missing:
+            message = consumer.poll(max(0.0, deadline - time.monotonic()))
+            if message is None:
+                raise ConnectionLostError(f"the ends of {len(missing)} partitions can't be read in {_TIMEOUT_SECONDS:.0f} s")
+            error, topic, partition, value = message.error(), message.topic(), message.partition(), message.value()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF and topic is not None and partition is not None:
+                missing.discard((topic, partition))
+            elif error is not None and not error.retriable():
+                raise ConnectionLostError(f"the ends of partitions can't be read: {error.str()}")
+            elif error is None and value is not None:
+                source = json.loads(value).get("source", {})
+                if source.get("name") == name:
+                    newest = max(newest, source["seq"])
+    except KafkaException as error:
+        raise ConnectionLostError(f"the ends of partitions can't be read: {error.args[0].str()}") from error
+    finally:
+        consumer.close()
+    return newest
+
+
+def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel) -> dict[Place, int]:
+    wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
+    try:
+        return {(place.topic, place.partition): answer.result().offset for place, answer in found.items()}
+    except KafkaException as error:
+        raise ConnectionLostError(f"the ends of Kafka's partitions can't be asked for: {error.args[0].str()}") from error
