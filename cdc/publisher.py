@@ -414,8 +414,6 @@ class Publisher:
             if count is None and self._config.create_topics:
                 self._create(topic)
                 count = self._await_topic(topic)
-                if count is None:
-                    raise PublishAborted(f"the topic {topic} was created, and its broker doesn't know it yet")
             if count is None:
                 raise PublishError(
                     f"the topic {topic} doesn't exist, or this daemon may not see it",
