@@ -55,7 +55,8 @@ class _Open:
 class Assembler:
     """Cuts the stream of one connection into transactions."""
 
-    def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
+    def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool], keeps_frames: bool = False) -> None:
+        self._keeps_frames = keeps_frames
         self._memory_bytes_max = memory_bytes_max
         self._new_spool = new_spool
         self._open: _Open | None = None
@@ -79,6 +80,7 @@ class Assembler:
         add = transactions.append
         headers, bodies = frames.headers, frames.bodies
         kinds, origins, lsns, timestamps = _columns(frames)
+        raws = frames.raws() if self._keeps_frames else [b""] * len(frames)
         open_ = self._open
         start = 0  # of the open transaction's rows within this batch
         index = -1
@@ -88,7 +90,7 @@ class Assembler:
                 if open_ is not None:
                     raise _interrupted(open_, header)
                 flags = header[_FLAGS] if _FLAGS in header else 0  # noqa: SIM401 - half the cost of get()
-                add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, bodies[index])], None, 1))
+                add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, bodies[index], raws[index])], None, 1))
                 continue
             tsn = lsn - _checked_int(header[_TSN], header)
             flags = _checked_int(header.get(_FLAGS, 0), header)
@@ -99,7 +101,7 @@ class Assembler:
                 raise _interrupted(open_, header)
             if flags & Flag.COMMIT:
                 part = slice(start, index + 1)
-                rows = list(zip(kinds[part], lsns[part], bodies[part], strict=True))
+                rows = list(zip(kinds[part], lsns[part], bodies[part], raws[part], strict=True))
                 add(self._finish(open_, frames.part(start, index + 1), rows, lsn, timestamp, flags))
                 open_ = None
                 start = index + 1
@@ -132,7 +134,8 @@ class Assembler:
 
 def rows_of(frames: Frames) -> list[Row]:
     """The rows of frames that were checked before."""
-    return [(header[Key.REQUEST_TYPE], header[Key.LSN], body) for header, body in zip(frames.headers, frames.bodies, strict=True)]
+    columns = zip(frames.headers, frames.bodies, frames.raws(), strict=True)
+    return [(header[Key.REQUEST_TYPE], header[Key.LSN], body, frame) for header, body, frame in columns]
 
 
 def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[float]]:

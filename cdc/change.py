@@ -15,8 +15,8 @@ from cdc.position import Position
 from cdc.protocol.codec import Body
 from cdc.schema import StoredSpace
 
-Row = tuple[int, int, Body]
-"""Request type, lsn, body."""
+Row = tuple[int, int, Body, bytes]
+"""Request type, lsn, body, and the frame in which they came; empty where nobody keeps tuples."""
 
 Message = tuple[str, bytes | None, bytes | None]
 """Topic, key, value. A value of None is a tombstone."""
@@ -65,7 +65,8 @@ class Batch(msgspec.Struct, gc=False):
     `is_boundary` says that the batch ends where a source transaction ends, so that `position` may be committed with it;
     only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
     (None for a space that is gone), `topics` those that messages of this batch are the first to need. `timestamp` is when
-    the master wrote the batch's last row, in seconds since the epoch, 0 if it has none.
+    the master wrote the batch's last row, in seconds since the epoch, 0 if it has none. `changes` are for the store of images;
+    a batch that is replayed has nothing else, since Kafka has its events already.
     """
 
     messages: list[Message | Broadcast]
@@ -77,3 +78,5 @@ class Batch(msgspec.Struct, gc=False):
     stored: dict[int, StoredSpace | None]
     topics: list[str]
     timestamp: float
+    changes: list[tuple[bytes, bytes | None]] = []
+    is_replayed: bool = False

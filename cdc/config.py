@@ -126,8 +126,9 @@ class StateSection(_Section):
     """What the daemon keeps on disk."""
 
     path: Path = Path("state")
-    images: Literal["full", "none"] = "none"
-    """Until this version has a state store, "full" is accepted and says at start that events carry patches instead."""
+    images: Literal["full", "none"] = "full"
+    flush_interval_ms: int = Field(default=500, ge=0, le=60_000)
+    """How long the store of images may be behind Kafka; a start reads what it lacks from the master again."""
 
 
 class KafkaSection(_Section):

@@ -18,11 +18,13 @@ import structlog
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.delivery import FencedError
-from cdc.errors import CdcError, ConnectionLostError, PublishAborted, Remedy
+from cdc.errors import CdcError, ConnectionLostError, KeysChangedError, PublishAborted, Remedy, StateLostError
 from cdc.follower import Follower, Goal, greet, vote
 from cdc.http import StatusServer
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
+from cdc.state import set_aside
+from cdc.state_writer import StateWriter
 from cdc.status import Status
 
 STOP_TIMEOUT_SECONDS: Final = 30.0
@@ -72,10 +74,11 @@ class Daemon:
         """Raises ConfigurationError if http.listen can't be had."""
         self._config = config
         self._log = structlog.get_logger().bind(name=config.name)
-        self._writer = str(uuid.uuid4())
+        self._writer_id = str(uuid.uuid4())
         self._instance_uuid = instance_uuid(config.name)
         self._is_stopping = threading.Event()
         self._publisher: Publisher | None = None
+        self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
@@ -98,10 +101,10 @@ class Daemon:
     def run(self, *, until_caught_up: bool = False) -> None:
         """Follow the master until stopped, or caught up. Raises the error that an operator must see."""
         tune_garbage_collector()
-        if self._config.state.images == "full":
-            self._log.warning('state.images = "full" is for a later version; UPDATE and UPSERT carry their patch')
         goal = Goal(until_caught_up)
         try:
+            if self._config.state.images == "full":
+                self._writer = self._open_store()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
@@ -116,8 +119,19 @@ class Daemon:
             raise
         finally:
             self._stop_publisher()
+            if self._writer is not None:
+                self._writer.close()
             if self._server is not None:
                 self._server.close()
+
+    def _open_store(self) -> StateWriter:
+        state = self._config.state
+        path = state.path / "images"
+        try:
+            return StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+        except StateLostError as error:
+            self._log.warning("building the state store anew", reason=error.message, old=str(set_aside(path)))
+            return StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
 
     # Following.
 
@@ -140,6 +154,7 @@ class Daemon:
                 status=self.status,
                 is_stopping=self._is_stopping,
                 goal=goal,
+                writer=self._writer,
             )
             try:
                 forced, self._forced_snapshot = self._forced_snapshot, None
@@ -170,6 +185,9 @@ class Daemon:
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
                 self._forced_snapshot = error.message
+            case KeysChangedError():
+                self._log.warning("only a snapshot has the rows under their new keys", reason=error.message)
+                self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = self._back_off.next()
                 self.status.error = str(error)
@@ -182,7 +200,7 @@ class Daemon:
 
     def _start_publisher(self) -> Publisher:
         self.status.state = "waiting for kafka"
-        publisher = Publisher(self._config.name, self._config.kafka, self._writer)
+        publisher = Publisher(self._config.name, self._config.kafka, self._writer_id)
         try:
             self._checkpoint = publisher.start(expected_writers=self._writers)
         except PublishAborted as error:
@@ -192,7 +210,7 @@ class Daemon:
         except CdcError:
             _discard(publisher)
             raise
-        self._writers |= {self._writer, self._checkpoint.writer}
+        self._writers |= {self._writer_id, self._checkpoint.writer}
         self.status.kafka = publisher.statistics
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
@@ -221,7 +239,11 @@ class Daemon:
     def _stop_publisher(self) -> None:
         if self._publisher is None:
             return
-        if self._publisher.stop(STOP_TIMEOUT_SECONDS):
+        is_whole = self._publisher.stop(STOP_TIMEOUT_SECONDS)
+        if self._writer is not None:
+            for position in self._publisher.last_settled():
+                self._writer.settle(position)
+        if is_whole:
             self._log.info("stopped", seq=self.status.seq, checkpoint=str(self.status.published))
         else:
             self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")

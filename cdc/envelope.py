@@ -14,7 +14,7 @@ much. What is rare (snapshot rows, truncations, control records) is put together
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cdc.json_values import encode
 from cdc.position import Position
@@ -72,39 +72,43 @@ def times(microseconds: int) -> bytes:
     return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % (microseconds // 1000, microseconds, microseconds * 1000)
 
 
+Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
+"""A row's body and frame → the key, the opening of its event, and what follows the opening; None if nothing changed."""
+
+
 class SpaceEvents(RowEncoder):
     """The pieces of the envelope that one form determines, beside its row encoders.
 
-    `changes[type]` takes a row's body and gives its key, the opening of its event, and what follows the opening. It raises
-    EncodingError, SchemaError, or one of MALFORMED_BODY for a body that isn't what its type promises.
+    `changes[type]` makes a row's event. It raises EncodingError, SchemaError, or one of MALFORMED_BODY for a body that isn't
+    what its type promises. These here know nothing but the row; cdc.image_changes puts others in their place.
     """
 
     def __init__(self, form: SpaceForm, topic: str, server_uuid: str) -> None:
         super().__init__(form)
         self.topic = topic
-        self.changes: dict[int, Callable[[Body], tuple[bytes, bytes, bytes]]] = {
+        self.changes: dict[int, Change] = {
             Type.INSERT: self._whole_row(OPEN_CREATE),
             Type.REPLACE: self._whole_row(OPEN_UPDATE),
-            Type.DELETE: lambda body: (self.key(body[_KEY]), OPEN_DELETE, b""),
+            Type.DELETE: lambda body, _: (self.key(body[_KEY]), OPEN_DELETE, b""),
             Type.UPDATE: self._update,
             Type.UPSERT: self._upsert,
         }
         self.table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
         self.schema = b',"schema_version":%d,"server_uuid":"%b","vclock":' % (form.schema_version, server_uuid.encode())
 
-    def _whole_row(self, opening: bytes) -> Callable[[Body], tuple[bytes, bytes, bytes]]:
+    def _whole_row(self, opening: bytes) -> Change:
         key_of, rows = self.key_of, self.rows
 
-        def change(body: Body) -> tuple[bytes, bytes, bytes]:
+        def change(body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
             tuple_ = body[_TUPLE]
             return key_of(tuple_), opening, rows[len(tuple_)](tuple_)
 
         return change
 
-    def _update(self, body: Body) -> tuple[bytes, bytes, bytes]:
+    def _update(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
         return self.key(body[_KEY]), OPEN_PATCH, self.patch(body[_TUPLE], body.get(_INDEX_BASE, 0))
 
-    def _upsert(self, body: Body) -> tuple[bytes, bytes, bytes]:
+    def _upsert(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
         tuple_ = body[_TUPLE]
         patch = self.patch(body[_OPS], body.get(_INDEX_BASE, 0))
         return self.key_of(tuple_), OPEN_PATCH, patch + UPSERT + self.rows[len(tuple_)](tuple_)
@@ -223,10 +227,19 @@ def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], 
     return [(key, encode(begin)), (key, encode(end))]
 
 
+class SpaceCount(NamedTuple):
+    """What a snapshot says of one space: how many rows it had, and up to which seq its events are past (see cdc.snapshot)."""
+
+    space: str
+    space_id: int
+    rows: int
+    sweep_seq: int
+
+
 def snapshot_record(
-    status: str, position: Position, now_us: int, counts: Sequence[tuple[str, int, int]] | None = None
+    status: str, position: Position, now_us: int, counts: Sequence[SpaceCount] | None = None
 ) -> tuple[bytes, bytes]:
-    """Key and value for the snapshot topic; `counts` are (space, id, rows) once they are known."""
+    """Key and value for the snapshot topic; `counts` once they are known."""
     assert position.snapshot is not None
     snapshot_id = str(position.snapshot.snapshot_id)
     value: dict[str, Any] = {
@@ -236,6 +249,6 @@ def snapshot_record(
         "seq": position.seq,
     }
     if counts is not None:
-        value["spaces"] = [{"space": name, "space_id": space_id, "rows": rows} for name, space_id, rows in counts]
+        value["spaces"] = [count._asdict() for count in counts]
     value["ts_ms"] = now_us // 1000
     return encode({"snapshot_id": snapshot_id}), encode(value)

@@ -69,8 +69,28 @@ class SchemaError(CdcError):
     """A row doesn't fit the schema at its position."""
 
 
+class UnkeyableError(SchemaError):
+    """A space's primary key has no form in which keys that the server takes for equal are equal bytes."""
+
+
+class StateError(CdcError):
+    """The state store can't be used as it is: unreadable, of another version, in use or without room. What it holds is intact."""
+
+
+class StateLostError(CdcError):
+    """What the state store holds can't be trusted any more; it must be built anew."""
+
+
 class EncodingError(CdcError):
     """A value has no representation in the configured format."""
+
+
+class KeysChangedError(CdcError):
+    """A space got another primary key, and its rows are kept under the old one: only a snapshot has them under the new one."""
+
+
+class ImageError(CdcError):
+    """A row can't have been applied to the tuple that is kept for its key."""
 
 
 class SynchronousReplicationError(CdcError):

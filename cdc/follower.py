@@ -27,7 +27,9 @@ from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
 from cdc.errors import ConnectionLostError, PublishAborted, Remedy, ServerError
-from cdc.pipeline import Pipeline, PipelineOptions
+from cdc.images import Images
+from cdc.options import PipelineOptions
+from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.progress import SnapshotProgress
 from cdc.protocol.ballot import Ballot
@@ -47,8 +49,10 @@ from cdc.protocol.session import (
     Voted,
 )
 from cdc.publisher import Publisher
+from cdc.schema import published_forms
 from cdc.sources.tarantool import Connection
 from cdc.spool import FileSpool
+from cdc.state_writer import StateWriter
 from cdc.status import Status
 from cdc.vclock import VClock
 
@@ -128,7 +132,9 @@ class Follower:
         status: Status,
         is_stopping: threading.Event,
         goal: Goal,
+        writer: StateWriter | None = None,
     ) -> None:
+        self._writer = writer
         self._config = config
         self._connection = connection
         self._publisher = publisher
@@ -138,7 +144,7 @@ class Follower:
         self._goal = goal
         self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
         greeting = connection.session.greeting
-        options = PipelineOptions(
+        self._options = PipelineOptions(
             prefix=config.kafka.topic_prefix,
             include=list(config.spaces.include),
             exclude=list(config.spaces.exclude),
@@ -147,13 +153,9 @@ class Follower:
             on_error=config.format.on_error,
             transaction_bytes_max=config.source.transaction_bytes_max,
         )
-        self._pipeline = Pipeline(
-            options,
-            checkpoint.position or Position(),
-            list(checkpoint.spaces.values()),
-            server_uuid=greeting.uuid,
-            new_spool=lambda: FileSpool(Path(config.state.path)),
-        )
+        self._forced_snapshot: str | None = None
+        self._unkept_count = 0
+        self._pipeline = self._begin()
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._next_ack = 0.0
         self._last_timestamp: float | None = None
@@ -165,6 +167,49 @@ class Follower:
         status.upstream, status.upstream_version = connection.address, greeting.version_text
         status.server_uuid = str(greeting.uuid)
 
+    def _begin(self) -> Pipeline:
+        """The pipeline, at the checkpoint, or before it if the images have yet to come there.
+
+        Raises PositionError or StateError.
+        """
+        checkpoint, writer = self._checkpoint, self._writer
+        if writer is None:
+            return self._new_pipeline(checkpoint)
+        writer.flush(is_forced=True)
+        stored = writer.checkpoint()
+        beginning = resume.reconcile(checkpoint.position, stored.position)
+        self._forced_snapshot = beginning.reason
+        if not beginning.is_store_good:
+            self._log.warning("emptying the state store", reason=beginning.reason or "there is no checkpoint")
+            writer.restart()
+            stored = Checkpoint()
+        kept = published_forms(stored.spaces.values())
+        version = self._connection.session.greeting.version[:2]
+        if not beginning.replays:
+            pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
+            forms = pipeline.published_forms()
+            writer.keep_only(form.space_id for form in forms)
+            new = [form.name for form in forms if not form.schema_version]
+            if new and checkpoint.position is not None:
+                self._forced_snapshot = self._forced_snapshot or f"newly published: {', '.join(new)}"
+            return pipeline
+        assert checkpoint.position is not None
+        self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
+        return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
+
+    def _new_pipeline(
+        self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
+    ) -> Pipeline:
+        return Pipeline(
+            self._options,
+            checkpoint.position or Position(),
+            list(checkpoint.spaces.values()),
+            server_uuid=self._connection.session.greeting.uuid,
+            new_spool=lambda: FileSpool(Path(self._config.state.path)),
+            images=images,
+            replay_until=replay_until,
+        )
+
     def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
         """Take a snapshot if one is needed, then follow the stream.
 
@@ -175,11 +220,12 @@ class Follower:
             self._goal.target = ballot.vclock
         self._status.master_vclock = ballot.vclock
         decision: resume.Continue | resume.TakeSnapshot
-        if forced_snapshot is not None:
-            decision = resume.TakeSnapshot(forced_snapshot)
+        forced = forced_snapshot or self._forced_snapshot
+        if forced is not None:
+            decision = resume.TakeSnapshot(forced, publish=config.snapshot.mode != "never")
         else:
             decision = resume.decide(
-                self._checkpoint.position,
+                self._pipeline.position if self._checkpoint.position is not None else None,
                 ballot,
                 mode=config.snapshot.mode,
                 on_gap=config.source.on_gap,
@@ -189,6 +235,10 @@ class Follower:
         try:
             if isinstance(decision, resume.TakeSnapshot):
                 self._log.info("taking a snapshot", reason=decision.reason)
+                if self._pipeline.is_replaying:
+                    # The snapshot compares with the store as it is.
+                    assert self._writer is not None
+                    self._pipeline = self._new_pipeline(self._checkpoint, images=self._pipeline.images)
                 if not self._take_snapshot(publish=decision.publish):
                     return False
             if config.snapshot.mode == "initial_only":
@@ -206,8 +256,7 @@ class Follower:
         self._status.state = "connecting"
         while ledger.unsettled_count and not self._is_stopping.is_set():
             _wait_readable(self._publisher.wake_fd, 1.0)
-            self._settle()
-        self._checkpoint.position = ledger.checkpoint
+            self._settle(is_forced=True)
 
     # Snapshot.
 
@@ -235,7 +284,8 @@ class Follower:
                             progress.advance(batch.event_count)
                             self._submit(batch)
                         case SnapshotFinished():
-                            self._submit(pipeline.end_snapshot(_now_us()))
+                            for batch in pipeline.end_snapshot(_now_us()):
+                                self._submit(batch)
                             is_complete = True
                         case _:
                             raise AssertionError(f"{event} in a snapshot")
@@ -246,7 +296,7 @@ class Follower:
             if self._is_stopping.is_set():
                 return False
             _wait_readable(self._publisher.wake_fd, 1.0)
-            self._settle()
+            self._settle(is_forced=True)
         position = pipeline.ledger.checkpoint
         self._log.info("the snapshot is complete", rows=status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
         # Hundreds of thousands of objects were made and dropped; what is left lives as long as the daemon.
@@ -329,12 +379,24 @@ class Follower:
             self._acknowledge()
             if self._is_stopping.is_set():
                 raise PublishAborted("stopped in the middle of a large transaction")
+        if batch.is_replayed:
+            assert self._writer is not None
+            self._writer.submit(batch)
+            self._writer.settle(batch.position)
+            self._status.row_count += batch.row_count
+            return
+        if self._writer is not None:
+            self._writer.submit(batch)
         for space_id, space in batch.stored.items():
             if space is None:
                 self._checkpoint.spaces.pop(space_id, None)
             else:
                 self._checkpoint.spaces[space_id] = space
         self._publisher.submit(batch)
+        images = self._pipeline.images
+        if images is not None and len(images.unkept) > self._unkept_count:
+            self._unkept_count = len(images.unkept)
+            self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
         status = self._status
         status.row_count += batch.row_count
         if batch.timestamp:
@@ -346,13 +408,20 @@ class Follower:
             if batch.position.snapshot is not None:
                 status.snapshot_id = batch.position.snapshot.snapshot_id
 
-    def _settle(self) -> None:
-        """Learn what has become durable. Raises PublishAborted, or what ended the publisher."""
-        ledger = self._pipeline.ledger
+    def _settle(self, *, is_forced: bool = False) -> None:
+        """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
+        ledger, writer = self._pipeline.ledger, self._writer
         for position in self._publisher.collect():
-            ledger.settle(position)
             self._checkpoint.position = position
-        self._status.checkpoint = ledger.acknowledged
+            self._status.checkpoint = position.vclock
+            if writer is None:
+                ledger.settle(position)
+            else:
+                writer.settle(position)
+        if writer is not None:
+            stored = writer.flush(is_forced=is_forced or self._goal.until_caught_up)
+            if stored is not None:
+                ledger.settle(stored)
 
     def _acknowledge(self) -> None:
         """Tell the master what is durable, whether or not that is news: a silent replica is dropped."""

@@ -72,7 +72,8 @@ def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int
         raise SchemaError(f"the field reference {reference!r} can't be read")
     rest = reference[first.end() :]
     if first["place"] is not None:
-        return _place(int(first["place"]), base), rest
+        # Places in a path count from 1, also where INDEX_BASE is 0: vinyl rewrites only the numbers of an UPSERT.
+        return _place(int(first["place"]), 1), rest
     name = next(text for text in (first["double"], first["single"], first["name"]) if text is not None)
     if name not in names:
         raise SchemaError(f"the operation names a field {name!r} that the format at its position doesn't have: {list(names)}")

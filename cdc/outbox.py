@@ -56,6 +56,19 @@ class Outbox:
         self.messages.append(Broadcast(topic, value))
         self.byte_count += len(value)
 
+    def announce_again(self, topics: list[str]) -> None:
+        """Topics that were taken, but not used."""
+        self._topics += topics
+
+    def discard(self) -> None:
+        """Forget what has been collected but for the topics: they will be needed."""
+        self.messages, self.stored = [], {}
+        self.byte_count = self.row_count = 0
+
+    def restart(self, seq: int) -> None:
+        """Go on after this `seq`, as if all before had been taken."""
+        self.seq = self._taken_seq = seq
+
     def take(self, position: Position, *, is_boundary: bool) -> Batch:
         """What has been collected since the last call."""
         batch = Batch(

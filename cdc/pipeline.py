@@ -14,11 +14,9 @@ comes (system rows, spaces whose encoder isn't compiled yet, synchronous ones) t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from dataclasses import replace
+from typing import Final
 from uuid import UUID
-
-import msgspec
 
 from cdc import __version__, limbo, topics
 from cdc.assembler import Assembler, rows_of
@@ -26,7 +24,6 @@ from cdc.change import Batch, Row, Spool, Transaction
 from cdc.envelope import (
     COLLECTION_ORDER,
     MALFORMED_BODY,
-    OPEN_TRUNCATE,
     SEQ,
     SEQUENCE,
     SEQUENCE_NEXT,
@@ -38,11 +35,13 @@ from cdc.envelope import (
     TS_US,
     Envelope,
     SpaceEvents,
-    transaction_records,
 )
-from cdc.errors import CdcError, EncodingError, SchemaError
+from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
+from cdc.images import Images
 from cdc.ledger import Ledger
+from cdc.options import PipelineOptions
 from cdc.outbox import Outbox
+from cdc.pieces import OriginTexts, Pieces
 from cdc.position import Position
 from cdc.protocol.codec import Body, FrameDecoder, Frames
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
@@ -59,20 +58,6 @@ DELETE: Final = Type.DELETE
 COMMIT: Final = Flag.COMMIT
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineOptions:
-    """What an operator decides about events."""
-
-    prefix: str
-    include: list[str]
-    exclude: list[str]
-    tombstones: bool = True
-    transaction_topic: Literal["none", "multi", "all"] = "multi"
-    on_error: Literal["fail", "dlq"] = "fail"
-    transaction_bytes_max: int = 64 * 1024 * 1024
-    """Past this a transaction of the source waits for its end on disk."""
-
-
 class Pipeline:
     """Turns one connection's rows into batches. Pure: time comes in with the frames, and nothing is sent from here."""
 
@@ -84,11 +69,22 @@ class Pipeline:
         *,
         server_uuid: UUID,
         new_spool: Callable[[], Spool],
+        images: Images | None = None,
+        replay_until: Position | None = None,
     ) -> None:
+        """Begins at `position`, with the schema `stored` there. Events have images if there are `images` at that position.
+
+        What lies between `position` and `replay_until` is out already: it only changes the images.
+        """
+        self._replay_until = replay_until
+        self._replayed_changes: list[tuple[bytes, bytes | None]] = []
         self._options = options
+        self._images = images
         self._position = replace(position, server_uuid=server_uuid)
         self._envelope = Envelope(__version__, options.prefix)
-        self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
+        self._assembler = Assembler(
+            memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool, keeps_frames=images is not None
+        )
         names = TopicNames(options.prefix)
         self._outbox = Outbox(names, position.seq)
         self._spaces = Spaces(
@@ -98,6 +94,7 @@ class Pipeline:
             self._envelope,
             self._outbox,
             str(server_uuid),
+            images,
         )
         self._snapshot: Snapshot | None = None
         self.ledger = Ledger(position)
@@ -105,10 +102,7 @@ class Pipeline:
 
         # The vclock that is being built: mutable here, a VClock at each boundary.
         self._vclock: dict[int, int] = dict(position.vclock)
-        # Texts of the vclock around the component of one origin; rebuilt when another origin's row comes.
-        self._vclock_origin = 0
-        self._vclock_before = self._vclock_after = self._origin_text = self._transaction_text = b""
-        self._previous_lsn = b"0"
+        self._texts = OriginTexts()
 
     # What is asked from outside.
 
@@ -126,6 +120,16 @@ class Pipeline:
     def open_byte_count(self) -> int:
         """Bytes of the source transaction whose end has not arrived."""
         return self._assembler.open_byte_count
+
+    @property
+    def images(self) -> Images | None:
+        """The images, if events have them."""
+        return self._images
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether the images have yet to come to where events are out."""
+        return self._replay_until is not None
 
     def published_forms(self) -> list[SpaceForm]:
         """The spaces that are published, as they look at this position."""
@@ -149,6 +153,9 @@ class Pipeline:
         suffix = self._envelope.batch_time(now_us)
         transactions = self._assembler.feed(frames)
         done = 0
+        if self._replay_until is not None:
+            done = self._replay(transactions, suffix)
+            yield self._replayed()
         while done < len(transactions):
             done = self._singles(transactions, done, suffix)
             if done == len(transactions):
@@ -164,6 +171,7 @@ class Pipeline:
                 yield from self._spooled(transaction, suffix)
                 continue
             message_count, seq, row_count = len(outbox.messages), outbox.seq, outbox.row_count
+            mark = self._images.change_count if self._images is not None else 0
             try:
                 if transaction.flags > Flag.COMMIT:
                     limbo.refuse_flagged(transaction)
@@ -172,6 +180,8 @@ class Pipeline:
                 # What came before the transaction that can't be handled is good, unless DDL ties the two together.
                 if row_count and not outbox.stored and not self._spaces.schema.touched:
                     del outbox.messages[message_count:]
+                    if self._images is not None:
+                        self._images.forget_after(mark)
                     outbox.seq, outbox.row_count = seq, row_count
                     self._vclock[transaction.replica_id] = known
                     yield self._batch()
@@ -190,9 +200,9 @@ class Pipeline:
         outbox, spaces = self._outbox, self._spaces.compiled
         add = outbox.messages.append
         source, tombstones = self._envelope.source, self._options.tombstones
-        replica_id, origin, after = self._vclock_origin, self._origin_text, self._vclock_after
-        before, tail = self._vclock_before, self._transaction_text
-        known, previous = self._vclock.get(replica_id, 0), self._previous_lsn
+        replica_id, origin, after = self._texts.origin, self._texts.origin_text, self._texts.after
+        before, tail = self._texts.before, self._texts.transaction_text
+        known, previous = self._vclock.get(replica_id, 0), self._texts.previous_lsn
         seq, byte_count, timestamp = outbox.seq, outbox.byte_count, outbox.timestamp
         done = start
         for transaction in transactions[start:] if start else transactions:
@@ -205,14 +215,21 @@ class Pipeline:
                 or transaction.timestamp < 1.0
             ):
                 break
-            ((kind, _, body),) = transaction.rows
+            ((kind, _, body, frame),) = transaction.rows
             try:
                 space = spaces.get(body.get(SPACE_ID))
                 if space is None:
                     break
-                key, opening, content = space.changes[kind](body)
-            except (EncodingError, SchemaError, *MALFORMED_BODY):
+                change = space.changes[kind](body, frame)
+            except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
+                if self._images is not None:
+                    self._images.take_back()
                 break  # the other way deals with it
+            if change is None:
+                timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
+                done += 1
+                continue
+            key, opening, content = change
             timestamp, known = transaction.timestamp, lsn
             seq += 1
             done += 1
@@ -256,10 +273,44 @@ class Pipeline:
             if kind == DELETE and tombstones:
                 add((space.topic, key, None))
         if done > start:
-            self._vclock[replica_id], self._previous_lsn = known, previous
+            self._vclock[replica_id], self._texts.previous_lsn = known, previous
             outbox.seq, outbox.byte_count, outbox.timestamp = seq, byte_count, timestamp
             outbox.row_count += done - start
         return done
+
+    def _replay(self, transactions: list[Transaction], suffix: bytes) -> int:
+        """Bring the images up to where events are out; returns how many of the transactions that took."""
+        done = 0
+        while self._replay_until is not None and done < len(transactions):
+            transaction = transactions[done]
+            done += 1
+            if transaction.lsn <= self._vclock.get(transaction.replica_id, 0):
+                if transaction.spool is not None:
+                    transaction.spool.close()
+                continue
+            if transaction.spool is not None:
+                for part in self._spooled(transaction, suffix):
+                    self._replayed_changes += part.changes
+                    self._outbox.stored.update(part.stored)
+                    self._outbox.announce_again(part.topics)
+            else:
+                limbo.refuse_flagged(transaction)
+                self._transaction(transaction, suffix)
+            if VClock(self._vclock) == self._replay_until.vclock:
+                self._outbox.restart(self._replay_until.seq)
+                self._spaces.schema.schema_version = self._replay_until.schema_version
+                self._replay_until = None
+        return done
+
+    def _replayed(self) -> Batch:
+        """What the replayed transactions did to the images. Their events are out."""
+        assert self._images is not None
+        outbox = self._outbox
+        self._move()
+        changes, self._replayed_changes = self._replayed_changes + self._images.take(), []
+        batch = Batch([], 0, 0, outbox.row_count, self._position, True, outbox.stored, [], outbox.timestamp, changes, True)
+        outbox.discard()
+        return batch
 
     def _transaction(self, transaction: Transaction, suffix: bytes) -> None:
         pieces = self._begin(transaction, suffix)
@@ -283,39 +334,27 @@ class Pipeline:
         self._end(pieces)
         yield self._batch()
 
-    def _begin(self, transaction: Transaction, suffix: bytes) -> _Pieces:
+    def _begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
         """Prepare what all events of a transaction share, and move the position over it."""
-        replica_id, lsn = transaction.replica_id, transaction.lsn
-        if replica_id != self._vclock_origin:
-            self._turn_to(replica_id)
+        texts, replica_id, lsn = self._texts, transaction.replica_id, transaction.lsn
+        if replica_id != texts.origin:
+            texts.turn_to(replica_id, self._vclock)
         lsn_text = b"%d" % lsn
         tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
-        time = self._envelope.stream_time(transaction.timestamp, self._previous_lsn)
+        time = self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
         self._vclock[replica_id] = lsn
-        self._previous_lsn = lsn_text
-        return _Pieces(
+        texts.previous_lsn = lsn_text
+        return Pieces(
             transaction,
             self._envelope.source + time,
-            self._origin_text,
+            texts.origin_text,
             b',"tsn":%b,"row":' % tsn_text,
-            b'%b%b%b%b%b","total_order":' % (self._vclock_before, lsn_text, self._vclock_after, self._transaction_text, tsn_text),
+            b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text),
             suffix,
             {},
         )
 
-    def _turn_to(self, replica_id: int) -> None:
-        """Rebuild the texts that hold while one origin's transactions follow each other."""
-        others = sorted((origin, lsn) for origin, lsn in self._vclock.items() if origin != replica_id)
-        before = b"".join(b'"%d":%d,' % item for item in others if item[0] < replica_id)
-        after = b"".join(b',"%d":%d' % item for item in others if item[0] > replica_id)
-        self._vclock_origin = replica_id
-        self._vclock_before = b'{%b"%d":' % (before, replica_id)
-        self._vclock_after = after + b"}"
-        self._origin_text = b'%d,"lsn":' % replica_id
-        self._transaction_text = b'},"transaction":{"id":"%d:' % replica_id
-        self._previous_lsn = b"%d" % self._vclock.get(replica_id, 0)
-
-    def _rows(self, pieces: _Pieces, rows: list[Row]) -> None:
+    def _rows(self, pieces: Pieces, rows: list[Row]) -> None:
         """The events of a transaction's rows, in order. The hot path."""
         outbox, spaces = self._outbox, self._spaces.compiled
         add = outbox.messages.append
@@ -323,7 +362,7 @@ class Pipeline:
         row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
         time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
         tombstones = self._options.tombstones
-        for kind, lsn, body in rows:
+        for kind, lsn, body, frame in rows:
             space_id = body.get(SPACE_ID)
             try:
                 is_compiled = space_id in spaces
@@ -341,15 +380,21 @@ class Pipeline:
                 row_number += 1
                 continue
             try:
-                key, opening, content = space.changes[kind](body)
+                change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
                 outbox.byte_count = byte_count
                 self._refuse(error, pieces.transaction, kind, lsn, body)
                 byte_count = outbox.byte_count
                 row_number += 1
                 continue
+            except ImageError as error:
+                raise at_row(error, pieces.transaction, kind, lsn, body) from error
             except MALFORMED_BODY as error:
                 raise malformed(pieces.transaction, kind, lsn, body) from error
+            if change is None:
+                row_number += 1
+                continue
+            key, opening, content = change
             seq += 1
             total_order += 1
             order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
@@ -384,7 +429,7 @@ class Pipeline:
         outbox.row_count += len(rows)
         pieces.row_number, pieces.total_order = row_number, total_order
 
-    def _special(self, pieces: _Pieces, kind: int, lsn: int, body: Body) -> SpaceEvents | None:
+    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> SpaceEvents | None:
         """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES:
@@ -400,7 +445,7 @@ class Pipeline:
         except (EncodingError, SchemaError) as error:
             raise at_row(error, pieces.transaction, kind, lsn, body) from error
 
-    def _schema_row(self, pieces: _Pieces, kind: int, lsn: int, body: Body) -> None:
+    def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
         if body[SPACE_ID] == TRUNCATE_SPACE:
             self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
@@ -408,7 +453,7 @@ class Pipeline:
         if emptied is not None:
             self._truncate(pieces, emptied, lsn)
 
-    def _space(self, space_id: int, pieces: _Pieces) -> SpaceEvents | None:
+    def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
         """Compile what a space's rows need; None if they aren't published."""
         self._settle(pieces)
         form = self._spaces.form(space_id)
@@ -419,66 +464,46 @@ class Pipeline:
             self._spaces.compiled[space_id] = space
         return space
 
-    def _settle(self, pieces: _Pieces) -> None:
+    def _settle(self, pieces: Pieces) -> None:
         """Tell the outside about forms that have become different."""
         transaction = pieces.transaction
         origin = (transaction.replica_id, transaction.lsn, transaction.tsn)
         if self._spaces.schema.touched:
             self._spaces.settle(self.position, self._now_us, origin)
 
-    def _end(self, pieces: _Pieces) -> None:
+    def _end(self, pieces: Pieces) -> None:
         """The transaction's last row has been handled."""
         transaction = pieces.transaction
         self._settle(pieces)
         self._outbox.timestamp = transaction.timestamp
         wanted = self._options.transaction_topic
         if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
-            schema = self._spaces.schema
-            counts = [
-                (schema.name(space_id) or pieces.emptied.get(space_id, str(space_id)), count)
-                for space_id, count in pieces.orders.items()
-            ]
-            transaction_id = f"{transaction.replica_id}:{transaction.tsn}"
-            for key, value in transaction_records(transaction_id, counts, transaction.timestamp):
+            for key, value in pieces.records(self._spaces.schema):
                 self._outbox.control(topics.TRANSACTION, key, value)
 
     def _batch(self, *, is_boundary: bool = True) -> Batch:
         """What has been filled since the last one."""
         if is_boundary:
-            self._position = self.position
-            self.ledger.receive(self._position.vclock)
-            self.ledger.release(self._position.vclock)
-            self.ledger.publish(self._position)
-        return self._outbox.take(self._position, is_boundary=is_boundary)
+            self._move()
+        batch = self._outbox.take(self._position, is_boundary=is_boundary)
+        if self._images is not None:
+            batch.changes = self._images.take()
+        return batch
 
-    def _truncate(self, pieces: _Pieces, form: SpaceForm, lsn: int) -> None:
+    def _move(self) -> None:
+        """A boundary has been reached."""
+        self._position = self.position
+        self.ledger.receive(self._position.vclock)
+        self.ledger.release(self._position.vclock)
+        self.ledger.publish(self._position)
+
+    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int) -> None:
         """The event that all rows of a space are gone, for every partition of its topic."""
         space = self._spaces.events_of(form)
+        if self._images is not None:
+            self._images.clear(form.space_id)
         self._outbox.seq += 1
-        pieces.total_order += 1
-        pieces.emptied[form.space_id] = form.name
-        order = pieces.orders[form.space_id] = pieces.orders.get(form.space_id, 0) + 1
-        value = b"".join(
-            (
-                OPEN_TRUNCATE,
-                pieces.time,
-                b"%d" % lsn,
-                space.table,
-                pieces.origin,
-                b"%d" % lsn,
-                pieces.tsn,
-                b"%d" % pieces.row_number,
-                SEQ,
-                b"%d" % self._outbox.seq,
-                space.schema,
-                pieces.tail,
-                b"%d" % pieces.total_order,
-                COLLECTION_ORDER,
-                b"%d" % order,
-                pieces.suffix,
-            )
-        )
-        self._outbox.broadcast(space.topic, value)
+        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, self._outbox.seq))
 
     def _refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: Body) -> None:
         """A row that can't be shown stops the daemon, or goes where its operator can find it."""
@@ -495,7 +520,7 @@ class Pipeline:
         From here on the ledger is a new one: the position may be another history's.
         """
         self._vclock = dict(vclock)
-        self._vclock_origin = 0
+        self._texts = OriginTexts()
         self._snapshot = Snapshot(
             self.position,
             self._spaces,
@@ -503,6 +528,8 @@ class Pipeline:
             self._outbox,
             lambda error, body: self._refuse(error, SNAPSHOT, INSERT, 0, body),
             now_us,
+            self._images,
+            tombstones=self._options.tombstones,
         )
         self._position = self._snapshot.position
         self.ledger = Ledger(self._position)
@@ -515,25 +542,14 @@ class Pipeline:
         self._position = self._snapshot.position
         return self._batch()
 
-    def end_snapshot(self, now_us: int) -> Batch:
-        """The snapshot is complete; the position is good to subscribe from. Raises ProtocolError if something is missing."""
+    def end_snapshot(self, now_us: int) -> Iterator[Batch]:
+        """The snapshot is complete; after the last batch the position is good to subscribe from.
+
+        Raises ProtocolError if something is missing.
+        """
         assert self._snapshot is not None
+        for _ in self._snapshot.missing(now_us):
+            yield self._batch()
         self._position = self._snapshot.end(now_us)
         self._snapshot = None
-        return self._batch()
-
-
-class _Pieces(msgspec.Struct, gc=False):
-    """What the events of one transaction share, and where it stands."""
-
-    transaction: Transaction
-    time: bytes
-    origin: bytes
-    tsn: bytes
-    tail: bytes
-    suffix: bytes
-    orders: dict[Any, int]
-    row_number: int = 0
-    total_order: int = 0
-    emptied: dict[int, str] = {}
-    """Names of spaces that lost their rows: the transaction may drop them, too."""
+        yield self._batch()

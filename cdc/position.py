@@ -15,11 +15,16 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """The snapshot that the position rests on: its number, where it began, and how many rows it had once it was complete."""
+    """The snapshot that the position rests on: its number, and how many rows it had once it was complete.
+
+    `sweep_seq` is the seq at which the first snapshot began of those that, interrupted or not, made up one that compares with
+    nothing: keys that haven't been published since are gone. It is 0 for a snapshot that names what is gone.
+    """
 
     snapshot_id: int
     is_complete: bool
     row_count: int = 0
+    sweep_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,7 @@ class Position:
                 "snapshot_id": self.snapshot.snapshot_id,
                 "is_complete": self.snapshot.is_complete,
                 "row_count": self.snapshot.row_count,
+                "sweep_seq": self.snapshot.sweep_seq,
             }
             if self.snapshot
             else None,

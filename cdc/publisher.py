@@ -205,6 +205,11 @@ class Publisher:
                 raise self._error
             return settled
 
+    def last_settled(self) -> list[Position]:
+        """What has been settled since `collect`, of a publisher that was stopped."""
+        settled, self._settled = self._settled, []
+        return settled
+
     def reset(self) -> None:
         """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
         with self._lock:

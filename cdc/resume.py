@@ -8,6 +8,9 @@ P, by component:
     P ≰ vclock                 divergence: the server lacks changes that we have published (an old backup, a lost failover);
                                every version accepts such a SUBSCRIBE without a word
 
+With images, there are two positions: the checkpoint K in Kafka, and S ≤ K, at which the store has the tuples. What lies
+between them is read again, for the store alone.
+
 The server may also belong to another replica set; a ballot doesn't say, so that is looked at once more when it answers
 SUBSCRIBE.
 """
@@ -80,6 +83,46 @@ def decide(
             )
         return TakeSnapshot(f"the server no longer has the logs after the checkpoint ({report})")
     return Continue()
+
+
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How checkpoint and store go together.
+
+    `is_store_good`: its contents are those of some position, else it has to be emptied. `replays`: begin at the store's
+    position, and publish from the checkpoint on. `reason`: a snapshot has to fill the store.
+    """
+
+    is_store_good: bool = True
+    replays: bool = False
+    reason: str | None = None
+
+
+def reconcile(kafka: Position | None, store: Position | None) -> Beginning:
+    """Where to begin, given the positions of the checkpoint and of the store. Raises PositionError."""
+    if kafka is None or kafka.snapshot is None:
+        return Beginning(is_store_good=store is None)
+    if store is None or store.snapshot is None:
+        return Beginning(reason="the state store is empty")
+    check_replicaset_of_store(kafka, store)
+    if not kafka.snapshot.is_complete:
+        return Beginning()
+    if store.snapshot.snapshot_id < kafka.snapshot.snapshot_id or not store.snapshot.is_complete:
+        return Beginning(reason="the state store lacks the end of the last snapshot")
+    if store.vclock == kafka.vclock:
+        return Beginning()
+    if kafka.vclock.covers(store.vclock):
+        return Beginning(replays=True)
+    return Beginning(is_store_good=False, reason=f"the state store is at {store.vclock}, the checkpoint at {kafka.vclock}")
+
+
+def check_replicaset_of_store(kafka: Position, store: Position) -> None:
+    """Raises PositionError if the store belongs to another replica set than the checkpoint."""
+    if store.replicaset_uuid != kafka.replicaset_uuid and None not in (store.replicaset_uuid, kafka.replicaset_uuid):
+        raise PositionError(
+            f"the state store has rows of replica set {store.replicaset_uuid}, the checkpoint is of {kafka.replicaset_uuid}",
+            "Give this daemon a state.path of its own, or remove the store, which is then built anew.",
+        )
 
 
 def check_replicaset(position: Position, theirs: UUID | None) -> None:

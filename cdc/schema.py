@@ -63,11 +63,14 @@ def replicaset_uuid_in(body: Body) -> UUID | None:
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """One part of a primary key: the field's place from 0, a path inside the field or "", and the part's type."""
+    """One part of a primary key: the field's place from 0, a path inside the field or "", the part's type, and the id of the
+    collation that compares its strings (0 is none).
+    """
 
     field: int
     path: str
     type: str
+    collation: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +327,11 @@ class SchemaTracker:
         return replace(form, schema_version=known.schema_version) if known == form else form
 
 
+def published_forms(stored: Iterable[StoredSpace]) -> list[SpaceForm]:
+    """The forms of the published ones among stored spaces."""
+    return [form for form in SchemaTracker(stored).forms() if form.schema_version]
+
+
 def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:
     """One row's key and its new contents (None if it is deleted), given the current contents by key."""
     match kind:
@@ -362,10 +370,21 @@ def _key_part(item: Any) -> KeyPart:
     """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
     match item:
         case {"field": int(place)} if place >= 0:
-            return KeyPart(place, _text(item.get("path", "")), _text(item.get("type", "any")).lower())
+            return KeyPart(
+                place, _text(item.get("path", "")), _text(item.get("type", "any")).lower(), _collation(item.get("collation"))
+            )
         case [int(place), kind, *_] if place >= 0:
             return KeyPart(place, "", _text(kind).lower())
     raise TypeError(f"key part {item!r}")
+
+
+def _collation(value: Any) -> int:
+    """A collation's id, 0 where the part names none. Raises TypeError for what is no id."""
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise TypeError(f"collation {value!r}")
+    return value
 
 
 def _text(value: Any) -> str:

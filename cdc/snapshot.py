@@ -1,21 +1,27 @@
-"""A snapshot's rows as `r` events.
+"""A snapshot's rows as events: all of them as `r`, or what they differ from the images.
 
 The rows come by space id: `_schema`, `_space` and `_index` first, then the users'. So the schema is complete when the first
 user's row arrives, and only then can rows of the other system spaces be shown, if somebody asked for them by name.
 
-Every event carries the snapshot's number. A snapshot that was interrupted is taken again under the next one, and COMPLETED
-tells consumers that what they have not seen under this number is gone.
+Every event carries the snapshot's number. A snapshot that was interrupted is taken again under the next one.
+
+With images, a row that is there already makes no event, one that is there differently a `u`, and keys that the snapshot
+lacks become `d` at its end: a gap in the stream is healed with exact corrections. A row of a space that was complete before is
+`c` if it is new, else `r`. Without images, or while there are none yet, consumers find out what is gone: COMPLETED gives, for
+each space, the `sweep_seq` up to which events are past that nothing has repeated since.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from cdc import topics
-from cdc.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceEvents, snapshot_record
-from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
+from cdc.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceCount, SpaceEvents, snapshot_record
+from cdc.errors import CdcError, EncodingError, ImageError, ProtocolError, SchemaError
+from cdc.image_changes import ImageChanges
+from cdc.images import Images
 from cdc.json_values import encode
 from cdc.outbox import Outbox
 from cdc.position import Position, SnapshotState
@@ -28,6 +34,7 @@ from cdc.spaces import Spaces
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
 INSERT: Final = Type.INSERT
+_DELETES_MAX: Final = 10_000
 
 Refuse = Callable[[CdcError, Body], None]
 """What to do about a row that can't be shown: raise the error, or set the row aside."""
@@ -37,11 +44,33 @@ class Snapshot:
     """One snapshot on its way into the outbox. `position` is where its stream will begin, and becomes complete with `end`."""
 
     def __init__(
-        self, position: Position, spaces: Spaces, envelope: Envelope, outbox: Outbox, refuse: Refuse, now_us: int
+        self,
+        position: Position,
+        spaces: Spaces,
+        envelope: Envelope,
+        outbox: Outbox,
+        refuse: Refuse,
+        now_us: int,
+        images: Images | None = None,
+        *,
+        tombstones: bool = True,
     ) -> None:
         previous = position.snapshot
         self._id = previous.snapshot_id + 1 if previous is not None else 1
-        self.position = replace(position, replicaset_uuid=None, snapshot=SnapshotState(self._id, is_complete=False))
+        self._images = images
+        self._begin_seq = position.seq
+        is_repeated = previous is not None and not previous.is_complete
+        if images is not None:
+            images.begin_snapshot()
+        # What was there before a snapshot that compares with nothing stays to be swept, however often it is interrupted.
+        sweep_seq = position.seq
+        if images is not None and images.is_comparing:
+            sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
+        state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq)
+        self.position = replace(position, replicaset_uuid=None, snapshot=state)
+        self._tombstones = tombstones
+        self._is_base = not is_repeated and previous is not None
+        self._seen: list[bytes] = []
         self._spaces = spaces
         self._envelope = envelope
         self._outbox = outbox
@@ -53,7 +82,9 @@ class Snapshot:
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
         self._counts: dict[Any, int] = {}
         self._is_schema_complete = False
-        self._early_rows: list[tuple[Header, Body]] = []
+        self._early_rows: list[tuple[Header, Body, bytes]] = []
+        # Spaces whose rows the images had before this snapshot: whatever isn't among them is new.
+        self._known: dict[int, bool] = {}
         spaces.compiled.clear()
         spaces.schema.begin_snapshot()
         outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
@@ -64,58 +95,146 @@ class Snapshot:
         self._publishes = publish
         self._pieces.clear()
         self._outbox.row_count += len(frames)
-        self._rows(zip(frames.headers, frames.bodies, strict=True))
+        self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True))
+        if self._images is not None and self._images.is_comparing:
+            self._images.see(self._seen)
+        self._seen = []
 
-    def end(self, now_us: int) -> Position:
-        """The snapshot is complete: spaces that it lacks are gone, and the position is good to subscribe from."""
+    def missing(self, now_us: int) -> Iterator[None]:
+        """All rows have come: delete what they lack. Yields now and then, with events to be taken.
+
+        Raises ProtocolError if the snapshot can't be complete.
+        """
         self._now_us = now_us
+        self._pieces.clear()
         if self.position.replicaset_uuid is None:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
         self._complete_schema()
         self._settle()
+        if self._images is None:
+            return
+        for form in self._spaces.published_forms():
+            changes = self._spaces.image_changes.get(form.space_id)
+            if changes is None:
+                # No row of it has come, but the store may have some.
+                self._ready(form)
+                self._spaces.compile(form)
+                changes = self._spaces.image_changes.get(form.space_id)
+            if changes is None:
+                continue
+            space = changes.space
+            before, after = self._pieces_of(space)
+            for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
+                shown, opening, content = changes.delete(key, tuple_)
+                if self._publishes:
+                    self._event(space.topic, shown, opening + content, before, after)
+                    if self._tombstones:
+                        self._outbox.messages.append((space.topic, shown, None))
+                if count % _DELETES_MAX == 0:
+                    yield
+        self._images.end_snapshot()
+
+    def end(self, now_us: int) -> Position:
+        """The snapshot is complete, after `missing`: the position is good to subscribe from."""
+        self._now_us = now_us
         # In the stream rows of some spaces mean more than their event, so there each space is looked at anew.
         self._spaces.compiled.clear()
-        counts = [(form.name, form.space_id, self._counts.get(form.space_id, 0)) for form in self._spaces.published_forms()]
-        state = SnapshotState(self._id, is_complete=True, row_count=sum(count for _, _, count in counts))
+        forms = self._spaces.published_forms()
+        assert self.position.snapshot is not None
+        sweep_seq = self.position.snapshot.sweep_seq
+        counts = [
+            SpaceCount(
+                form.name,
+                form.space_id,
+                self._counts.get(form.space_id, 0),
+                sweep_seq if form.space_id in self._spaces.image_changes else self._begin_seq,
+            )
+            for form in forms
+        ]
+        state = replace(self.position.snapshot, is_complete=True, row_count=sum(count.rows for count in counts))
         self.position = replace(
             self.position, snapshot=state, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version
         )
         self._outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
         return self.position
 
-    def _rows(self, rows: Iterable[tuple[Header, Body]]) -> None:
-        outbox, compiled, pieces_by_space, counts = self._outbox, self._spaces.compiled, self._pieces, self._counts
-        add, publishes = outbox.messages.append, self._publishes
-        for header, body in rows:
+    def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> None:
+        compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
+        image_changes = self._spaces.image_changes
+        for header, body, frame in rows:
             space_id = body.get(SPACE_ID)
             try:
                 is_compiled = space_id in compiled
             except TypeError as error:  # an array or a map
                 raise malformed_in_snapshot(header, body) from error
-            space = compiled[space_id] if is_compiled else self._special(header, body)
-            if space is None or not publishes:
+            space = compiled[space_id] if is_compiled else self._special(header, body, frame)
+            if space is None:
                 continue
             try:
-                tuple_ = body[TUPLE]
-                key = space.key_of(tuple_)
-                row = space.rows[len(tuple_)](tuple_)
+                if space_id in image_changes:
+                    counts[space_id] = counts.get(space_id, 0) + 1
+                    self._compared(image_changes[space_id], body[TUPLE], frame)
+                elif publishes:
+                    tuple_ = body[TUPLE]
+                    key = space.key_of(tuple_)
+                    row = space.rows[len(tuple_)](tuple_)
+                    counts[space_id] = counts.get(space_id, 0) + 1
+                    self._event(space.topic, key, OPEN_SNAPSHOT + row, *self._pieces_of(space))
             except (EncodingError, SchemaError) as error:
                 self._refuse(error, body)
                 continue
+            except ImageError as error:
+                raise at_row(error, SNAPSHOT, INSERT, 0, body) from error
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(header, body) from error
-            if space_id in pieces_by_space:
-                before, after = pieces_by_space[space_id]
-            else:
-                before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
-                pieces_by_space[space_id] = before, after
-            outbox.seq += 1
-            value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % outbox.seq, after))
-            outbox.byte_count += len(value)
-            counts[space_id] = counts.get(space_id, 0) + 1
-            add((space.topic, key, value))
 
-    def _special(self, header: Header, body: Body) -> SpaceEvents | None:
+    def _compared(self, changes: ImageChanges, tuple_: list[Any], frame: bytes) -> None:
+        """A row of a space that has images: its event, if it is news."""
+        assert self._images is not None
+        key = changes.store_key(tuple_)
+        if self._images.is_comparing:
+            self._seen.append(key)
+        found = changes.tuple_in(frame, tuple_)
+        before = self._images.current(key)
+        if found == before:
+            return
+        space = changes.space
+        if not self._publishes:
+            self._images.put(key, found)
+            return
+        opening, content = changes.put(key, before, found, tuple_)
+        if before is None and not self._known.get(space.form.space_id, False):
+            opening = OPEN_SNAPSHOT
+        self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
+
+    def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
+        outbox = self._outbox
+        outbox.seq += 1
+        value = b"".join((opening, before, b"%d" % outbox.seq, after))
+        outbox.byte_count += len(value)
+        outbox.messages.append((topic, key, value))
+
+    def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
+        """What stands around an event's row and its seq, made once per batch."""
+        space_id = space.form.space_id
+        pieces = self._pieces.get(space_id)
+        if pieces is None:
+            pieces = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
+            self._pieces[space_id] = pieces
+        return pieces
+
+    def _ready(self, form: SpaceForm) -> None:
+        """Before a space's rows are compared: whether it had rows, and under these keys."""
+        images = self._images
+        if images is None or not self._spaces.is_published(form):
+            return
+        self._known[form.space_id] = self._is_base and images.is_kept(form.space_id)
+        if images.has_other_keys(form):
+            # The old keys go all at once, and every row comes under its new one.
+            self._known[form.space_id] = False
+            self._emptied_unseen(form)
+
+    def _special(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
         """A row of a system space, or the first of a space: what its event is made with, None if it has none."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
@@ -128,11 +247,13 @@ class Snapshot:
         if space_id in TRACKED_SPACES:
             self._spaces.apply(INSERT, body)
         if not self._is_schema_complete:
-            self._early_rows.append((header, body))
+            self._early_rows.append((header, body, frame))
             return None
         self._settle()
         try:
-            space = self._spaces.compile(self._spaces.form(space_id))
+            form = self._spaces.form(space_id)
+            self._ready(form)
+            space = self._spaces.compile(form)
         except SchemaError as error:
             raise at_row(error, SNAPSHOT, INSERT, 0, body) from error
         self._spaces.compiled[space_id] = space
@@ -148,6 +269,7 @@ class Snapshot:
         for space_id in {row[1][SPACE_ID] for row in rows}:
             if self._spaces.is_wanted(space_id):
                 form = self._spaces.form(space_id)
+                self._ready(form)
                 self._spaces.compiled[space_id] = self._spaces.compile(form)
         self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None)
 
@@ -156,7 +278,11 @@ class Snapshot:
         self._spaces.settle(position, self._now_us, None, self._emptied_unseen)
 
     def _emptied_unseen(self, form: SpaceForm) -> None:
-        """The snapshot lacks a space that was published: its rows went while nobody looked."""
+        """The snapshot lacks a space that was published, or has its rows under other keys."""
+        if self._images is not None:
+            self._images.clear(form.space_id)
+        if not self._publishes:
+            return
         space = self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
         self._outbox.seq += 1

@@ -11,6 +11,9 @@ from typing import Any
 
 from cdc import topics
 from cdc.envelope import Envelope, SpaceEvents
+from cdc.errors import KeysChangedError, UnkeyableError
+from cdc.image_changes import ImageChanges
+from cdc.images import Images
 from cdc.outbox import Outbox
 from cdc.position import Position
 from cdc.protocol.codec import Body
@@ -32,7 +35,11 @@ class Spaces:
         envelope: Envelope,
         outbox: Outbox,
         server_uuid: str,
+        images: Images | None = None,
     ) -> None:
+        self._images = images
+        # Of the spaces that have images, as they were compiled last.
+        self.image_changes: dict[Any, ImageChanges] = {}
         self.schema = schema
         # A space that isn't published has None here.
         self.compiled: dict[Any, SpaceEvents | None] = {}
@@ -75,14 +82,25 @@ class Spaces:
         """An encoder for one form, with its topic announced."""
         topic = self._names.of_space(form.space_id, form.name)
         self._outbox.announce(topic)
-        return SpaceEvents(form, topic, self._server_uuid)
+        space = SpaceEvents(form, topic, self._server_uuid)
+        self.image_changes.pop(form.space_id, None)
+        if self._images is not None:
+            try:
+                changes = ImageChanges(space, self._images)
+            except UnkeyableError as error:
+                self._images.unkept[form.name] = error.message
+            else:
+                space.changes = changes.changes
+                self.image_changes[form.space_id] = changes
+        return space
 
     def settle(
         self, position: Position, now_us: int, origin: Origin | None, on_drop: Callable[[SpaceForm], None] | None = None
     ) -> None:
         """Tell the outside about forms that have become different, and have them kept with the checkpoint.
 
-        `on_drop` is told of spaces that are gone, before their topic may become another space's.
+        `on_drop`, in a snapshot, is told of spaces that are gone, before their topic may become another space's. Raises
+        KeysChangedError outside of one.
         """
         if not self.schema.touched:
             return
@@ -96,9 +114,16 @@ class Spaces:
                 self._names.release(change.form.space_id)
         for change in changes:
             form = change.form
+            if self._images is not None and on_drop is None and change.kind is not ChangeKind.DROP:
+                self._check_keys(form)
             self.compiled.pop(form.space_id, None)
             if change.kind is not ChangeKind.DROP:
                 self._outbox.announce(self._names.of_space(form.space_id, form.name))
             self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
         for space_id in touched:
             self._outbox.stored[space_id] = self.schema.stored(space_id)
+
+    def _check_keys(self, form: SpaceForm) -> None:
+        assert self._images is not None
+        if self._images.has_other_keys(form):
+            raise KeysChangedError(f"space {form.name!r} has another primary key than its rows are kept under")

@@ -182,15 +182,11 @@ class CurrentSink(Sink):
             try:
                 record = json.loads(text)
                 snapshot, status, seq = record["snapshot_id"], record["status"], record["seq"]
-                spaces = [space["space"] for space in record["spaces"]] if status == "COMPLETED" else []
+                spaces = {space["space"]: space["sweep_seq"] for space in record["spaces"]} if status == "COMPLETED" else {}
             except (ValueError, KeyError, TypeError) as error:
                 raise JobError(f"The topic {topic} holds something that is no snapshot record: {text[:300]}") from error
-            if status == "STARTED":
-                started[snapshot] = seq
-            elif snapshot in started:
-                sweeps.update(dict.fromkeys(spaces, started[snapshot]))
-            else:
-                _LOG.warning("%s no longer has the start of snapshot %s; rows that it lacks stay", topic, snapshot)
+            for space, sweep in spaces.items():
+                sweeps[space] = max(sweep, sweeps.get(space, -1))
         return sweeps
 
     def _chosen(self, spaces: Iterable[str]) -> list[str]:

@@ -63,6 +63,11 @@ class Frames(msgspec.Struct, gc=False):
         """The bytes of one frame, its length included."""
         return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
 
+    def raws(self) -> list[bytes]:
+        """The bytes of each frame."""
+        data = self.data
+        return [data[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
+
     def part(self, start: int, stop: int) -> Frames:
         """The frames from `start` up to `stop` as a batch of their own."""
         if start == 0 and stop == len(self.headers):
@@ -159,6 +164,20 @@ def _values(data: bytes, **options: Any) -> list[Any]:
     values = list(decoder)
     if not values or values.pop() is not None:
         raise ValueError("it ends within a value")
+    return values
+
+
+def body_values(frame: bytes) -> dict[Any, bytes]:
+    """The values of a frame's body as they were encoded, by key. Raises what MessagePack raises if there are none."""
+    decoder = unpacker(frame)
+    for _ in range(2):
+        decoder.skip()
+    values: dict[Any, bytes] = {}
+    for _ in range(decoder.read_map_header()):
+        key = decoder.unpack()
+        start = decoder.tell()
+        decoder.skip()
+        values[key] = frame[start : decoder.tell()]
     return values
 
 

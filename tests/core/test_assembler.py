@@ -43,7 +43,8 @@ def whole(transaction: Transaction) -> tuple[Any, ...]:
         rows = [item for chunk in transaction.spool.chunks() for item in rows_of(decoder.feed(chunk))]
     assert len(rows) == transaction.row_count
     origin = transaction.replica_id
-    return origin, transaction.tsn, transaction.lsn, transaction.timestamp, transaction.flags, rows
+    shown = [(kind, lsn, content) for kind, lsn, content, _ in rows]
+    return origin, transaction.tsn, transaction.lsn, transaction.timestamp, transaction.flags, shown
 
 
 def fed(target: Assembler, data: bytes) -> list[tuple[Any, ...]]:

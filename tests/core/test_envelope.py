@@ -100,7 +100,7 @@ def test_snapshot_records() -> None:
     assert [names(text) for text in records] == [names(started), names(completed)]
     parsed = [json.loads(text) for text in records]
     assert [record["status"] for record in parsed] == ["STARTED", "COMPLETED"]
-    assert parsed[1]["spaces"] == [{"space": "users", "space_id": 512, "rows": 2}]
+    assert parsed[1]["spaces"] == [{"space": "users", "space_id": 512, "rows": 2, "sweep_seq": 0}]
     assert parsed[1]["seq"] == 2
 
 

@@ -746,14 +746,15 @@ def test_without_publishing_only_the_schema_is_read() -> None:
     found = [read(message) for message in target.feed_snapshot(frames, NOW_US, publish=False).messages]
     assert [sent.topic for sent in found] == ["shop.schema"]
     assert [form.name for form in target.published_forms()] == ["users"]
-    assert target.end_snapshot(NOW_US).position.seq == 0
+    (batch,) = target.end_snapshot(NOW_US)
+    assert batch.position.seq == 0
 
 
 def test_snapshot_that_does_not_tell_its_replica_set() -> None:
     target = pipeline()
     target.begin_snapshot(VClock(), NOW_US)
     with pytest.raises(ProtocolError, match="which replica set"):
-        target.end_snapshot(NOW_US)
+        list(target.end_snapshot(NOW_US))
 
 
 @pytest.mark.parametrize(

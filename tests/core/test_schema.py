@@ -183,6 +183,8 @@ def test_forms_of_a_format(fields: list[Any], expected: tuple[Field, ...]) -> No
         ({"field": 1, "type": "STRING"}, KeyPart(1, "", "string")),
         ({"field": 0, "type": "unsigned", "path": ".a.b", "sort_order": "desc"}, KeyPart(0, ".a.b", "unsigned")),
         ({"field": 2}, KeyPart(2, "", "any")),
+        ({"field": 1, "type": "string", "collation": 2}, KeyPart(1, "", "string", 2)),
+        ({"field": 1, "type": "string", "collation": None}, KeyPart(1, "", "string")),
     ],
 )
 def test_forms_of_a_key_part(part: Any, expected: KeyPart) -> None:
@@ -296,7 +298,19 @@ def test_system_rows_that_make_no_form(row: list[Any]) -> None:
         tracker.form(513)
 
 
-@pytest.mark.parametrize("parts", [[["x", "unsigned"]], [[-1, "unsigned"]], [{"field": 0, "path": 5}], [{"type": "x"}], [5], 5])
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [["x", "unsigned"]],
+        [[-1, "unsigned"]],
+        [{"field": 0, "path": 5}],
+        [{"field": 0, "collation": "unicode"}],
+        [{"field": 0, "collation": True}],
+        [{"type": "x"}],
+        [5],
+        5,
+    ],
+)
 def test_key_parts_that_make_no_form(parts: Any) -> None:
     tracker = SchemaTracker()
     tracker.apply(Type.INSERT, {0x10: SPACE, 0x21: [513, 1, "x", "memtx", 0, {}, []]})

@@ -7,7 +7,8 @@ from typing import Any, Final
 from uuid import UUID
 
 from cdc.change import Batch, Broadcast, Message
-from cdc.pipeline import Pipeline, PipelineOptions
+from cdc.options import PipelineOptions
+from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
@@ -78,7 +79,7 @@ def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US) -> Ite
             case SnapshotRows(frames):
                 yield target.feed_snapshot(frames, now_us)
             case SnapshotFinished():
-                yield target.end_snapshot(now_us)
+                yield from target.end_snapshot(now_us)
             case StreamRows(frames):
                 yield from target.feed(frames, now_us)
             case _:

@@ -34,7 +34,8 @@ _ROWS = "local rows = {} for _, row in box.space[...]:pairs() do table.insert(ro
 class Replica:
     """The rows of all spaces, by space id and by the text of the key."""
 
-    def __init__(self, forms: Forms) -> None:
+    def __init__(self, forms: Forms, *, has_images: bool = False) -> None:
+        self._has_images = has_images
         self._forms = forms
         self._rows: dict[int, dict[str, Row]] = {}
         # The last event of each row, which decides what a snapshot sweeps.
@@ -63,6 +64,13 @@ class Replica:
         key = event.key
         assert key is not None, where
         identity = _text(json.loads(key))
+        if self._has_images:
+            there = rows.get(identity)
+            told = None if value["before"] is None else _values(value["before"], form)
+            if event.op in "ud":
+                assert told is not None, f"{where}: {event.op} of {key} without a before"
+                assert told == there, f"{where}: before is {told} and was {there}"
+            assert "patch" not in value, where
         match event.op:
             case "r" | "c":
                 if event.op == "c":
@@ -87,11 +95,12 @@ class Replica:
         seqs[identity] = event.seq
         assert _text(patch.key_of(rows[identity], form)) == identity, f"{where}: the row {rows[identity]} isn't under {key}"
 
-    def sweep(self, started_after_seq: int) -> None:
-        """A snapshot is complete: what it didn't repeat is gone from the master."""
-        for space_id, seqs in self._seqs.items():
-            for identity in [identity for identity, seq in seqs.items() if seq <= started_after_seq]:
-                del seqs[identity], self._rows[space_id][identity]
+    def sweep(self, spaces: Iterable[dict[str, Any]]) -> None:
+        """A snapshot is complete: what it should have repeated and didn't is gone from the master."""
+        for space in spaces:
+            seqs = self._seqs.get(space["space_id"], {})
+            for identity in [identity for identity, seq in seqs.items() if seq <= space["sweep_seq"]]:
+                del seqs[identity], self._rows[space["space_id"]][identity]
 
     def _turn_to(self, form: Form) -> None:
         """The key's fields may have other names now, or be others."""
@@ -105,23 +114,20 @@ class Replica:
         self._seqs[form.space_id] = {moved[identity]: seq for identity, seq in seqs.items()}
 
 
-def fold(stream: Stream, events: Iterable[Event] | None = None) -> Replica:
-    """Replay a stream from its beginning."""
-    replica = Replica(Forms("schema", [json.dumps(value) for value in stream.control["schema"]]))
-    # Completions in the order of seq; each says how far the count was when it was written, as its STARTED did.
-    completions = []
-    started = 0
-    for record in stream.control["snapshot"]:
-        if record["status"] == "STARTED":
-            started = record["seq"]
-        else:
-            completions.append((record["seq"], started))
+def fold(stream: Stream, events: Iterable[Event] | None = None, *, has_images: bool = False) -> Replica:
+    """Replay a stream from its beginning. If it `has_images`, each must be what the events before it make."""
+    forms = Forms("schema", [json.dumps(value) for value in stream.control["schema"]])
+    replica = Replica(forms, has_images=has_images)
+    # Completions in the order of seq; each says how far the count was when it was written.
+    completions = [
+        (record["seq"], record["spaces"]) for record in stream.control["snapshot"] if record["status"] == "COMPLETED"
+    ]
     for event in stream.events if events is None else events:
         while completions and completions[0][0] < event.seq:
             replica.sweep(completions.pop(0)[1])
         replica.apply(event)
-    for _, started_after_seq in completions:
-        replica.sweep(started_after_seq)
+    for _, spaces in completions:
+        replica.sweep(spaces)
     return replica
 
 

@@ -83,7 +83,8 @@ class Scene:
         with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
             stream = parse(reader)
         stream.check()
-        counts = replica.compare(replica.fold(stream), self.tarantool)
+        has_images = self.daemon.settings["state"].get("images", "full") == "full"
+        counts = replica.compare(replica.fold(stream, has_images=has_images), self.tarantool)
         assert sum(counts.values()), "the master is empty, so nothing was compared"
         return stream
 

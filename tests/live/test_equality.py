@@ -45,7 +45,9 @@ class Size:
         pytest.param(Size(200_000, 300_000, 10_000), id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-def test_topics_make_the_masters_contents(scene: Scene, size: Size) -> None:
+@pytest.mark.parametrize("images", ["full", "none"])
+def test_topics_make_the_masters_contents(scene: Scene, size: Size, images: str) -> None:
+    scene.daemon.settings["state"]["images"] = images
     scene.workload.create(size.fill_rows)
     scene.workload.start(rows_max=size.rows_max)
     scene.daemon.start()

@@ -92,7 +92,9 @@ def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, see
             rows[event.source["snapshot_id"]] += 1
     assert rows["1"] > 100
     completed = stream.control["snapshot"][-1]
-    assert rows["2"] == sum(space["rows"] for space in completed["spaces"])
+    # The second one says what the first hadn't said, and a kill forgets the last half second of that.
+    assert 0 < rows["2"] <= sum(space["rows"] for space in completed["spaces"])
+    assert end == "kill" or rows["2"] < sum(space["rows"] for space in completed["spaces"])
 
 
 def test_terminated_in_mid_stream_goes_on_where_it_was(scene: Scene) -> None:

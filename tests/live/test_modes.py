@@ -114,7 +114,8 @@ def spooled_bytes(scene: Scene) -> int:
     """The size of the files in its state directory that the daemon has open; they have no names."""
     state = str(scene.directory / "state-0")
     files = Path(f"/proc/{scene.daemon.run.pid}/fd")
-    return sum(file.stat().st_size for file in files.iterdir() if os.readlink(file).startswith(state))
+    opened = ((file, os.readlink(file)) for file in files.iterdir())
+    return sum(file.stat().st_size for file, name in opened if name.startswith(state) and "/images/" not in name)
 
 
 def test_second_daemon_of_the_name_ends_the_first(scene: Scene) -> None:

@@ -254,7 +254,7 @@ def test_odd_rows_of_a_snapshot(seed: int) -> None:
     rows = good + wrong if rng.random() < 0.5 else wrong + good
     try:
         target.feed_snapshot(frames_of(b"".join(rows)), NOW_US)
-        target.end_snapshot(NOW_US)
+        list(target.end_snapshot(NOW_US))
     except CdcError as error:
         said(error)
 

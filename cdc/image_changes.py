@@ -1,0 +1,168 @@
+"""A row of one space as an event with before and after images, and what it does to the images.
+
+    INSERT, REPLACE   tuple            before = what is there          c where nothing is, else u
+    UPDATE            key, operations  after = update(before)          u; nothing where nothing is
+    UPSERT            tuple, operations                                c where nothing is, else u, by the forgiving rules
+    DELETE            key              before = what is there          d; nothing where nothing is
+
+A key may change several times inside one transaction: each row sees what the one before it left. The image is changed before
+the event is written, because a row that can't be shown as JSON has changed the space all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from cdc.envelope import OPEN_CREATE, Change, SpaceEvents
+from cdc.errors import EncodingError, ImageError, SchemaError
+from cdc.images import Images
+from cdc.keys import KeyCodec
+from cdc.protocol.codec import Body, body_values
+from cdc.protocol.constants import Key, Type
+from cdc.protocol.extensions import pack, unpack
+from cdc.update import update, upsert
+
+OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
+OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
+_AFTER: Final = b',"after":'
+_NO_AFTER: Final = b',"after":null'
+
+_HINT: Final = "The images are not what the master has: stop the daemon, remove state.path, and it begins with a snapshot."
+
+_KEY: Final = Key.KEY
+_TUPLE: Final = Key.TUPLE
+_OPS: Final = Key.OPS
+_INDEX_BASE: Final = Key.INDEX_BASE
+
+
+class ImageChanges:
+    """Makes one space's events from the images."""
+
+    def __init__(self, space: SpaceEvents, images: Images) -> None:
+        """Raises UnkeyableError if this space's keys can't be kept. What is kept under other keys must have been cleared."""
+        self.space = space
+        self._images = images
+        codec = KeyCodec(space.form)
+        images.keep(space.form)
+        self._key_of_tuple = codec.of_tuple
+        self._key_of_key = codec.of_key
+        self._names = space.form.field_names
+        self._types = tuple(field.type for field in space.form.fields)
+        self._version = images.version
+        # How the body of an INSERT or REPLACE begins: two keys, the space's id, and the tuple to the end of the frame.
+        self._opening = b"\x82\x10" + pack(space.form.space_id) + b"\x21"
+        self.changes: dict[int, Change] = {
+            Type.INSERT: self._put,
+            Type.REPLACE: self._put,
+            Type.DELETE: self._delete,
+            Type.UPDATE: self._update,
+            Type.UPSERT: self._upsert,
+        }
+
+    def store_key(self, tuple_: Sequence[Any]) -> bytes:
+        """The key under which a tuple is kept. Raises ImageError."""
+        return self._kept(self._key_of_tuple, tuple_)
+
+    def tuple_in(self, frame: bytes, tuple_: Sequence[Any]) -> bytes:
+        """The bytes of the tuple of an INSERT's or REPLACE's frame."""
+        start = frame.find(self._opening)
+        if start > 0 and frame[start + len(self._opening)] == 0x90 | len(tuple_):
+            return frame[start + len(self._opening) :]
+        return body_values(frame)[_TUPLE]
+
+    def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
+        """Opening and content of the event of a key that has the tuple `after`, decoded `tuple_`, in place of `before`."""
+        try:
+            content = self.space.rows[len(tuple_)](tuple_)
+            if before is None:
+                opening = OPEN_CREATE
+            else:
+                opening, content = OPEN_UPDATE_IMAGE, self._row(before) + _AFTER + content
+        except EncodingError:
+            self._images.put_unshown(key, after)
+            raise
+        self._images.put(key, after)
+        return opening, content
+
+    def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
+        """Key, opening and content of the event of a key that is gone."""
+        try:
+            # The key as the tuple has it: the server takes 1 and 1.0 for one key, a consumer doesn't.
+            shown, content = self.space.key_of(unpack(before)), self._row(before) + _NO_AFTER
+        except EncodingError:
+            self._images.put_unshown(key, None)
+            raise
+        self._images.delete(key)
+        return shown, OPEN_DELETE_IMAGE, content
+
+    def show(self, tuple_: bytes) -> tuple[bytes, bytes]:
+        """A tuple's key and row as JSON."""
+        values = unpack(tuple_)
+        return self.space.key_of(values), self.space.rows[len(values)](values)
+
+    def _row(self, tuple_: bytes) -> bytes:
+        values = unpack(tuple_)
+        return self.space.rows[len(values)](values)
+
+    def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_ = body[_TUPLE]
+        key = self.store_key(tuple_)
+        opening, content = self.put(key, self._images.current(key), self.tuple_in(frame, tuple_), tuple_)
+        return self.space.key_of(tuple_), opening, content
+
+    def _delete(self, body: Body, _frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        key = self._kept(self._key_of_key, body[_KEY])
+        before = self._images.current(key)
+        return None if before is None else self.delete(key, before)
+
+    def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        key = self._kept(self._key_of_key, body[_KEY])
+        before = self._images.current(key)
+        if before is None:
+            return None
+        operations = body_values(frame)[_TUPLE]
+        try:
+            after = update(before, operations, **self._rules(body))
+        except SchemaError as error:
+            raise ImageError(f"{error.message}; the tuple was {before.hex(' '):.2000}", _HINT) from error
+        return self._changed(key, before, after)
+
+    def _upsert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_ = body[_TUPLE]
+        key = self.store_key(tuple_)
+        before = self._images.current(key)
+        values = body_values(frame)
+        if before is None:
+            opening, content = self.put(key, None, values[_TUPLE], tuple_)
+            return self.space.key_of(tuple_), opening, content
+        try:
+            after = upsert(before, values[_OPS], **self._rules(body))
+        except SchemaError as error:
+            raise ImageError(f"{error.message}; the tuple was {before.hex(' '):.2000}", _HINT) from error
+        try:
+            if self._key_of_tuple(unpack(after)) != key:
+                return None  # the server leaves a tuple as it is whose key the operations would change
+        except SchemaError:
+            return None
+        return self._changed(key, before, after)
+
+    def _rules(self, body: Body) -> dict[str, Any]:
+        return {
+            "base": body.get(_INDEX_BASE, 0),
+            "names": self._names,
+            "types": self._types,
+            "version": self._version,
+        }
+
+    def _changed(self, key: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]:
+        values = unpack(after)
+        opening, content = self.put(key, before, after, values)
+        return self.space.key_of(values), opening, content
+
+    @staticmethod
+    def _kept(codec: Callable[[Sequence[Any]], bytes], values: Sequence[Any]) -> bytes:
+        try:
+            return codec(values)
+        except SchemaError as error:
+            raise ImageError(error.message, _HINT) from error

@@ -1,0 +1,212 @@
+"""The current tuple of every key, as of the row that is being handled: what images are made of.
+
+The store holds the tuples as of a position that is durable in Kafka. Between that and the row at hand lie the changes of
+batches that are on their way; they are kept here, over the store, until the store has them:
+
+    rows ──▶ put, delete, clear ──▶ pending ──┬──▶ take: the changes of one batch, to be written once it is durable
+                                              │
+    current(key) ◀── pending, else the store ◀┴─── written: the store has them now
+
+Tuples are kept as the bytes in which the master sent them. A space whose keys can't be told equal as the server does it (a
+collation) is not kept: its rows come out as without images, and `unkept` says why.
+
+What it refuses to know: disks, and what a tuple says.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator
+from typing import Final, Protocol
+
+from cdc.keys import space_prefix
+from cdc.schema import KeyPart, SpaceForm
+
+CLEAR: Final = b""
+"""Stands where a tuple would; no tuple is empty."""
+
+Change = tuple[bytes, bytes | None]
+"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone."""
+
+_PREFIX_BYTES: Final = 4
+
+
+class Tuples(Protocol):
+    """What is needed of a store."""
+
+    @property
+    def get(self) -> Callable[[bytes], bytes | None]:
+        """A key's tuple."""
+
+    @property
+    def row_count(self) -> int:
+        """Rows of all spaces."""
+
+    def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and tuples of a space in the order of the keys, from behind the key `after`."""
+
+    def begin_seen(self) -> None:
+        """A snapshot begins: no key of it has been seen."""
+
+    def add_seen(self, keys: Iterable[bytes]) -> None:
+        """Keys that the snapshot has."""
+
+    def unseen(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and tuples of a space that the snapshot hasn't."""
+
+    def end_seen(self) -> None:
+        """The snapshot is over."""
+
+
+class Images:
+    """The store's tuples with the pending changes over them.
+
+    `kept` are the forms of the spaces that the store has rows of, as of its position.
+    """
+
+    def __init__(self, store: Tuples, kept: Iterable[SpaceForm] = (), version: tuple[int, int] = (3, 9)) -> None:
+        """`version` is the master's: servers don't all compute alike."""
+        self.version = version
+        self._store = store
+        # By space: what its keys were made of. Keys of two kinds can't stand side by side.
+        self._key_parts: dict[int, tuple[KeyPart, ...]] = {form.space_id: form.key_parts for form in kept}
+        # The last change of each key: itself, because an earlier one may have left the key with the same tuple.
+        self._pending: dict[bytes, Change] = {}
+        # How many clearings of a space are pending: while there are any, what the store says about it is past.
+        self._clearings: dict[bytes, int] = {}
+        self._changes: list[Change] = []
+        self._undo: tuple[Change, Change | None] | None = None
+        # A snapshot into an empty store can miss nothing, so nothing has to be remembered of it.
+        self._is_comparing = False
+        self.unkept: dict[str, str] = {}
+        """Names of spaces that aren't kept, with the reason."""
+
+    def keep(self, form: SpaceForm) -> None:
+        """From here on a space's keys are made by this form. Asked `has_other_keys` before, the caller has cleared it."""
+        assert not self.has_other_keys(form)
+        self._key_parts[form.space_id] = form.key_parts
+
+    def has_other_keys(self, form: SpaceForm) -> bool:
+        """Whether a space's rows are kept under keys that this form doesn't make."""
+        return self._key_parts.get(form.space_id, form.key_parts) != form.key_parts
+
+    def is_kept(self, space_id: int) -> bool:
+        """Whether this space's rows were or are kept."""
+        return space_id in self._key_parts
+
+    def current(self, key: bytes) -> bytes | None:
+        """A key's tuple, None if there is none."""
+        pending = self._pending
+        if key in pending:
+            return pending[key][1]
+        if self._clearings and key[:_PREFIX_BYTES] in self._clearings:
+            return None
+        return self._store.get(key)
+
+    def put(self, key: bytes, tuple_: bytes) -> None:
+        """The key has this tuple from here on."""
+        change = (key, tuple_)
+        self._pending[key] = change
+        self._changes.append(change)
+
+    def delete(self, key: bytes) -> None:
+        """The key has no tuple from here on."""
+        change = (key, None)
+        self._pending[key] = change
+        self._changes.append(change)
+
+    def put_unshown(self, key: bytes, tuple_: bytes | None) -> None:
+        """As `put` or `delete`, for a row whose event can't be made; `take_back` makes it undone, once."""
+        change = (key, tuple_)
+        self._undo = change, self._pending.get(key)
+        self._pending[key] = change
+        self._changes.append(change)
+
+    def take_back(self) -> None:
+        """The last row's event couldn't be made, and it will be looked at again."""
+        if self._undo is None:
+            return
+        (change, earlier), self._undo = self._undo, None
+        if not self._changes or self._changes[-1] is not change:
+            return  # that was another row's
+        self._changes.pop()
+        if earlier is None:
+            del self._pending[change[0]]
+        else:
+            self._pending[change[0]] = earlier
+
+    def clear(self, space_id: int) -> None:
+        """The space has no rows from here on."""
+        prefix = space_prefix(space_id)
+        self._key_parts.pop(space_id, None)
+        for key in [key for key in self._pending if key.startswith(prefix)]:
+            del self._pending[key]
+        self._clearings[prefix] = self._clearings.get(prefix, 0) + 1
+        self._changes.append((prefix, CLEAR))
+
+    def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
+        """Keys and tuples of a space as of now, in the order of the keys, from behind the key `after`."""
+        prefix = space_prefix(space_id)
+        pending = self._pending
+        changed = sorted(key for key in pending if key.startswith(prefix) and key > after)
+        stored = () if prefix in self._clearings else self._store.scan(space_id, after)
+        untouched = ((key, tuple_) for key, tuple_ in stored if key not in pending)
+        present = ((key, tuple_) for key in changed if (tuple_ := pending[key][1]) is not None)
+        return heapq.merge(untouched, present)
+
+    # One batch's changes on their way to the store.
+
+    @property
+    def change_count(self) -> int:
+        """How many changes there have been since `take`; a mark to go back to."""
+        return len(self._changes)
+
+    def forget_after(self, mark: int) -> None:
+        """The changes after the mark won't be published. What is pending is wrong from here on: nothing may be read."""
+        del self._changes[mark:]
+
+    def take(self) -> list[Change]:
+        """The changes since the last call, in order."""
+        changes, self._changes = self._changes, []
+        return changes
+
+    def written(self, changes: Iterable[Change]) -> None:
+        """The store has these changes now."""
+        pending, clearings = self._pending, self._clearings
+        for change in changes:
+            key = change[0]
+            if len(key) == _PREFIX_BYTES:
+                clearings[key] -= 1
+                if not clearings[key]:
+                    del clearings[key]
+            elif key in pending and pending[key] is change:
+                del pending[key]
+
+    # A snapshot's rows against what is there.
+
+    def begin_snapshot(self) -> None:
+        """A snapshot's rows are about to come."""
+        self._is_comparing = self._store.row_count > 0
+        if self._is_comparing:
+            self._store.begin_seen()
+
+    @property
+    def is_comparing(self) -> bool:
+        """Whether the snapshot's keys have to be seen, because there were rows before it."""
+        return self._is_comparing
+
+    def see(self, keys: Iterable[bytes]) -> None:
+        """Keys that the snapshot has."""
+        self._store.add_seen(keys)
+
+    def missing(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and tuples that the snapshot hasn't."""
+        if not self._is_comparing or space_prefix(space_id) in self._clearings:
+            return iter(())
+        return self._store.unseen(space_id)
+
+    def end_snapshot(self) -> None:
+        """All rows of the snapshot have come."""
+        if self._is_comparing:
+            self._store.end_seen()
+            self._is_comparing = False

@@ -1,0 +1,20 @@
+"""What an operator decides about events, as the core is told it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineOptions:
+    """What an operator decides about events."""
+
+    prefix: str
+    include: list[str]
+    exclude: list[str]
+    tombstones: bool = True
+    transaction_topic: Literal["none", "multi", "all"] = "multi"
+    on_error: Literal["fail", "dlq"] = "fail"
+    transaction_bytes_max: int = 64 * 1024 * 1024
+    """Past this a transaction of the source waits for its end on disk."""

@@ -1,0 +1,196 @@
+"""The files of a state store: who owns them, and whether their contents may be trusted.
+
+    data.mdb      LMDB's file
+    lock.mdb      LMDB's table of readers
+    condition     what may be trusted: `clean`, all of data.mdb was on the disk when it had this size; or `unsynced`, there have
+                  been commits since, under this boot of the machine; or `failed`, the disk didn't take what was written
+    owner.lock    locked by the process that uses the store
+    lost/         the store that was set aside last
+
+A machine that stops may have written a page of a tree and not those under it, and LMDB couldn't tell. `condition` is on the
+disk before the first page that isn't, so a store that is unsynced since another boot is lost.
+
+Sources: proc(5) for boot_id; LMDB's mdb.c (mdb_env_setup_locks).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from cdc.errors import StateError, StateLostError
+
+DATA_FILE: Final = "data.mdb"
+"""LMDB's own name for it."""
+
+_READERS, _CONDITION, _LOCK, _LOST = "lock.mdb", "condition", "owner.lock", "lost"
+_READERS_BYTES: Final = 16_384
+_MAP_BYTES: Final = 1 << 40
+_MAP_BYTES_MIN: Final = 1 << 30
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+def boot_id() -> str:
+    """Of this boot of the machine; empty where the system doesn't tell, and then every boot counts as another."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def set_aside(path: Path) -> Path:
+    """Move a store that can't be used into the directory `lost` beside it, in place of the one there; returns that directory.
+
+    Raises StateError if another daemon uses the store, or the files can't be moved.
+    """
+    with told(path):
+        descriptor = lock(path)
+        try:
+            aside = path / _LOST
+            shutil.rmtree(aside, ignore_errors=True)
+            aside.mkdir()
+            for name in (DATA_FILE, _READERS, _CONDITION):
+                with contextlib.suppress(FileNotFoundError):
+                    (path / name).rename(aside / name)
+            _sync_directory(path)
+            return aside
+        finally:
+            os.close(descriptor)
+
+
+def remove_files(path: Path) -> None:
+    """Remove a store's files, but for the one that was set aside, and nothing else that is in the directory."""
+    for name in (_CONDITION, DATA_FILE, _READERS, _LOCK):
+        (path / name).unlink(missing_ok=True)
+
+
+def write_condition(path: Path, text: str) -> None:
+    """Put down durably what may be trusted. Raises OSError."""
+    draft = path / f"{_CONDITION}.new"
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path / _CONDITION)
+    _sync_directory(path)
+
+
+def lock(path: Path) -> int:
+    """Take the directory, which is made if need be, for this process until the returned descriptor is closed.
+
+    Raises StateError if another process has it, OSError if it can't be made.
+    """
+    path.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        os.close(descriptor)
+        raise StateError(
+            f"the state store {path} is in use by another daemon", "Stop that one, or give this one another state.path."
+        ) from error
+    return descriptor
+
+
+def is_clean(path: Path) -> bool:
+    """Whether all of the file is on the disk. Raises StateLostError if its contents can't be trusted."""
+    try:
+        word, _, detail = (path / _CONDITION).read_text().partition(" ")
+    except FileNotFoundError as error:
+        raise StateError(
+            f"{path / DATA_FILE} isn't a state store, or a part of one: {_CONDITION} is missing beside it",
+            "Give state.path a directory of its own, or remove the file; the store is then built anew.",
+        ) from error
+    size = (path / DATA_FILE).stat().st_size
+    if word == "clean" and detail == str(size):
+        return True
+    if word == "unsynced" and detail and detail == boot_id():
+        return False
+    why = {
+        "clean": f"it had {detail} bytes when it was closed and has {size} now",
+        "unsynced": "it was not closed, and the machine has been started since",
+        "failed": "the disk failed to take what was written to it",
+    }.get(word, f"its condition can't be read: {word!r:.100}")
+    raise _lost(path, why)
+
+
+def _lost(path: Path, why: str) -> StateLostError:
+    return StateLostError(f"the state store {path} can't be trusted: {why}", "It has to be built anew from a snapshot.")
+
+
+def open_environment(path: Path, *, is_clean: bool) -> lmdb.Environment:
+    """LMDB's environment in the directory, with as large a map as this process may have. Raises what `told` turns into errors."""
+    _reserve(path / _READERS)
+    environment = _opened(path)
+    if not is_clean:
+        _fill_up(path / DATA_FILE, environment)
+    return environment
+
+
+def _opened(path: Path) -> lmdb.Environment:
+    map_bytes = _MAP_BYTES
+    while True:
+        try:
+            return lmdb.open(
+                str(path), map_size=map_bytes, max_dbs=8, sync=False, metasync=False, readahead=False, meminit=False, mode=0o666
+            )
+        except (lmdb.MemoryError, MemoryError):
+            map_bytes //= 2
+            if map_bytes < _MAP_BYTES_MIN:
+                raise
+
+
+def _reserve(path: Path) -> None:
+    """LMDB writes its table of readers through a map: it gets its room now, where a full disk is an error."""
+    with path.open("ab") as file:
+        os.posix_fallocate(file.fileno(), 0, _READERS_BYTES)
+
+
+def _fill_up(path: Path, environment: lmdb.Environment) -> None:
+    """Pages behind the file's end kill who reads them; as zeroes they are found to be no pages.
+
+    Unused pages at the end are never written, so a good file may end before them too.
+    """
+    needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
+    if path.stat().st_size < needed:
+        os.truncate(path, needed)
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turns what LMDB and the system raise into this project's errors: StateLostError for damaged contents, StateError for the
+    rest. `get` and the iterators of a store raise LMDB's own errors; who calls them puts this around the whole.
+    """
+    try:
+        yield
+    except (lmdb.CorruptedError, lmdb.InvalidError, lmdb.PageNotFoundError, lmdb.IncompatibleError) as error:
+        raise _lost(path, f"it is damaged ({error})") from error
+    except lmdb.VersionMismatchError as error:
+        raise StateError(
+            f"the state store {path} was written by another version of LMDB ({error})",
+            "Run the version that wrote it, or remove the store, which is then built anew.",
+        ) from error
+    except (lmdb.Error, OSError) as error:
+        raise StateError(f"the state store {path} can't be used: {error}", _hint(error)) from error
+
+
+def _hint(error: Exception) -> str:
+    if isinstance(error, PermissionError | lmdb.ReadonlyError | FileExistsError | NotADirectoryError):
+        return "Give state.path a directory that the daemon may write to."
+    # A full disk often takes a part of what is written, and LMDB calls that an input/output error.
+    return "Make room on its disk, or see in the system's log what is wrong with it, and start the daemon again."

@@ -1,0 +1,127 @@
+"""Brings the images' changes into the store, once Kafka has what they belong to.
+
+    submit(batch) ──▶ submitted ──settle(position)──▶ settled ──flush──▶ store, with the position S and its schema
+                                   Kafka has it          every flush_interval_ms, or when there is much of it
+
+So S never passes the checkpoint, and a start finds the tuples as of S with the schema as of S. What was submitted and never
+settled is forgotten with the connection; it comes again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from cdc.change import Batch
+from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.images import CLEAR, Change, Images
+from cdc.keys import space_prefix
+from cdc.position import Position
+from cdc.schema import SpaceForm
+from cdc.state import StateStore
+
+FLUSH_CHANGES_MAX: Final = 200_000
+
+
+class StateWriter:
+    """Owns one daemon's store. For the daemon's thread."""
+
+    def __init__(self, path: Path, name: str, flush_interval_seconds: float) -> None:
+        """Raises StateError, or StateLostError if the store has to be built anew."""
+        self._path = path
+        self._name = name
+        self._flush_interval = flush_interval_seconds
+        self.store = StateStore(path)
+        self._images: Images | None = None
+        self._submitted: deque[tuple[Position, list[Change], dict[bytes, bytes | None]]] = deque()
+        # The parts of a transaction that isn't whole yet.
+        self._open: list[Change] = []
+        self._settled: list[Change] = []
+        self._settled_records: dict[bytes, bytes | None] = {}
+        self._settled_position: Position | None = None
+        self._settled_since = 0.0
+
+    def checkpoint(self) -> Checkpoint:
+        """Position and schema that the store is at. Raises ConfigurationError for records of a newer version."""
+        found = Checkpoint()
+        for key, value in self.store.records.items():
+            fold(self._name, key, value, found)
+        return found
+
+    def begin(self, kept: Iterable[SpaceForm], version: tuple[int, int]) -> Images:
+        """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
+        self.flush(is_forced=True)
+        self._submitted.clear()
+        self._open.clear()
+        self._images = Images(self.store, kept, version)
+        return self._images
+
+    def restart(self) -> None:
+        """Begin with an empty store."""
+        self._images = None
+        self._submitted.clear()
+        self._open.clear()
+        self._forget_settled()
+        self.store.destroy()
+        self.store = StateStore(self._path)
+
+    def keep_only(self, space_ids: Iterable[int]) -> None:
+        """Rows of other spaces than these aren't wanted any more. Raises StateError."""
+        wanted = set(space_ids)
+        unwanted = [(space_prefix(space_id), CLEAR) for space_id in self.store.space_ids() if space_id not in wanted]
+        if unwanted:
+            self.store.write(unwanted, ())
+
+    def submit(self, batch: Batch) -> None:
+        """A batch is on its way to Kafka."""
+        self._open += batch.changes
+        if not batch.is_boundary:
+            return
+        records = {}
+        for space_id, space in batch.stored.items():
+            key, value = space_record(self._name, space_id, space)
+            records[key] = value
+        changes, self._open = self._open, []
+        self._submitted.append((batch.position, changes, records))
+
+    def settle(self, position: Position) -> None:
+        """Kafka has everything up to the batch with this position."""
+        if self._settled_position is None:
+            self._settled_since = time.monotonic()
+        while self._submitted:
+            reached, changes, records = self._submitted.popleft()
+            self._settled += changes
+            self._settled_records.update(records)
+            self._settled_position = reached
+            if reached is position:
+                return
+
+    def flush(self, *, is_forced: bool = False) -> Position | None:
+        """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError."""
+        position = self._settled_position
+        if position is None:
+            return None
+        is_due = time.monotonic() - self._settled_since >= self._flush_interval or len(self._settled) >= FLUSH_CHANGES_MAX
+        if not is_due and not is_forced:
+            return None
+        key, value = position_record(self._name, position, "", time.time_ns() // 1_000_000)
+        self.store.write(self._settled, [*self._settled_records.items(), (key, value)])
+        if self._images is not None:
+            self._images.written(self._settled)
+        self._forget_settled()
+        return position
+
+    def close(self) -> None:
+        """Write what is settled and let go of the store. Raises StateError."""
+        try:
+            self.flush(is_forced=True)
+        finally:
+            self.store.close()
+
+    def _forget_settled(self) -> None:
+        self._settled = []
+        self._settled_records = {}
+        self._settled_position = None
