@@ -18,9 +18,9 @@ from cdc.envelope import OPEN_CREATE, Change, SpaceEvents
 from cdc.errors import EncodingError, ImageError, SchemaError
 from cdc.images import Images
 from cdc.keys import KeyCodec
-from cdc.protocol.codec import Body, body_values
+from cdc.protocol.codec import Body, body_values, tuple_values
 from cdc.protocol.constants import Key, Type
-from cdc.protocol.extensions import pack, unpack
+from cdc.protocol.extensions import pack
 from cdc.update import update, upsert
 
 OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
@@ -89,7 +89,7 @@ class ImageChanges:
         """Key, opening and content of the event of a key that is gone."""
         try:
             # The key as the tuple has it: the server takes 1 and 1.0 for one key, a consumer doesn't.
-            shown, content = self.space.key_of(unpack(before)), self._row(before) + _NO_AFTER
+            shown, content = self.space.key_of(tuple_values(before)), self._row(before) + _NO_AFTER
         except EncodingError:
             self._images.put_unshown(key, None)
             raise
@@ -98,11 +98,11 @@ class ImageChanges:
 
     def show(self, tuple_: bytes) -> tuple[bytes, bytes]:
         """A tuple's key and row as JSON."""
-        values = unpack(tuple_)
+        values = tuple_values(tuple_)
         return self.space.key_of(values), self.space.rows[len(values)](values)
 
     def _row(self, tuple_: bytes) -> bytes:
-        values = unpack(tuple_)
+        values = tuple_values(tuple_)
         return self.space.rows[len(values)](values)
 
     def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
@@ -121,7 +121,7 @@ class ImageChanges:
         before = self._images.current(key)
         if before is None:
             return None
-        operations = body_values(frame)[_TUPLE]
+        operations = _last_value(body, frame, _TUPLE)
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
@@ -141,7 +141,7 @@ class ImageChanges:
         except SchemaError as error:
             raise ImageError(f"{error.message}; the tuple was {before.hex(' '):.2000}", _HINT) from error
         try:
-            if self._key_of_tuple(unpack(after)) != key:
+            if self._key_of_tuple(tuple_values(after)) != key:
                 return None  # the server leaves a tuple as it is whose key the operations would change
         except SchemaError:
             return None
@@ -156,7 +156,7 @@ class ImageChanges:
         }
 
     def _changed(self, key: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]:
-        values = unpack(after)
+        values = tuple_values(after)
         opening, content = self.put(key, before, after, values)
         return self.space.key_of(values), opening, content
 
@@ -166,3 +166,11 @@ class ImageChanges:
             return codec(values)
         except SchemaError as error:
             raise ImageError(error.message, _HINT) from error
+
+
+def _last_value(body: Body, frame: bytes, key: int) -> bytes:
+    """The bytes of one of a body's values. It is nearly always the last one, and as short as it can be written."""
+    value = pack(body[key])
+    if next(reversed(body)) == key and frame.endswith(value):
+        return value
+    return body_values(frame)[key]

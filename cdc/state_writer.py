@@ -21,9 +21,10 @@ from cdc.images import CLEAR, Change, Images
 from cdc.keys import space_prefix
 from cdc.position import Position
 from cdc.schema import SpaceForm
-from cdc.state import StateStore
+from cdc.state import SLICE_CHANGES, StateStore
 
-FLUSH_CHANGES_MAX: Final = 200_000
+FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
+"""More than that the store writes down twice."""
 
 
 class StateWriter:

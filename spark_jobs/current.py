@@ -174,19 +174,17 @@ class CurrentSink(Sink):
         return table
 
     def _sweeps(self) -> dict[str, int]:
-        """Per space, the seq at which the last completed snapshot that has it started."""
+        """Per space, the seq up to which rows are gone that a completed snapshot didn't repeat."""
         topic = self._topics.control("snapshot")
-        started: dict[str, int] = {}
         sweeps: dict[str, int] = {}
         for text in self._values(topic):
             try:
                 record = json.loads(text)
-                snapshot, status, seq = record["snapshot_id"], record["status"], record["seq"]
-                spaces = {space["space"]: space["sweep_seq"] for space in record["spaces"]} if status == "COMPLETED" else {}
+                ended = record["spaces"] if record["status"] == "COMPLETED" else []
+                for space in ended:
+                    sweeps[space["space"]] = max(space["sweep_seq"], sweeps.get(space["space"], -1))
             except (ValueError, KeyError, TypeError) as error:
                 raise JobError(f"The topic {topic} holds something that is no snapshot record: {text[:300]}") from error
-            for space, sweep in spaces.items():
-                sweeps[space] = max(sweep, sweeps.get(space, -1))
         return sweeps
 
     def _chosen(self, spaces: Iterable[str]) -> list[str]:

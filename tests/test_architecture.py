@@ -56,6 +56,7 @@ CORE: Final = [
     "cdc.image_changes",
     "cdc.spaces",
     "cdc.snapshot",
+    "cdc.republish",
     "cdc.pipeline",
 ]
 OUTER: Final = [
@@ -69,6 +70,7 @@ OUTER: Final = [
     "cdc.delivery",
     "cdc.publisher",
     "cdc.status",
+    "cdc.snapshot_requests",
     "cdc.metrics",
     "cdc.http",
     "cdc.state_writer",
@@ -78,6 +80,7 @@ OUTER: Final = [
     "cdc.follower",
     "cdc.daemon",
     "cdc.check",
+    "cdc.verify",
     "cdc.decode",
     "cdc.demo",
     "cdc.cli",

@@ -167,6 +167,21 @@ def _values(data: bytes, **options: Any) -> list[Any]:
     return values
 
 
+_decode_quickly: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: decode_extension(code, bytes(data))).decode
+
+
+def tuple_values(data: bytes) -> list[Any]:
+    """The fields of one tuple, decoded as `Frames` decode them. Raises what MessagePack raises if it isn't whole and valid."""
+    try:
+        values = _decode_quickly(data)
+    except (msgspec.MsgspecError, TypeError, ValueError):
+        # A string that isn't UTF-8, or a map with a key that can't be hashed.
+        (values,) = _items(data)
+    if type(values) is not list:
+        raise ValueError("a tuple is an array")
+    return values
+
+
 def body_values(frame: bytes) -> dict[Any, bytes]:
     """The values of a frame's body as they were encoded, by key. Raises what MessagePack raises if there are none."""
     decoder = unpacker(frame)

@@ -171,6 +171,7 @@ class Daemon:
         delivery: Delivery,
         *,
         properties: Mapping[str, str | int] | None = None,
+        images: bool = False,
     ) -> None:
         self.prefix = prefix
         self._kafka = kafka
@@ -183,7 +184,7 @@ class Daemon:
         self._config_file.write_text(
             f"name = {json.dumps(prefix)}\n"
             f"[source]\nuris = [{json.dumps(master.uri)}]\n"
-            f"[state]\npath = {json.dumps(str(self._directory / 'state'))}\n"
+            f'[state]\npath = {json.dumps(str(self._directory / "state"))}\nimages = "{"full" if images else "none"}"\n'
             f"[kafka]\nbootstrap_servers = {json.dumps(kafka.bootstrap_servers)}\n"
             f"topic_prefix = {json.dumps(prefix)}\ndelivery = {json.dumps(delivery)}\n"
             f'[http]\nlisten = ""\n[log]\nformat = "json"\n'

@@ -47,10 +47,10 @@ class Bench:
     published: str | None = None
     """The prefix under which the rows have been published, once a section has done so."""
 
-    def daemon(self, name: str, master: Master, delivery: Delivery) -> Daemon:
+    def daemon(self, name: str, master: Master, delivery: Delivery, *, images: bool = False) -> Daemon:
         """A daemon with a name of this run."""
         prefix = f"bench-{self.token}-{name}"
-        return Daemon(self.directory, prefix, master.server, self.kafka, delivery, properties=self.properties)
+        return Daemon(self.directory, prefix, master.server, self.kafka, delivery, properties=self.properties, images=images)
 
     @contextmanager
     def master(self, name: str, rows: int) -> Iterator[Master]:
@@ -125,6 +125,29 @@ def snapshot(bench: Bench) -> Iterator[Result]:
                 daemon = bench.daemon(f"snapshot-{delivery}-{number}", master, delivery)
                 run = daemon.measure_snapshot()
                 yield bench.counted(_of_run("snapshot", delivery, bench.rows, run), daemon, delivery)
+
+
+def images(bench: Bench) -> Iterator[Result]:
+    """With before and after images: new keys, random updates of as many keys, and the snapshot into an empty store."""
+    section, delivery, rows = "images", DELIVERIES[0], bench.rows
+    with bench.master("images", rows) as master:
+        for number in range(1, bench.rounds + 1):
+            daemon = bench.daemon(f"images-{number}", master, delivery, images=True)
+            daemon.catch_up()
+            start = VClock(master.server.vclock())
+            master.fill(rows, rows_per_transaction=500)
+            drain(master.server, start, master.lsn)
+            yield _raw(section, master, start, master.lsn, rows)
+            run = daemon.measure_tail(master.lsn)
+            yield bench.counted(_of_run(section, "new keys", rows, run, delivery), daemon, delivery)
+            start = VClock(master.server.vclock())
+            master.update(rows, rows, rows_per_transaction=500)
+            yield _raw(section, master, start, master.lsn, rows)
+            run = daemon.measure_tail(master.lsn)
+            yield _of_run(section, "random updates", rows, run, delivery)
+            daemon = bench.daemon(f"images-snapshot-{number}", master, delivery, images=True)
+            yield bench.counted(_of_run(section, "snapshot", rows, daemon.measure_snapshot(), delivery), daemon, delivery)
+            master.empty()
 
 
 def latency(bench: Bench) -> Iterator[Result]:
@@ -252,10 +275,10 @@ def _run_spark(bench: Bench, directory: Path, job: str, prefix: str) -> float:
         process.kill()
 
 
-def _of_run(section: str, delivery: Delivery, rows: int, run: Run, note: str = "") -> Result:
+def _of_run(section: str, what: str, rows: int, run: Run, note: str = "") -> Result:
     return Result(
         section=section,
-        what=delivery,
+        what=what,
         rows=rows,
         seconds=run.seconds,
         whole_seconds=run.whole_seconds,
@@ -269,6 +292,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "tail-500": tail_500,
     "tail-1": tail_1,
     "snapshot": snapshot,
+    "images": images,
     "latency": latency,
     "spark": spark,
     "backlog": backlog,

@@ -64,6 +64,31 @@ end
 """
 )
 
+# Random keys of those that are there; what the update is has little to do with what it costs.
+_UPDATE: Final = """
+local rows, count, size = ...
+local fiber, space, random = require('fiber'), box.space.bench, math.random
+local left = count
+bench_working, bench_error = 64, nil
+local function work()
+    while left > 0 do
+        local now = math.min(size, left)
+        left = left - now
+        box.begin()
+        for _ = 1, now do space:update(random(rows), {{'+', 3, 1}}) end
+        box.commit()
+    end
+end
+for _ = 1, 64 do
+    fiber.create(function()
+        fiber.yield()
+        local ok, err = pcall(work)
+        if not ok then bench_error = tostring(err) end
+        bench_working = bench_working - 1
+    end)
+end
+"""
+
 # One transaction every millisecond or so, with the rows that are due by the clock.
 _LOAD: Final = (
     _ROW
@@ -121,6 +146,15 @@ class Master:
         """Insert `rows` rows with ids from `first` on, and return when all are in the log."""
         self.server.eval(_FILL, first, first + rows - 1, rows_per_transaction)
         self._wait(_FILL_TIMEOUT_SECONDS)
+
+    def update(self, rows: int, count: int, *, rows_per_transaction: int) -> None:
+        """Update `count` random ones of the rows with ids up to `rows`."""
+        self.server.eval(_UPDATE, rows, count, rows_per_transaction)
+        self._wait(_FILL_TIMEOUT_SECONDS)
+
+    def empty(self) -> None:
+        """Let the space have no rows."""
+        self.server.eval("box.space.bench:truncate()")
 
     def start_load(self, *, first: int, rate: int, seconds: float) -> None:
         """Begin to insert `rate` rows a second, evenly, with ids from `first` on."""

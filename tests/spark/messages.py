@@ -185,9 +185,9 @@ def schema(
     return Message(f"{PREFIX}.schema", compact({"space_id": space_id, "schema_version": version}), compact(value))
 
 
-def snapshot(status: str, seq: int, *, snapshot_id: str = "2", spaces: Sequence[str] = ("users",)) -> Message:
+def snapshot(status: str, seq: int, *, snapshot_id: str = "2", spaces: Sequence[str] = ("users",), sweep_seq: int = 0) -> Message:
     """The start or the end of a snapshot."""
     value: dict[str, Any] = {"snapshot_id": snapshot_id, "status": status, "vclock": {"1": 9}, "seq": seq}
     if status == "COMPLETED":
-        value["spaces"] = [{"space": space, "space_id": SPACE_ID, "rows": 1} for space in spaces]
+        value["spaces"] = [{"space": space, "space_id": SPACE_ID, "rows": 1, "sweep_seq": sweep_seq} for space in spaces]
     return Message(f"{PREFIX}.snapshot", compact({"snapshot_id": snapshot_id}), compact({**value, "ts_ms": 1}))

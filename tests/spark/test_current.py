@@ -185,7 +185,10 @@ def test_a_snapshot_sweeps_what_it_did_not_see_and_nothing_else(job: Job) -> Non
     job.take(first.where("topic <> 'shop.users' or partition = 0"))
     seen = [put("r", {"id": number, "name": "new"}, number + 6) for number in (1, 2, 3)]
     second = job.topics.send(
-        snapshot("STARTED", 6), *seen, snapshot("COMPLETED", 9), update(1, [{"op": "=", "field": "name", "value": "x"}], 10)
+        snapshot("STARTED", 6),
+        *seen,
+        snapshot("COMPLETED", 9, sweep_seq=6),
+        update(1, [{"op": "=", "field": "name", "value": "x"}], 10),
     )
     job.take(second.where("topic = 'shop.snapshot'"))
     assert job.rows() == {}
@@ -193,6 +196,16 @@ def test_a_snapshot_sweeps_what_it_did_not_see_and_nothing_else(job: Job) -> Non
     for batch in (first.where("topic = 'shop.users'"), second, first):
         job.take(batch)
     assert {key: json.loads(row)["name"] for key, row in job.rows().items()} == expected
+
+
+def test_a_snapshot_that_names_what_is_gone_sweeps_nothing(job: Job) -> None:
+    """With images, rows that a snapshot finds as they were are silent, and what it lacks comes as deletes."""
+    job.take(job.topics.send(schema(0), *[put("r", {"id": number, "name": "old"}, number) for number in (1, 2, 3)]))
+    events = [put("u", {"id": 1, "name": "new"}, 4), delete(2, 5)]
+    healed = job.topics.send(snapshot("STARTED", 3), *events, snapshot("COMPLETED", 5))
+    for _ in range(2):
+        job.take(healed)
+    assert {key: json.loads(row)["name"] for key, row in job.rows().items()} == {'{"id":1}': "new", '{"id":3}': "old"}
 
 
 def test_an_update_without_its_row_is_an_error_with_a_remedy(job: Job) -> None:

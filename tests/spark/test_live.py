@@ -111,7 +111,7 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
         update(7, [{"op": "+", "field": "balance", "value": 2}], 29),
         snapshot("STARTED", 29),
         put("r", {"id": 8, "name": "c", "balance": 8}, 30),
-        snapshot("COMPLETED", 30),
+        snapshot("COMPLETED", 30, sweep_seq=29),
     )
     for _ in range(2):
         process(spark, "changelog", changelog)

@@ -1,0 +1,218 @@
+"""Where MessagePack values begin and end, without decoding them.
+
+Who changes one field of a tuple must leave the others byte by byte as they are, also where a value could have been written
+shorter. So tuples are cut into slices, and only the slices that an operation touches are read. Positions are plain integers
+into bytes that the caller holds.
+
+What it refuses to know: what a value says. A value that isn't complete, or a byte that begins nothing, is an IndexError for
+whoever knows what the bytes were to be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgpack
+
+NIL: Final = 0xC0
+ARRAY: Final = "array"
+MAP: Final = "map"
+STRING: Final = "string"
+BINARY: Final = "binary"
+UNSIGNED: Final = "unsigned"
+INTEGER: Final = "integer"
+FLOAT: Final = "float"
+DOUBLE: Final = "double"
+EXTENSION: Final = "extension"
+OTHER: Final = "other"
+
+
+def _sizes() -> tuple[int, ...]:
+    sizes = [0] * 256
+    sizes[0x00:0x80] = [1] * 128
+    sizes[0xA0:0xC0] = [1 + length for length in range(32)]
+    for first in (0xC0, 0xC2, 0xC3, *range(0xE0, 0x100)):
+        sizes[first] = 1
+    for first, size in {0xCA: 5, 0xCB: 9, 0xCC: 2, 0xCD: 3, 0xCE: 5, 0xCF: 9, 0xD0: 2, 0xD1: 3, 0xD2: 5, 0xD3: 9}.items():
+        sizes[first] = size
+    for first, size in {0xD4: 3, 0xD5: 4, 0xD6: 6, 0xD7: 10, 0xD8: 18}.items():
+        sizes[first] = size
+    return tuple(sizes)
+
+
+SIZES: Final = _sizes()
+"""By a value's first byte: how many bytes the value has, 0 where that byte alone doesn't tell."""
+
+_LARGE: Final = 300
+"""With so many bytes behind it a container is better skipped by the library."""
+
+_WINDOW: Final = 4096
+
+_PREFIXED: Final = {
+    0xC4: (1, 0),
+    0xC5: (2, 0),
+    0xC6: (4, 0),
+    0xC7: (1, 1),
+    0xC8: (2, 1),
+    0xC9: (4, 1),
+    0xD9: (1, 0),
+    0xDA: (2, 0),
+    0xDB: (4, 0),
+}
+"""By the first byte: how many bytes the length has, and what follows it before the content."""
+
+
+def _types() -> tuple[str, ...]:
+    types = [OTHER] * 256
+    for name, ranges in {
+        UNSIGNED: [(0x00, 0x80), (0xCC, 0xD0)],
+        INTEGER: [(0xD0, 0xD4), (0xE0, 0x100)],
+        MAP: [(0x80, 0x90), (0xDE, 0xE0)],
+        ARRAY: [(0x90, 0xA0), (0xDC, 0xDE)],
+        STRING: [(0xA0, 0xC0), (0xD9, 0xDC)],
+        BINARY: [(0xC4, 0xC7)],
+        EXTENSION: [(0xC7, 0xCA), (0xD4, 0xD9)],
+        FLOAT: [(0xCA, 0xCB)],
+        DOUBLE: [(0xCB, 0xCC)],
+    }.items():
+        for begin, end in ranges:
+            types[begin:end] = [name] * (end - begin)
+    return tuple(types)
+
+
+TYPES: Final = _types()
+"""By a value's first byte: its type. The server tells a non-negative `integer` from an `unsigned` in some places."""
+
+
+def end_of(data: bytes, position: int) -> int:
+    """Where the value that begins at `position` ends. Raises IndexError if it isn't whole."""
+    if not SIZES[data[position]] and len(data) - position > _LARGE:
+        end = _skipped(data, position)
+        if end:
+            return end
+    left = 1
+    while left:
+        first = data[position]
+        size = SIZES[first]
+        left -= 1
+        if size:
+            position += size
+        elif first in _PREFIXED:
+            start, length = content(data, position)
+            position = start + length
+        else:
+            count, position = header(data, position)
+            left += count * 2 if TYPES[first] is MAP else count
+    if position > len(data):
+        raise IndexError("the value goes on behind the end of the data")
+    return position
+
+
+def _skipped(data: bytes, position: int) -> int:
+    """What end_of says, by the library, which is faster on what is large; 0 if it can't tell."""
+    # The library copies what it is given, so that it gets more only if that didn't do.
+    window = _WINDOW
+    while True:
+        unpacker = msgpack.Unpacker(max_buffer_size=2**31 - 1)
+        unpacker.feed(memoryview(data)[position : position + window])
+        try:
+            unpacker.skip()
+        except msgpack.OutOfData:
+            if position + window >= len(data):
+                return 0
+            window *= 8
+        except (ValueError, msgpack.UnpackException):
+            # Nested more deeply than the library follows, or nothing that begins a value.
+            return 0
+        else:
+            length: int = unpacker.tell()
+            return position + length
+
+
+def header(data: bytes, position: int) -> tuple[int, int]:
+    """How many elements the array (or pairs the map) at `position` has, and where the first begins.
+
+    Raises IndexError if there is neither.
+    """
+    first = data[position]
+    if 0x80 <= first < 0xA0:
+        return first & 0x0F, position + 1
+    if not 0xDC <= first < 0xE0:
+        raise IndexError("neither an array nor a map")
+    end = position + (5 if first & 1 else 3)
+    if end > len(data):
+        raise IndexError("a header is cut off")
+    return int.from_bytes(data[position + 1 : end], "big"), end
+
+
+def content(data: bytes, position: int) -> tuple[int, int]:
+    """Where the content of the string, binary or extension at `position` begins, and its length.
+
+    Raises IndexError if there is none of them. The content itself may still be cut off.
+    """
+    first = data[position]
+    if 0xA0 <= first < 0xC0:
+        return position + 1, first & 0x1F
+    if 0xD4 <= first < 0xD9:
+        return position + 2, 1 << (first - 0xD4)
+    if first not in _PREFIXED:
+        raise IndexError("a value without content")
+    width, more = _PREFIXED[first]
+    end = position + 1 + width
+    if end > len(data):
+        raise IndexError("a length is cut off")
+    return end + more, int.from_bytes(data[position + 1 : end], "big")
+
+
+def integer(data: bytes, position: int) -> int:
+    """The number at `position`, whichever type of integer it has. Raises IndexError if it is none."""
+    first = data[position]
+    if first < 0x80:
+        return first
+    if first >= 0xE0:
+        return first - 0x100
+    if not 0xCC <= first < 0xD4 or position + SIZES[first] > len(data):
+        raise IndexError("not an integer")
+    return int.from_bytes(data[position + 1 : position + SIZES[first]], "big", signed=first >= 0xD0)
+
+
+def elements(data: bytes, position: int) -> Iterator[tuple[int, int]]:
+    """Begin and end of each element of the array at `position`; of a map, of each key and each value.
+
+    Raises IndexError if it isn't whole.
+    """
+    count, begin = header(data, position)
+    for _ in range(count * 2 if TYPES[data[position]] is MAP else count):
+        end = end_of(data, begin)
+        yield begin, end
+        begin = end
+
+
+def array_header(count: int) -> bytes:
+    """The shortest header of an array."""
+    packed: bytes = msgpack.Packer().pack_array_header(count)
+    return packed
+
+
+def map_header(count: int) -> bytes:
+    """The shortest header of a map."""
+    packed: bytes = msgpack.Packer().pack_map_header(count)
+    return packed
+
+
+def string(text: bytes) -> bytes:
+    """A string in its shortest form, whether or not it is UTF-8."""
+    return _prefix(len(text), 0xD9) + text if len(text) > 31 else bytes((0xA0 | len(text),)) + text
+
+
+def binary(text: bytes) -> bytes:
+    """A binary value in its shortest form."""
+    return _prefix(len(text), 0xC4) + text
+
+
+def _prefix(length: int, first: int) -> bytes:
+    for place, width in enumerate((1, 2, 4)):
+        if length < 1 << (8 * width):
+            return bytes((first + place,)) + length.to_bytes(width, "big")
+    raise IndexError("longer than MessagePack can say")
