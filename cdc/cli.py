@@ -10,10 +10,13 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from cdc import __version__, config, log
-from cdc.errors import CdcError, ConfigurationError
+from cdc.errors import CdcError, ConfigurationError, RequestError
+
+ASK_TIMEOUT_SECONDS: Final = 30.0
+"""Longer than the daemon takes to say that it is too busy."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +58,9 @@ def _parser() -> argparse.ArgumentParser:
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
     status = add_configured("status", _status, "show the running daemon's position, lag, upstream and throughput")
     status.add_argument("--json", action="store_true", help="all of it, as the daemon gives it")
+    snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
+    snapshot.add_argument("spaces", nargs="+", metavar="SPACE", help="a published space's name")
+    add_configured("verify", _verify, "compare the state store with the master; the daemon must be stopped")
     decode = add("decode", _decode, "print a captured replication stream as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="bytes of a server's side of a connection, plain or gzip")
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends by itself")
@@ -83,20 +89,61 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
+    status = _ask_daemon(config.load(options.config), "/status")
+    print(json.dumps(status, indent=1) if options.json else _readable(status))
+    return 0
+
+
+def _snapshot(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
+    if settings.state.images == "none":
+        raise ConfigurationError(
+            'state.images is "none": the daemon keeps no rows that it could publish again',
+            'Set it to "full", or restart the daemon with snapshot.mode = "always".',
+        )
+    _ask_daemon(settings, "/snapshot", {"spaces": options.spaces})
+    print(f"the daemon publishes all rows of {', '.join(options.spaces)}; `tarantool-cdc status` tells how far it is")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    settings = config.load(options.config)
+    log.configure(settings.log.format, "warning")
+    from cdc.verify import verify
+
+    result = verify(settings, print)
+    print(result.sentence, file=sys.stderr)
+    return 0 if result.is_equal else 1
+
+
+def _ask_daemon(settings: config.Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the running daemon answers. Raises ConfigurationError if there is none, RequestError if it refuses."""
     if settings.http.address is None:
-        raise ConfigurationError("http.listen is empty: this daemon shows no status", "Give it an address and restart it.")
+        raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
     host, port = settings.http.address
-    url = f"http://{host}:{port}/status"
+    request = urllib.request.Request(
+        f"http://{host}:{port}{path}",
+        data=None if question is None else json.dumps(question).encode(),
+        headers={"Content-Type": "application/json"},
+    )
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            status: dict[str, Any] = json.load(answer)
+        with urllib.request.urlopen(request, timeout=5 if question is None else ASK_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme is ours
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
     except (urllib.error.URLError, OSError, ValueError) as error:
         raise ConfigurationError(
             f"no daemon answers at {host}:{port}: {error}", "Start it with `tarantool-cdc run`, or correct http.listen."
         ) from error
-    print(json.dumps(status, indent=1) if options.json else _readable(status))
-    return 0
+
+
+def _refusal(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _readable(status: dict[str, Any]) -> str:
@@ -112,6 +159,12 @@ def _readable(status: dict[str, Any]) -> str:
         ("kafka", f"{kafka['events']} events, {kafka['commits']} commits, median {kafka['commit_ms_median']} ms"),
         ("uptime", f"{status['uptime_seconds']} s"),
     ]
+    store, request = status["store"], status["snapshot_request"]
+    if store is not None:
+        lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {store['position']}"))
+    if request is not None:
+        wanted = ", ".join(request["spaces"]) or "nothing yet"
+        lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
 
 

@@ -23,11 +23,11 @@ from cdc.follower import Follower, Goal, greet, vote
 from cdc.http import StatusServer
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
+from cdc.snapshot_requests import SnapshotRequests
 from cdc.state import set_aside
 from cdc.state_writer import StateWriter
 from cdc.status import Status
 
-STOP_TIMEOUT_SECONDS: Final = 30.0
 BACK_OFF_FIRST_SECONDS: Final = 0.1
 BACK_OFF_MAX_SECONDS: Final = 5.0
 
@@ -86,7 +86,8 @@ class Daemon:
         self._back_off = BackOff()
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
-        self.status = Status(config.name)
+        self._requests = SnapshotRequests()
+        self.status = Status(config.name, requests=self._requests)
         self._server = StatusServer(config.http.address, self.status) if config.http.address else None
 
     @property
@@ -155,6 +156,7 @@ class Daemon:
                 is_stopping=self._is_stopping,
                 goal=goal,
                 writer=self._writer,
+                requests=self._requests,
             )
             try:
                 forced, self._forced_snapshot = self._forced_snapshot, None
@@ -239,7 +241,7 @@ class Daemon:
     def _stop_publisher(self) -> None:
         if self._publisher is None:
             return
-        is_whole = self._publisher.stop(STOP_TIMEOUT_SECONDS)
+        is_whole = self._publisher.stop(self._config.kafka.stop_timeout_ms / 1000)
         if self._writer is not None:
             for position in self._publisher.last_settled():
                 self._writer.settle(position)

@@ -101,6 +101,10 @@ class PositionError(CdcError):
     """The position can't be continued at this master: a gap in its logs, a lost history or another replica set."""
 
 
+class RequestError(CdcError):
+    """What was asked of a running daemon can't be done; the daemon goes on."""
+
+
 class PublishError(CdcError):
     """Kafka refused for good: fenced by another daemon, forbidden, or a message that it will never take."""
 

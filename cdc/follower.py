@@ -50,8 +50,10 @@ from cdc.protocol.session import (
 )
 from cdc.publisher import Publisher
 from cdc.schema import published_forms
+from cdc.snapshot_requests import SnapshotRequests
 from cdc.sources.tarantool import Connection
 from cdc.spool import FileSpool
+from cdc.state_files import told
 from cdc.state_writer import StateWriter
 from cdc.status import Status
 from cdc.vclock import VClock
@@ -59,6 +61,8 @@ from cdc.vclock import VClock
 HANDSHAKE_TIMEOUT_SECONDS: Final = 15.0
 SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
 """Silence that a master may keep during FETCH_SNAPSHOT: it waits for the limbo and its disk before the first row."""
+REQUEST_TURN_SECONDS: Final = 0.005
+"""While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""
 
 _E = TypeVar("_E", bound=Event)
 
@@ -133,8 +137,11 @@ class Follower:
         is_stopping: threading.Event,
         goal: Goal,
         writer: StateWriter | None = None,
+        requests: SnapshotRequests | None = None,
     ) -> None:
         self._writer = writer
+        self._requests = SnapshotRequests() if requests is None else requests
+        self._requests.restart()
         self._config = config
         self._connection = connection
         self._publisher = publisher
@@ -156,6 +163,8 @@ class Follower:
         self._forced_snapshot: str | None = None
         self._unkept_count = 0
         self._pipeline = self._begin()
+        if writer is not None:
+            self._show_store(writer)
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._next_ack = 0.0
         self._last_timestamp: float | None = None
@@ -319,7 +328,8 @@ class Follower:
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
         self._last_heard = time.monotonic()
         while not self._is_stopping.is_set():
-            for event in self._receive(self._config.source.silence_timeout_ms / 1000):
+            events = self._receive(self._config.source.silence_timeout_ms / 1000)
+            for event in events:
                 match event:
                     case StreamRows(frames):
                         for batch in pipeline.feed(frames, _now_us()):
@@ -328,10 +338,20 @@ class Follower:
                         pass  # that it came is what it says
                     case _:
                         raise AssertionError(f"{event} in the stream")
+            self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
             if self._is_goal_reached():
                 self._acknowledge()
                 return True
         return False
+
+    def _republish(self, *, is_busy: bool) -> None:
+        """One chunk of the rows that somebody wants again, behind the events of all transactions so far."""
+        publisher, requests = self._publisher, self._requests
+        if publisher.has_room:
+            with told(self._config.state.path / "images"):
+                batch = requests.chunk(self._pipeline, _now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
+            if batch is not None:
+                self._submit(batch)
 
     def _is_goal_reached(self) -> bool:
         target, ledger = self._goal.target, self._pipeline.ledger
@@ -354,6 +374,8 @@ class Follower:
             self._acknowledge()
             now = time.monotonic()
         timeout = max(0.0, self._next_ack - now) if is_streaming else self._ack_interval
+        if is_streaming and self._requests.is_running:
+            timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
         status.is_reading = publisher.has_room
         events: list[Event] = []
         if status.is_reading:
@@ -422,6 +444,12 @@ class Follower:
             stored = writer.flush(is_forced=is_forced or self._goal.until_caught_up)
             if stored is not None:
                 ledger.settle(stored)
+                self._show_store(writer)
+
+    def _show_store(self, writer: StateWriter) -> None:
+        status = self._status
+        status.stored = writer.position.vclock if writer.position is not None else VClock()
+        status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
 
     def _acknowledge(self) -> None:
         """Tell the master what is durable, whether or not that is news: a silent replica is dropped."""

@@ -1,17 +1,23 @@
-"""The daemon's window: /metrics (Prometheus), /health, /ready and /status."""
+"""The daemon's window: /metrics (Prometheus), /health, /ready and /status; and one thing to ask for, POST /snapshot.
+
+{"spaces": ["users"]} ──▶ 202, or 400, 409, 415, 503 with {"error": a sentence}
+"""
 
 from __future__ import annotations
 
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from cdc.errors import ConfigurationError
+from cdc.errors import ConfigurationError, RequestError
 from cdc.metrics import StatusCollector
 from cdc.status import Status
+
+BODY_BYTES_MAX: Final = 1024 * 1024
 
 
 class StatusServer:
@@ -36,6 +42,36 @@ class StatusServer:
                         self._answer(200, "application/json", json.dumps(status.to_json(), indent=1).encode())
                     case _:
                         self._answer(404, "text/plain", b"there are /metrics, /health, /ready and /status\n")
+
+            def do_POST(self) -> None:
+                if self.path != "/snapshot":
+                    self._answer(404, "text/plain", b"there is /snapshot\n")
+                # A page in somebody's browser can't send this type to another site without being allowed to.
+                elif self.headers.get_content_type() != "application/json":
+                    self._tell(415, {"error": "the body must be application/json"})
+                else:
+                    self._tell(*self._request_snapshot())
+
+            def _request_snapshot(self) -> tuple[int, dict[str, Any]]:
+                try:
+                    length = int(self.headers.get("Content-Length", 0))
+                    match json.loads(self.rfile.read(length)) if 0 < length <= BODY_BYTES_MAX else None:
+                        case {"spaces": [str(), *_] as names} if all(isinstance(name, str) for name in names):
+                            pass
+                        case _:
+                            raise ValueError
+                except ValueError:
+                    return 400, {"error": 'the body must be {"spaces": [names]}'}
+                if status.requests is None or not status.is_ready:
+                    return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
+                try:
+                    status.requests.ask(names)
+                except RequestError as error:
+                    return 409, {"error": str(error)}
+                return 202, {"spaces": names}
+
+            def _tell(self, code: int, value: dict[str, Any]) -> None:
+                self._answer(code, "application/json", json.dumps(value).encode())
 
             def _answer(self, code: int, content_type: str, body: bytes) -> None:
                 self.send_response(code)

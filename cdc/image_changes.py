@@ -1,6 +1,7 @@
 """A row of one space as an event with before and after images, and what it does to the images.
 
-    INSERT, REPLACE   tuple            before = what is there          c where nothing is, else u
+    INSERT            tuple                                            c
+    REPLACE           tuple            before = what is there          c where nothing is, else u
     UPDATE            key, operations  after = update(before)          u; nothing where nothing is
     UPSERT            tuple, operations                                c where nothing is, else u, by the forgiving rules
     DELETE            key              before = what is there          d; nothing where nothing is
@@ -17,7 +18,7 @@ from typing import Any, Final
 from cdc.envelope import OPEN_CREATE, Change, SpaceEvents
 from cdc.errors import EncodingError, ImageError, SchemaError
 from cdc.images import Images
-from cdc.keys import KeyCodec
+from cdc.keys import space_prefix
 from cdc.protocol.codec import Body, body_values, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import pack
@@ -29,6 +30,9 @@ _AFTER: Final = b',"after":'
 _NO_AFTER: Final = b',"after":null'
 
 _HINT: Final = "The images are not what the master has: stop the daemon, remove state.path, and it begins with a snapshot."
+
+_ARRAYS: Final = tuple(bytes([0x90 | count]) for count in range(16))
+"""How arrays of few elements begin."""
 
 _KEY: Final = Key.KEY
 _TUPLE: Final = Key.TUPLE
@@ -43,17 +47,19 @@ class ImageChanges:
         """Raises UnkeyableError if this space's keys can't be kept. What is kept under other keys must have been cleared."""
         self.space = space
         self._images = images
-        codec = KeyCodec(space.form)
+        codec = images.codec(space.form)
         images.keep(space.form)
         self._key_of_tuple = codec.of_tuple
         self._key_of_key = codec.of_key
         self._names = space.form.field_names
         self._types = tuple(field.type for field in space.form.fields)
         self._version = images.version
-        # How the body of an INSERT or REPLACE begins: two keys, the space's id, and the tuple to the end of the frame.
+        # How the body of an INSERT or REPLACE begins: two keys, the space's id, and the tuple to the end of the frame. In a
+        # snapshot the id always has five bytes.
         self._opening = b"\x82\x10" + pack(space.form.space_id) + b"\x21"
+        self._long_opening = b"\x82\x10\xce" + space_prefix(space.form.space_id) + b"\x21"
         self.changes: dict[int, Change] = {
-            Type.INSERT: self._put,
+            Type.INSERT: self._insert,
             Type.REPLACE: self._put,
             Type.DELETE: self._delete,
             Type.UPDATE: self._update,
@@ -66,9 +72,12 @@ class ImageChanges:
 
     def tuple_in(self, frame: bytes, tuple_: Sequence[Any]) -> bytes:
         """The bytes of the tuple of an INSERT's or REPLACE's frame."""
-        start = frame.find(self._opening)
-        if start > 0 and frame[start + len(self._opening)] == 0x90 | len(tuple_):
-            return frame[start + len(self._opening) :]
+        count = len(tuple_)
+        header = _ARRAYS[count] if count < len(_ARRAYS) else b"\xdc" + count.to_bytes(2, "big") if count < 65_536 else b"\xdd"
+        for opening in (self._opening, self._long_opening):
+            start = frame.find(opening) + len(opening)
+            if start > len(opening) and frame.startswith(header, start):
+                return frame[start:]
         return body_values(frame)[_TUPLE]
 
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
@@ -104,6 +113,16 @@ class ImageChanges:
     def _row(self, tuple_: bytes) -> bytes:
         values = tuple_values(tuple_)
         return self.space.rows[len(values)](values)
+
+    def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_ = body[_TUPLE]
+        key = self.store_key(tuple_)
+        # The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
+        before = self._images.pending(key)
+        if before is not None:
+            raise ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
+        opening, content = self.put(key, None, self.tuple_in(frame, tuple_), tuple_)
+        return self.space.key_of(tuple_), opening, content
 
     def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         tuple_ = body[_TUPLE]

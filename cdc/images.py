@@ -15,11 +15,13 @@ What it refuses to know: disks, and what a tuple says.
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Final, Protocol
 
-from cdc.keys import space_prefix
+from cdc.errors import UnkeyableError
+from cdc.keys import KeyCodec, space_prefix
 from cdc.schema import KeyPart, SpaceForm
 
 CLEAR: Final = b""
@@ -69,7 +71,9 @@ class Images:
         self.version = version
         self._store = store
         # By space: what its keys were made of. Keys of two kinds can't stand side by side.
-        self._key_parts: dict[int, tuple[KeyPart, ...]] = {form.space_id: form.key_parts for form in kept}
+        self._key_parts: dict[int, tuple[KeyPart, ...]] = {}
+        # Spaces whose keys can't be kept, so that nobody knows which rows they have.
+        self._unknown: set[int] = set()
         # The last change of each key: itself, because an earlier one may have left the key with the same tuple.
         self._pending: dict[bytes, Change] = {}
         # How many clearings of a space are pending: while there are any, what the store says about it is past.
@@ -80,6 +84,21 @@ class Images:
         self._is_comparing = False
         self.unkept: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
+        for form in kept:
+            with contextlib.suppress(UnkeyableError):  # said when its rows come
+                self.codec(form)
+            self._key_parts[form.space_id] = form.key_parts
+
+    def codec(self, form: SpaceForm) -> KeyCodec:
+        """What makes a space's keys from here on. Raises UnkeyableError; the space is then one of which nothing is known."""
+        try:
+            codec = KeyCodec(form)
+        except UnkeyableError:
+            self._key_parts[form.space_id] = form.key_parts
+            self._unknown.add(form.space_id)
+            raise
+        self._unknown.discard(form.space_id)
+        return codec
 
     def keep(self, form: SpaceForm) -> None:
         """From here on a space's keys are made by this form. Asked `has_other_keys` before, the caller has cleared it."""
@@ -87,8 +106,11 @@ class Images:
         self._key_parts[form.space_id] = form.key_parts
 
     def has_other_keys(self, form: SpaceForm) -> bool:
-        """Whether a space's rows are kept under keys that this form doesn't make."""
-        return self._key_parts.get(form.space_id, form.key_parts) != form.key_parts
+        """Whether a space has rows that aren't kept under the keys that this form makes."""
+        space_id = form.space_id
+        if self._key_parts.get(space_id, form.key_parts) == form.key_parts:
+            return False
+        return space_id in self._unknown or next(self.scan(space_id), None) is not None
 
     def is_kept(self, space_id: int) -> bool:
         """Whether this space's rows were or are kept."""
@@ -102,6 +124,11 @@ class Images:
         if self._clearings and key[:_PREFIX_BYTES] in self._clearings:
             return None
         return self._store.get(key)
+
+    def pending(self, key: bytes) -> bytes | None:
+        """The tuple that a change has left which isn't in the store yet; None if there is none, whatever the store has."""
+        change = self._pending.get(key)
+        return None if change is None else change[1]
 
     def put(self, key: bytes, tuple_: bytes) -> None:
         """The key has this tuple from here on."""
@@ -138,7 +165,6 @@ class Images:
     def clear(self, space_id: int) -> None:
         """The space has no rows from here on."""
         prefix = space_prefix(space_id)
-        self._key_parts.pop(space_id, None)
         for key in [key for key in self._pending if key.startswith(prefix)]:
             del self._pending[key]
         self._clearings[prefix] = self._clearings.get(prefix, 0) + 1

@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.status import Status
+from cdc.vclock import VClock
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_rows": ("Rows of the stream and of snapshots that were taken in", lambda s: s.row_count),
@@ -37,10 +38,12 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         "Bytes of the source transaction whose end has not arrived",
         lambda s: s.open_transaction_bytes,
     ),
+    "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
+    "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
 }
 
-VCLOCKS: Final = ("master", "received", "published", "checkpoint")
+VCLOCKS: Final = ("master", "received", "published", "checkpoint", "state")
 """Values of the label `position` of tarantool_cdc_lsn, beside the label `replica_id`."""
 
 
@@ -58,7 +61,7 @@ class StatusCollector(Collector):
         for name, (help_text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=read(status))
         lsn = GaugeMetricFamily("tarantool_cdc_lsn", "Positions by origin", labels=["position", "replica_id"])
-        vclocks = (status.master_vclock, status.received, status.published, status.checkpoint)
+        vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.stored or VClock())
         for position, vclock in zip(VCLOCKS, vclocks, strict=True):
             for origin, value in vclock.items():
                 lsn.add_metric([position, str(origin)], value)

@@ -45,6 +45,7 @@ from cdc.pieces import OriginTexts, Pieces
 from cdc.position import Position
 from cdc.protocol.codec import Body, FrameDecoder, Frames
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
+from cdc.republish import Republication
 from cdc.row_errors import SNAPSHOT, at_row, dead_letter, malformed
 from cdc.schema import TRACKED_SPACES, TRUNCATE_SPACE, SchemaTracker, SpaceForm, StoredSpace
 from cdc.snapshot import Snapshot
@@ -79,7 +80,7 @@ class Pipeline:
         self._replay_until = replay_until
         self._replayed_changes: list[tuple[bytes, bytes | None]] = []
         self._options = options
-        self._images = images
+        self.images = images
         self._position = replace(position, server_uuid=server_uuid)
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(
@@ -120,11 +121,6 @@ class Pipeline:
     def open_byte_count(self) -> int:
         """Bytes of the source transaction whose end has not arrived."""
         return self._assembler.open_byte_count
-
-    @property
-    def images(self) -> Images | None:
-        """The images, if events have them."""
-        return self._images
 
     @property
     def is_replaying(self) -> bool:
@@ -171,7 +167,7 @@ class Pipeline:
                 yield from self._spooled(transaction, suffix)
                 continue
             message_count, seq, row_count = len(outbox.messages), outbox.seq, outbox.row_count
-            mark = self._images.change_count if self._images is not None else 0
+            mark = self.images.change_count if self.images is not None else 0
             try:
                 if transaction.flags > Flag.COMMIT:
                     limbo.refuse_flagged(transaction)
@@ -180,8 +176,8 @@ class Pipeline:
                 # What came before the transaction that can't be handled is good, unless DDL ties the two together.
                 if row_count and not outbox.stored and not self._spaces.schema.touched:
                     del outbox.messages[message_count:]
-                    if self._images is not None:
-                        self._images.forget_after(mark)
+                    if self.images is not None:
+                        self.images.forget_after(mark)
                     outbox.seq, outbox.row_count = seq, row_count
                     self._vclock[transaction.replica_id] = known
                     yield self._batch()
@@ -222,8 +218,8 @@ class Pipeline:
                     break
                 change = space.changes[kind](body, frame)
             except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
-                if self._images is not None:
-                    self._images.take_back()
+                if self.images is not None:
+                    self.images.take_back()
                 break  # the other way deals with it
             if change is None:
                 timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
@@ -299,15 +295,16 @@ class Pipeline:
             if VClock(self._vclock) == self._replay_until.vclock:
                 self._outbox.restart(self._replay_until.seq)
                 self._spaces.schema.schema_version = self._replay_until.schema_version
+                self._position = replace(self._position, snapshot=self._replay_until.snapshot)
                 self._replay_until = None
         return done
 
     def _replayed(self) -> Batch:
         """What the replayed transactions did to the images. Their events are out."""
-        assert self._images is not None
+        assert self.images is not None
         outbox = self._outbox
         self._move()
-        changes, self._replayed_changes = self._replayed_changes + self._images.take(), []
+        changes, self._replayed_changes = self._replayed_changes + self.images.take(), []
         batch = Batch([], 0, 0, outbox.row_count, self._position, True, outbox.stored, [], outbox.timestamp, changes, True)
         outbox.discard()
         return batch
@@ -341,18 +338,11 @@ class Pipeline:
             texts.turn_to(replica_id, self._vclock)
         lsn_text = b"%d" % lsn
         tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
-        time = self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
+        time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
         self._vclock[replica_id] = lsn
         texts.previous_lsn = lsn_text
-        return Pieces(
-            transaction,
-            self._envelope.source + time,
-            texts.origin_text,
-            b',"tsn":%b,"row":' % tsn_text,
-            b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text),
-            suffix,
-            {},
-        )
+        tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
+        return Pieces(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
     def _rows(self, pieces: Pieces, rows: list[Row]) -> None:
         """The events of a transaction's rows, in order. The hot path."""
@@ -466,10 +456,9 @@ class Pipeline:
 
     def _settle(self, pieces: Pieces) -> None:
         """Tell the outside about forms that have become different."""
-        transaction = pieces.transaction
-        origin = (transaction.replica_id, transaction.lsn, transaction.tsn)
         if self._spaces.schema.touched:
-            self._spaces.settle(self.position, self._now_us, origin)
+            transaction = pieces.transaction
+            self._spaces.settle(self.position, self._now_us, (transaction.replica_id, transaction.lsn, transaction.tsn))
 
     def _end(self, pieces: Pieces) -> None:
         """The transaction's last row has been handled."""
@@ -486,8 +475,8 @@ class Pipeline:
         if is_boundary:
             self._move()
         batch = self._outbox.take(self._position, is_boundary=is_boundary)
-        if self._images is not None:
-            batch.changes = self._images.take()
+        if self.images is not None:
+            batch.changes = self.images.take()
         return batch
 
     def _move(self) -> None:
@@ -500,8 +489,8 @@ class Pipeline:
     def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int) -> None:
         """The event that all rows of a space are gone, for every partition of its topic."""
         space = self._spaces.events_of(form)
-        if self._images is not None:
-            self._images.clear(form.space_id)
+        if self.images is not None:
+            self.images.clear(form.space_id)
         self._outbox.seq += 1
         self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, self._outbox.seq))
 
@@ -528,7 +517,7 @@ class Pipeline:
             self._outbox,
             lambda error, body: self._refuse(error, SNAPSHOT, INSERT, 0, body),
             now_us,
-            self._images,
+            self.images,
             tombstones=self._options.tombstones,
         )
         self._position = self._snapshot.position
@@ -553,3 +542,9 @@ class Pipeline:
         self._position = self._snapshot.end(now_us)
         self._snapshot = None
         yield self._batch()
+
+    def republish(self, request: Republication, now_us: int) -> Batch:
+        """The next chunk of rows that are wanted again, between two calls of `feed`. Raises as it does, and RequestError."""
+        parts = self._spaces, self._envelope, self._outbox, self.images, self._refuse
+        self._position = request.advance(self.position, now_us, *parts)
+        return self._batch()

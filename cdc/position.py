@@ -19,12 +19,19 @@ class SnapshotState:
 
     `sweep_seq` is the seq at which the first snapshot began of those that, interrupted or not, made up one that compares with
     nothing: keys that haven't been published since are gone. It is 0 for a snapshot that names what is gone.
+    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.republish).
     """
 
     snapshot_id: int
     is_complete: bool
     row_count: int = 0
     sweep_seq: int = 0
+    request_count: int = 0
+
+    @property
+    def base_id(self) -> int:
+        """The number of the snapshot that was read from a master."""
+        return self.snapshot_id - self.request_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,7 @@ class Position:
                 "is_complete": self.snapshot.is_complete,
                 "row_count": self.snapshot.row_count,
                 "sweep_seq": self.snapshot.sweep_seq,
+                "request_count": self.snapshot.request_count,
             }
             if self.snapshot
             else None,

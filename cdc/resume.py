@@ -107,7 +107,7 @@ def reconcile(kafka: Position | None, store: Position | None) -> Beginning:
     check_replicaset_of_store(kafka, store)
     if not kafka.snapshot.is_complete:
         return Beginning()
-    if store.snapshot.snapshot_id < kafka.snapshot.snapshot_id or not store.snapshot.is_complete:
+    if store.snapshot.base_id < kafka.snapshot.base_id or not store.snapshot.is_complete:
         return Beginning(reason="the state store lacks the end of the last snapshot")
     if store.vclock == kafka.vclock:
         return Beginning()

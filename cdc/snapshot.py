@@ -25,7 +25,7 @@ from cdc.images import Images
 from cdc.json_values import encode
 from cdc.outbox import Outbox
 from cdc.position import Position, SnapshotState
-from cdc.protocol.codec import Body, Frames, Header
+from cdc.protocol.codec import Body, Frames, Header, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.row_errors import SNAPSHOT, at_row, malformed_in_snapshot
 from cdc.schema import SYSTEM_SPACE_MAX, TRACKED_SPACES, SpaceForm, replicaset_uuid_in
@@ -85,6 +85,10 @@ class Snapshot:
         self._early_rows: list[tuple[Header, Body, bytes]] = []
         # Spaces whose rows the images had before this snapshot: whatever isn't among them is new.
         self._known: dict[int, bool] = {}
+        # Spaces that were there and not published: consumers may have rows of them from an earlier time.
+        self._returning: set[int] = set()
+        if images is not None and images.is_comparing and previous is not None:
+            self._returning = {form.space_id for form in spaces.published_forms() if not form.schema_version}
         spaces.compiled.clear()
         spaces.schema.begin_snapshot()
         outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
@@ -96,6 +100,9 @@ class Snapshot:
         self._pieces.clear()
         self._outbox.row_count += len(frames)
         self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True))
+        self._see()
+
+    def _see(self) -> None:
         if self._images is not None and self._images.is_comparing:
             self._images.see(self._seen)
         self._seen = []
@@ -111,6 +118,7 @@ class Snapshot:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
         self._complete_schema()
         self._settle()
+        self._see()
         if self._images is None:
             return
         for form in self._spaces.published_forms():
@@ -125,7 +133,11 @@ class Snapshot:
             space = changes.space
             before, after = self._pieces_of(space)
             for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
-                shown, opening, content = changes.delete(key, tuple_)
+                try:
+                    shown, opening, content = changes.delete(key, tuple_)
+                except EncodingError as error:
+                    self._refuse(error, {SPACE_ID: form.space_id, TUPLE: tuple_values(tuple_)})
+                    continue
                 if self._publishes:
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
@@ -229,8 +241,9 @@ class Snapshot:
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id)
-        if images.has_other_keys(form):
-            # The old keys go all at once, and every row comes under its new one.
+        if form.space_id in self._returning or images.has_other_keys(form):
+            # What is under the old keys goes all at once, and every row comes under its new one.
+            self._returning.discard(form.space_id)
             self._known[form.space_id] = False
             self._emptied_unseen(form)
 

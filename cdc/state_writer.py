@@ -44,6 +44,7 @@ class StateWriter:
         self._settled_records: dict[bytes, bytes | None] = {}
         self._settled_position: Position | None = None
         self._settled_since = 0.0
+        self._position = self.checkpoint().position
 
     def checkpoint(self) -> Checkpoint:
         """Position and schema that the store is at. Raises ConfigurationError for records of a newer version."""
@@ -51,6 +52,19 @@ class StateWriter:
         for key, value in self.store.records.items():
             fold(self._name, key, value, found)
         return found
+
+    @property
+    def position(self) -> Position | None:
+        """What the store is at; None while it is empty."""
+        return self._position
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the store's file; 0 if it can't be looked at, which others will notice."""
+        try:
+            return self.store.size_bytes
+        except OSError:
+            return 0
 
     def begin(self, kept: Iterable[SpaceForm], version: tuple[int, int]) -> Images:
         """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
@@ -68,6 +82,7 @@ class StateWriter:
         self._forget_settled()
         self.store.destroy()
         self.store = StateStore(self._path)
+        self._position = None
 
     def keep_only(self, space_ids: Iterable[int]) -> None:
         """Rows of other spaces than these aren't wanted any more. Raises StateError."""
@@ -113,6 +128,7 @@ class StateWriter:
         if self._images is not None:
             self._images.written(self._settled)
         self._forget_settled()
+        self._position = position
         return position
 
     def close(self) -> None:

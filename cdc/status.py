@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cdc.publisher import PublisherStatistics
+from cdc.snapshot_requests import SnapshotRequests
 from cdc.vclock import VClock
 
 State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stopping", "failed"]
@@ -40,6 +41,10 @@ class Status:
     open_transaction_bytes: int = 0
     queued_bytes: int = 0
     is_reading: bool = True
+    stored: VClock | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    requests: SnapshotRequests | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     started_at: float = field(default_factory=time.time)
 
@@ -85,6 +90,10 @@ class Status:
             "rows": self.row_count,
             "snapshot_rows": self.snapshot_rows,
             "received_bytes": self.received_bytes,
+            "store": None
+            if self.stored is None
+            else {"position": self.stored.to_json(), "rows": self.state_rows, "bytes": self.state_bytes},
+            "snapshot_request": self.requests.to_json() if self.requests is not None else None,
             "buffers": {
                 "queued_bytes": self.queued_bytes,
                 "open_transaction_bytes": self.open_transaction_bytes,

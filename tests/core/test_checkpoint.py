@@ -78,7 +78,7 @@ def test_position_record_in_full() -> None:
         "schema_version": 3,
         "replicaset_uuid": "00000000-0000-0000-0000-000000000001",
         "server_uuid": "00000000-0000-0000-0000-000000000002",
-        "snapshot": {"snapshot_id": 4, "is_complete": True, "row_count": 5, "sweep_seq": 0},
+        "snapshot": {"snapshot_id": 4, "is_complete": True, "row_count": 5, "sweep_seq": 0, "request_count": 0},
         "writer": "me",
         "ts_ms": 17,
     }

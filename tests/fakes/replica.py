@@ -1,7 +1,8 @@
 """The daemon's core against a fake master, without a socket, a clock or Kafka: Session, resume, Pipeline and Ledger as the
 follower joins them, and a compacted topic in memory for the checkpoint.
 
-What is committed is what a read_committed consumer would have seen; everything else is lost by a crash.
+What is committed is what a read_committed consumer would have seen; everything else is lost by a crash. With `images`, a store
+in memory follows the commits: it has what `flush` brings into it.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from cdc.checkpoint import Checkpoint, fold, position_record, space_record
 from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.protocol.session import Event, Session, State, Subscribed, Voted
+from cdc.schema import published_forms
 from tests.fakes.master import Master, MasterConnection
 from tests.fakes.pipelines import NOW_US, messages, pipeline, take
+from tests.fakes.tuples import MemoryTuples, MemoryWriter
 
 NAME: Final = "shop"
 INSTANCE: Final = UUID("cccccccc-0000-4000-8000-000000000009")
@@ -40,6 +43,8 @@ class Topics:
 
     def commit(self, batches: list[Batch]) -> None:
         """One Kafka transaction: messages and checkpoint together."""
+        if not batches:
+            return
         assert batches[-1].is_boundary, "a commit inside of a source transaction"
         for batch in batches:
             self.committed += batch.messages
@@ -67,6 +72,9 @@ class Replica:
         self._options = options
         self._mode: resume.SnapshotMode = options.pop("mode", "initial")
         self._on_gap: resume.Policy = options.pop("on_gap", "resnapshot")
+        self.tuples: MemoryTuples | None = MemoryTuples() if options.pop("images", False) else None
+        self._writer = MemoryWriter(self.tuples, NAME) if self.tuples is not None else None
+        self.forced_snapshot: str | None = None
         self.topics = Topics()
         self.decision: resume.Continue | resume.TakeSnapshot | None = None
         self.connection: MasterConnection | None = None
@@ -109,20 +117,21 @@ class Replica:
         (voted,) = self._exchange()
         assert isinstance(voted, Voted)
         checkpoint = self.topics.checkpoint()
-        self.decision = resume.decide(
-            checkpoint.position,
-            voted.ballot,
-            mode=self._mode,
-            on_gap=self._on_gap,
-            on_divergence="fail",
-            is_first_connect=True,
-        )
-        self._pipeline = pipeline(
-            checkpoint.position or Position(),
-            checkpoint.spaces.values(),
-            server_uuid=self.session.greeting.uuid,
-            **self._options,
-        )
+        self._pipeline, reason = self._begin(checkpoint)
+        reason, self.forced_snapshot = self.forced_snapshot or reason, None
+        if reason is not None:
+            self.decision = resume.TakeSnapshot(reason, publish=self._mode != "never")
+        else:
+            self.decision = resume.decide(
+                self.pipeline.position if checkpoint.position is not None else None,
+                voted.ballot,
+                mode=self._mode,
+                on_gap=self._on_gap,
+                on_divergence="fail",
+                is_first_connect=True,
+            )
+        if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_replaying:
+            self._pipeline = self._new_pipeline(checkpoint, images=self.pipeline.images)
         if isinstance(self.decision, resume.TakeSnapshot):
             self.session.fetch_snapshot()
             self._submit(self._exchange())
@@ -136,6 +145,48 @@ class Replica:
         assert self.session.state is State.STREAMING
         self._submit(rest)
 
+    def _begin(self, checkpoint: Checkpoint) -> tuple[Pipeline, str | None]:
+        """What the follower does: a pipeline at the checkpoint or at the store, and why a snapshot has to fill the store."""
+        writer = self._writer
+        if writer is None:
+            return self._new_pipeline(checkpoint), None
+        writer.flush(is_forced=True)
+        stored = writer.checkpoint()
+        beginning = resume.reconcile(checkpoint.position, stored.position)
+        if not beginning.is_store_good:
+            writer.restart()
+            stored = Checkpoint()
+        images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version[:2])
+        if beginning.replays:
+            return self._new_pipeline(stored, images=images, replay_until=checkpoint.position), beginning.reason
+        target = self._new_pipeline(checkpoint, images=images)
+        forms, reason = target.published_forms(), beginning.reason
+        writer.keep_only(form.space_id for form in forms)
+        new = [form.name for form in forms if not form.schema_version]
+        if new and checkpoint.position is not None:
+            reason = reason or f"newly published: {', '.join(new)}"
+        return target, reason
+
+    def _new_pipeline(self, checkpoint: Checkpoint, **more: Any) -> Pipeline:
+        return pipeline(
+            checkpoint.position or Position(),
+            checkpoint.spaces.values(),
+            server_uuid=self.session.greeting.uuid,
+            **more,
+            **self._options,
+        )
+
+    def flush(self) -> None:
+        """What is committed comes into the store."""
+        assert self._writer is not None
+        position = self._writer.flush(is_forced=True)
+        if position is not None:
+            self.pipeline.ledger.settle(position)
+
+    def include(self, *patterns: str) -> None:
+        """The operator has other spaces published; for the next connection."""
+        self._options["include"] = list(patterns)
+
     def receive(self) -> None:
         """Take what the master has sent."""
         self._submit(self._exchange())
@@ -148,9 +199,12 @@ class Replica:
         if not count:
             return False
         done, self._unsettled = self._unsettled[:count], self._unsettled[count:]
-        self.topics.commit(done)
+        self.topics.commit([batch for batch in done if not batch.is_replayed])
         # The publisher reports each boundary, or only the last of a commit: both must do.
-        self.pipeline.ledger.settle(done[-1].position)
+        if self._writer is not None:
+            self._writer.settle(done[-1].position)
+        else:
+            self.pipeline.ledger.settle(done[-1].position)
         return True
 
     def acknowledge(self) -> None:
@@ -163,6 +217,8 @@ class Replica:
         self._unsettled.clear()
         if self._pipeline is not None:
             self._pipeline.close()
+        if self.tuples is not None:
+            self._writer = MemoryWriter(self.tuples, NAME)
         self.connection = self._session = self._pipeline = None
 
     @property
@@ -180,6 +236,12 @@ class Replica:
         """What was submitted and is not committed."""
         return messages(self._unsettled)
 
+    def submit(self, batch: Batch) -> None:
+        """Hand a batch to the publisher."""
+        if self._writer is not None:
+            self._writer.submit(batch)
+        self._unsettled.append(batch)
+
     def _exchange(self) -> list[Event]:
         """Hand our bytes over and take the master's."""
         if not self.relay.is_closed:
@@ -188,4 +250,4 @@ class Replica:
 
     def _submit(self, events: Iterable[Event]) -> None:
         for batch in take(self.pipeline, events):
-            self._unsettled.append(batch)
+            self.submit(batch)

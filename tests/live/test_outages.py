@@ -90,6 +90,7 @@ def test_kafka_is_away_at_the_start(frail_scene: Scene) -> None:
 def test_terminated_while_kafka_is_away(frail_scene: Scene) -> None:
     """Before it ever answered, and in mid-stream: both end with 0, and the next start goes on."""
     scene = frail_scene
+    scene.daemon.settings["kafka"]["stop_timeout_ms"] = 3_000
     scene.workload.create(200)
     scene.kafka.stop()
     try:
