@@ -18,7 +18,7 @@ import structlog
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.delivery import FencedError
-from cdc.errors import CdcError, ConnectionLostError, KeysChangedError, PublishAborted, Remedy, StateLostError
+from cdc.errors import CdcError, ConnectionLostError, KeysChangedError, PublishAborted, Remedy, ReplayError, StateLostError
 from cdc.follower import Follower, Goal, greet, vote
 from cdc.http import StatusServer
 from cdc.protocol.failure import XlogGapError
@@ -187,8 +187,8 @@ class Daemon:
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
                 self._forced_snapshot = error.message
-            case KeysChangedError():
-                self._log.warning("only a snapshot has the rows under their new keys", reason=error.message)
+            case KeysChangedError() | ReplayError():
+                self._log.warning("only a snapshot can fill the state store", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = self._back_off.next()

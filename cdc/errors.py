@@ -89,6 +89,10 @@ class KeysChangedError(CdcError):
     """A space got another primary key, and its rows are kept under the old one: only a snapshot has them under the new one."""
 
 
+class ReplayError(CdcError):
+    """The state store can't be brought up to the checkpoint; only a snapshot can fill it."""
+
+
 class ImageError(CdcError):
     """A row can't have been applied to the tuple that is kept for its key."""
 

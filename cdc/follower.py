@@ -194,17 +194,30 @@ class Follower:
             stored = Checkpoint()
         kept = published_forms(stored.spaces.values())
         version = self._connection.session.greeting.version[:2]
+        if beginning.replays and self._newly_published(self._new_pipeline(checkpoint)):
+            self._forced_snapshot = "newly published spaces"
+            return self._afresh()
         if not beginning.replays:
             pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
-            forms = pipeline.published_forms()
-            writer.keep_only(form.space_id for form in forms)
-            new = [form.name for form in forms if not form.schema_version]
+            writer.keep_only(form.space_id for form in pipeline.published_forms())
+            new = self._newly_published(pipeline)
             if new and checkpoint.position is not None:
                 self._forced_snapshot = self._forced_snapshot or f"newly published: {', '.join(new)}"
             return pipeline
         assert checkpoint.position is not None
         self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
         return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
+
+    def _afresh(self) -> Pipeline:
+        """A pipeline at the checkpoint with an empty store."""
+        assert self._writer is not None
+        self._writer.restart()
+        return self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._connection.session.greeting.version[:2]))
+
+    @staticmethod
+    def _newly_published(pipeline: Pipeline) -> list[str]:
+        """Names of spaces that weren't published up to the pipeline's position."""
+        return [form.name for form in pipeline.published_forms() if not form.schema_version]
 
     def _new_pipeline(
         self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
@@ -234,8 +247,9 @@ class Follower:
             decision = resume.TakeSnapshot(forced, publish=config.snapshot.mode != "never")
         else:
             decision = resume.decide(
-                self._pipeline.position if self._checkpoint.position is not None else None,
+                self._checkpoint.position,
                 ballot,
+                store=self._pipeline.position if self._pipeline.is_replaying else None,
                 mode=config.snapshot.mode,
                 on_gap=config.source.on_gap,
                 on_divergence=config.source.on_divergence,
@@ -245,9 +259,8 @@ class Follower:
             if isinstance(decision, resume.TakeSnapshot):
                 self._log.info("taking a snapshot", reason=decision.reason)
                 if self._pipeline.is_replaying:
-                    # The snapshot compares with the store as it is.
-                    assert self._writer is not None
-                    self._pipeline = self._new_pipeline(self._checkpoint, images=self._pipeline.images)
+                    # The store can't be brought to where consumers are, so there is nothing to compare with.
+                    self._pipeline = self._afresh()
                 if not self._take_snapshot(publish=decision.publish):
                     return False
             if config.snapshot.mode == "initial_only":

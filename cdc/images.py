@@ -149,6 +149,10 @@ class Images:
         self._pending[key] = change
         self._changes.append(change)
 
+    def stand(self) -> None:
+        """What the last row did is not taken back any more: it was set aside."""
+        self._undo = None
+
     def take_back(self) -> None:
         """The last row's event couldn't be made, and it will be looked at again."""
         if self._undo is None:

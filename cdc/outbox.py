@@ -60,10 +60,12 @@ class Outbox:
         """Topics that were taken, but not used."""
         self._topics += topics
 
-    def discard(self) -> None:
-        """Forget what has been collected but for the topics: they will be needed."""
+    def discard(self, position: Position, changes: list[tuple[bytes, bytes | None]]) -> Batch:
+        """Forget what has been collected but for the topics, which will be needed: the batch of what was replayed."""
+        batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.messages, self.stored = [], {}
         self.byte_count = self.row_count = 0
+        return batch
 
     def restart(self, seq: int) -> None:
         """Go on after this `seq`, as if all before had been taken."""

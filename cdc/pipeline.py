@@ -36,7 +36,7 @@ from cdc.envelope import (
     Envelope,
     SpaceEvents,
 )
-from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
+from cdc.errors import CdcError, EncodingError, ImageError, ReplayError, SchemaError
 from cdc.images import Images
 from cdc.ledger import Ledger
 from cdc.options import PipelineOptions
@@ -144,8 +144,7 @@ class Pipeline:
         is asked for. Raises ProtocolError, SchemaError, EncodingError, ConfigurationError or SynchronousReplicationError;
         the pipeline is unusable then, but the transactions before the one at fault have come out.
         """
-        outbox = self._outbox
-        self._now_us = now_us
+        outbox, self._now_us = self._outbox, now_us
         suffix = self._envelope.batch_time(now_us)
         transactions = self._assembler.feed(frames)
         done = 0
@@ -292,6 +291,8 @@ class Pipeline:
             else:
                 limbo.refuse_flagged(transaction)
                 self._transaction(transaction, suffix)
+            if self._vclock[transaction.replica_id] > self._replay_until.vclock.get(transaction.replica_id, 0):
+                raise ReplayError(f"this server's log doesn't lead from the state store to {self._replay_until.vclock}")
             if VClock(self._vclock) == self._replay_until.vclock:
                 self._outbox.restart(self._replay_until.seq)
                 self._spaces.schema.schema_version = self._replay_until.schema_version
@@ -302,12 +303,9 @@ class Pipeline:
     def _replayed(self) -> Batch:
         """What the replayed transactions did to the images. Their events are out."""
         assert self.images is not None
-        outbox = self._outbox
         self._move()
         changes, self._replayed_changes = self._replayed_changes + self.images.take(), []
-        batch = Batch([], 0, 0, outbox.row_count, self._position, True, outbox.stored, [], outbox.timestamp, changes, True)
-        outbox.discard()
-        return batch
+        return self._outbox.discard(self._position, changes)
 
     def _transaction(self, transaction: Transaction, suffix: bytes) -> None:
         pieces = self._begin(transaction, suffix)
@@ -498,8 +496,10 @@ class Pipeline:
         """A row that can't be shown stops the daemon, or goes where its operator can find it."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body) from error
-        letter = dead_letter(error, transaction, kind, lsn, body, str(self._position.server_uuid))
-        self._outbox.control(topics.DLQ, *letter)
+        if self.images is not None:
+            self.images.stand()
+        server_uuid = str(self._position.server_uuid)
+        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, server_uuid))
 
     # The snapshot.
 

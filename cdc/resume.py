@@ -50,8 +50,12 @@ def decide(
     on_gap: Policy,
     on_divergence: Policy,
     is_first_connect: bool,
+    store: Position | None = None,
 ) -> Continue | TakeSnapshot:
-    """What to do with this server. Raises PositionError where the policy is to fail."""
+    """What to do with this server, where the stream has to be read from `store`'s position if there is one.
+
+    Raises PositionError where the policy is to fail.
+    """
     if position is None or position.snapshot is None:
         if mode == "never":
             return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
@@ -71,7 +75,7 @@ def decide(
                 '"resnapshot"; otherwise name a member of the replica set that has them.',
             )
         return TakeSnapshot(f"the server lacks changes that were published ({report})")
-    missing = position.vclock.lacking(ballot.gc_vclock)
+    missing = (store or position).vclock.lacking(ballot.gc_vclock)
     if missing:
         parts = [f"origin {origin}: needed from {ours}, kept from {theirs}" for origin, (ours, theirs) in missing.items()]
         report = "; ".join(parts)
@@ -103,12 +107,14 @@ def reconcile(kafka: Position | None, store: Position | None) -> Beginning:
     if kafka is None or kafka.snapshot is None:
         return Beginning(is_store_good=store is None)
     if store is None or store.snapshot is None:
-        return Beginning(reason="the state store is empty")
+        # Rows that it may have all the same are none of this daemon's.
+        return Beginning(is_store_good=False, reason="the state store is empty")
     check_replicaset_of_store(kafka, store)
-    if not kafka.snapshot.is_complete:
-        return Beginning()
-    if store.snapshot.base_id < kafka.snapshot.base_id or not store.snapshot.is_complete:
-        return Beginning(reason="the state store lacks the end of the last snapshot")
+    if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
+        # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.
+        if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
+            return Beginning()
+        return Beginning(is_store_good=False, reason="the state store lacks the end of the last snapshot")
     if store.vclock == kafka.vclock:
         return Beginning()
     if kafka.vclock.covers(store.vclock):

@@ -17,15 +17,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import Broadcast, Message
-from cdc.errors import SynchronousReplicationError
-from cdc.protocol.codec import Frames
+from cdc.errors import KeysChangedError, SynchronousReplicationError
+from cdc.images import Images
+from cdc.pipeline import Pipeline
+from cdc.protocol.codec import Frames, tuple_values
+from cdc.protocol.constants import Key, Type
+from cdc.protocol.extensions import pack
 from cdc.protocol.session import Event
+from cdc.schema import published_forms
 from cdc.vclock import VClock
 from tests.fakes import captures, shown
 from tests.fakes.captures import VERSIONS
+from tests.fakes.consumer import Consumer
 from tests.fakes.golden import ROOT, Golden, digest, line
 from tests.fakes.pipelines import NOW_US, MemorySpool, Store, frames_of, messages, pipeline, take
 from tests.fakes.profiles import FEW
+from tests.fakes.shop import read
+from tests.fakes.tuples import MemoryTuples
 
 GOLDEN = ROOT / "golden" / "pipeline"
 SYNCHRONOUS = "sync-confirm"
@@ -267,3 +275,108 @@ def test_position_ends_where_the_rows_end(version: str) -> None:
     assert target.ledger.acknowledged == store.position.vclock, "nothing is acknowledged before it is durable"
     target.ledger.settle(batch.position)
     assert target.ledger.acknowledged == VClock({1: header[3]})
+
+
+# Images.
+
+
+REKEYED = "altpk"
+"""The space whose primary key becomes another while it has rows: there a pipeline ends, and a snapshot has to be taken."""
+
+
+def _numbers(version: str) -> tuple[int, int]:
+    major, minor = map(int, version.split("."))
+    return major, minor
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_primary_key_that_is_altered_ends_it(version: str) -> None:
+    target = pipeline(images=Images(MemoryTuples(), version=_numbers(version)))
+    assert messages(take(target, snapshot_events(version)))
+    with pytest.raises(KeysChangedError, match=REKEYED):
+        messages(target.feed(stream_frames(version), NOW_US))
+
+
+def _images_after(version: str, store: MemoryTuples, sizes: list[int], *, written_late: bool) -> tuple[Images, Pipeline]:
+    """Snapshot and stream up to the first synchronous transaction; each batch's changes reach the store at once, or none does."""
+    images = Images(store, version=_numbers(version))
+    target = pipeline(images=images, exclude=[REKEYED])
+    for event in snapshot_events(version):
+        for batch in take(target, [event]):
+            if not written_late:
+                store.write(batch.changes, ())
+                images.written(batch.changes)
+    for part in _parts(stream_frames(version), sizes):
+        for batch in target.feed(part, NOW_US):
+            if not written_late:
+                store.write(batch.changes, ())
+                images.written(batch.changes)
+    return images, target
+
+
+def _touched_later(version: str) -> dict[int, set[bytes]]:
+    """By space: first fields of the rows that change from the first synchronous transaction on, as they are encoded."""
+    whole = captures.packets(captures.load(version, "subscribe").stream())
+    head = captures.packets(captures.load(version, "subscribe").stream(SYNCHRONOUS))
+    touched: dict[int, set[bytes]] = {}
+    for packet in whole[len(head) :]:
+        row = packet.body.get(Key.TUPLE if packet.kind in (Type.INSERT, Type.REPLACE, Type.UPSERT) else Key.KEY)
+        if Key.SPACE_ID in packet.body and row is not None:
+            touched.setdefault(packet.body[Key.SPACE_ID], set()).add(pack(row[0]))
+    return touched
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("written_late", [False, True])
+@pytest.mark.parametrize("size", [1, 7, 100_000])
+def test_images_are_the_masters_contents_to_the_byte(version: str, size: int, *, written_late: bool) -> None:
+    """All spaces but local and temporary ones, and but the rows that synchronous transactions and what follows them change."""
+    images, target = _images_after(version, MemoryTuples(), [size] * 10_000, written_late=written_late)
+    touched, final = _touched_later(version), captures.final_rows(version)
+    counts: dict[str, int] = {}
+    for form in target.published_forms():
+        if form.name not in final:
+            continue
+        left_out = touched.get(form.space_id, set())
+        expected = {row for row in final[form.name] if pack(tuple_values(row)[0]) not in left_out}
+        found = {row for _, row in images.scan(form.space_id) if pack(tuple_values(row)[0]) not in left_out}
+        assert found == expected, form.name
+        counts[form.name] = len(found)
+    assert set(final) - set(counts) <= {"loc", "tmp", "syn", REKEYED}
+    assert min(counts["users"], counts["noformat"], counts["vin"]) > 15
+    assert sum(counts.values()) > 1_100
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_snapshot_over_the_same_images_is_silent(version: str) -> None:
+    store = MemoryTuples()
+    _images_after(version, store, [], written_late=False)
+    first = MemoryTuples()
+    images = Images(first)
+    target = pipeline(images=images)
+    durable = Store()
+    for batch in take(target, snapshot_events(version)):
+        first.write(batch.changes, ())
+        durable.take(batch)
+    again = pipeline(durable.position, durable.spaces.values(), images=Images(first, published_forms(durable.spaces.values())))
+    assert not _events(messages(take(again, snapshot_events(version))))
+    # And over later images it leads back to what it holds.
+    kept = Images(store, target.published_forms())
+    back = pipeline(durable.position, durable.spaces.values(), images=kept)
+    for batch in take(back, snapshot_events(version)):
+        store.write(batch.changes, ())
+    names = {form.space_id for form in back.published_forms()}
+    assert {key: row for key, row in store.rows.items() if int.from_bytes(key[:4], "big") in names} == first.rows
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_before_is_what_the_last_event_of_the_key_left(version: str) -> None:
+    images = Images(MemoryTuples(), version=_numbers(version))
+    target = pipeline(images=images, exclude=[REKEYED])
+    found = messages(take(target, snapshot_events(version))) + messages(target.feed(stream_frames(version), NOW_US))
+    consumer = Consumer()
+    events = consumer.take(map(read, found))
+    assert {event.op for event in events} == set("rcudt")
+    assert not [event for event in events if "patch" in event.value]
+    for form in target.published_forms():
+        assert len(consumer.contents(form.space_id)) == len(list(images.scan(form.space_id))), form.name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import get_args
 from uuid import UUID
@@ -11,7 +12,7 @@ import pytest
 from cdc.errors import PositionError
 from cdc.position import Position, SnapshotState
 from cdc.protocol.ballot import Ballot
-from cdc.resume import Continue, Policy, SnapshotMode, TakeSnapshot, check_replicaset, decide
+from cdc.resume import Continue, Policy, SnapshotMode, TakeSnapshot, check_replicaset, decide, reconcile
 from cdc.vclock import VClock
 
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
@@ -96,3 +97,64 @@ def test_replica_sets() -> None:
     check_replicaset(Position(), UUID(int=2))
     with pytest.raises(PositionError, match=r"belongs to replica set .*2, the checkpoint to .*1.*source\.uris"):
         check_replicaset(position, UUID(int=2))
+
+
+# Checkpoint and store.
+
+
+def both(seq: int, lsn: int, snapshot_id: int = 1, *, complete: bool = True, replicaset: int = 1) -> Position:
+    """A position of the checkpoint or of the store."""
+    return Position(
+        vclock=VClock({1: lsn}),
+        seq=seq,
+        replicaset_uuid=UUID(int=replicaset),
+        snapshot=SnapshotState(snapshot_id, is_complete=complete),
+    )
+
+
+TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
+    "both are new": (None, None, "go on"),
+    "no checkpoint": (None, both(5, 10), "empty it"),
+    "no snapshot in the checkpoint": (Position(), both(5, 10), "empty it"),
+    "no store": (both(5, 10), None, "empty it, snapshot"),
+    "no snapshot in the store": (both(5, 10), Position(), "empty it, snapshot"),
+    "the same": (both(5, 10), both(5, 10), "go on"),
+    "the store is behind": (both(7, 12), both(5, 10), "replay"),
+    "the store is ahead": (both(5, 10), both(7, 12), "empty it, snapshot"),
+    "the store is of another history": (
+        both(5, 10),
+        replace(both(5, 10), vclock=VClock({1: 9, 2: 1})),
+        "empty it, snapshot",
+    ),
+    "both in the same snapshot": (both(5, 10, complete=False), both(5, 10, complete=False), "go on"),
+    "the store is behind in the same snapshot": (both(7, 10, complete=False), both(5, 10, complete=False), "empty it"),
+    "the store is before the running snapshot": (both(7, 10, 2, complete=False), both(5, 9, 1), "empty it"),
+    "the store lacks the end of the snapshot": (both(7, 10), both(5, 10, complete=False), "empty it, snapshot"),
+    "the store lacks the snapshot": (both(7, 10, 2), both(5, 9, 1), "empty it, snapshot"),
+}
+"""What a snapshot is compared with must be what consumers have: the contents at the checkpoint, not those at the store."""
+
+
+@pytest.mark.parametrize("case", TOGETHER)
+def test_checkpoint_and_store(case: str) -> None:
+    kafka, store, expected_ = TOGETHER[case]
+    beginning = reconcile(kafka, store)
+    found = [
+        word
+        for word, holds in (
+            ("empty it", not beginning.is_store_good),
+            ("snapshot", beginning.reason is not None),
+            ("replay", beginning.replays),
+        )
+        if holds
+    ]
+    # A snapshot that was interrupted is taken again in any case, whether a reason is given here or not.
+    if kafka is not None and kafka.snapshot is not None and not kafka.snapshot.is_complete:
+        found = [word for word in found if word != "snapshot"]
+    assert ", ".join(found or ["go on"]) == expected_
+
+
+def test_store_of_another_replica_set() -> None:
+    with pytest.raises(PositionError, match=r"remove the store, which is then built anew"):
+        reconcile(both(5, 10), both(5, 10, replicaset=2))
+    assert not reconcile(None, both(5, 10, replicaset=2)).is_store_good

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
+import msgpack
+
 from cdc.errors import CdcError
 from cdc.protocol.codec import Body, FrameDecoder, Frames, Header
 from cdc.protocol.constants import Key, Type
@@ -218,3 +220,22 @@ def ask(session: Session, request: Packet, name: str) -> bool:
 def rows(events: Iterable[Event]) -> Iterator[Frames]:
     """The frames of rows among events, of the snapshot and of the stream."""
     return (event.frames for event in events if isinstance(event, SnapshotRows | StreamRows))
+
+
+def final_rows(version: str) -> dict[str, list[bytes]]:
+    """By the name of each space: the tuples that the master held after the whole of `subscribe`, as it sent them."""
+    data = gzip.decompress((DIRECTORY / version / "final.msgpack.gz").read_bytes())
+    unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
+    unpacker.feed(data)
+    found: dict[str, list[bytes]] = {}
+    while unpacker.tell() < len(data):
+        name = unpacker.unpack().decode()
+        unpacker.skip()  # the header
+        assert (unpacker.read_map_header(), unpacker.unpack()) == (1, 0x30)
+        rows = []
+        for _ in range(unpacker.read_array_header()):
+            start = unpacker.tell()
+            unpacker.skip()
+            rows.append(data[start : unpacker.tell()])
+        found[name] = rows
+    return found

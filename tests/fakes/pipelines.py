@@ -7,6 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cdc.change import Batch, Broadcast, Message
+from cdc.images import Images
 from cdc.options import PipelineOptions
 from cdc.pipeline import Pipeline
 from cdc.position import Position
@@ -58,6 +59,8 @@ def pipeline(
     server_uuid: UUID = SERVER,
     spools: list[MemorySpool] | None = None,
     chunk_bytes: int = 1000,
+    images: Images | None = None,
+    replay_until: Position | None = None,
     **changed: Any,
 ) -> Pipeline:
     """A pipeline at this position."""
@@ -67,6 +70,8 @@ def pipeline(
         list(stored),
         server_uuid=server_uuid,
         new_spool=lambda: MemorySpool(spools, chunk_bytes),
+        images=images,
+        replay_until=replay_until,
     )
 
 

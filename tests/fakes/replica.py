@@ -123,15 +123,16 @@ class Replica:
             self.decision = resume.TakeSnapshot(reason, publish=self._mode != "never")
         else:
             self.decision = resume.decide(
-                self.pipeline.position if checkpoint.position is not None else None,
+                checkpoint.position,
                 voted.ballot,
                 mode=self._mode,
                 on_gap=self._on_gap,
                 on_divergence="fail",
                 is_first_connect=True,
+                store=self.pipeline.position if self.pipeline.is_replaying else None,
             )
         if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_replaying:
-            self._pipeline = self._new_pipeline(checkpoint, images=self.pipeline.images)
+            self._pipeline = self._afresh(checkpoint)
         if isinstance(self.decision, resume.TakeSnapshot):
             self.session.fetch_snapshot()
             self._submit(self._exchange())
@@ -157,6 +158,8 @@ class Replica:
             writer.restart()
             stored = Checkpoint()
         images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version[:2])
+        if beginning.replays and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
+            return self._afresh(checkpoint), "newly published spaces"
         if beginning.replays:
             return self._new_pipeline(stored, images=images, replay_until=checkpoint.position), beginning.reason
         target = self._new_pipeline(checkpoint, images=images)
@@ -166,6 +169,11 @@ class Replica:
         if new and checkpoint.position is not None:
             reason = reason or f"newly published: {', '.join(new)}"
         return target, reason
+
+    def _afresh(self, checkpoint: Checkpoint) -> Pipeline:
+        assert self._writer is not None
+        self._writer.restart()
+        return self._new_pipeline(checkpoint, images=self._writer.begin((), self.session.greeting.version[:2]))
 
     def _new_pipeline(self, checkpoint: Checkpoint, **more: Any) -> Pipeline:
         return pipeline(

@@ -119,9 +119,7 @@ def fold(stream: Stream, events: Iterable[Event] | None = None, *, has_images: b
     forms = Forms("schema", [json.dumps(value) for value in stream.control["schema"]])
     replica = Replica(forms, has_images=has_images)
     # Completions in the order of seq; each says how far the count was when it was written.
-    completions = [
-        (record["seq"], record["spaces"]) for record in stream.control["snapshot"] if record["status"] == "COMPLETED"
-    ]
+    completions = [(record["seq"], record["spaces"]) for record in stream.control["snapshot"] if record["status"] == "COMPLETED"]
     for event in stream.events if events is None else events:
         while completions and completions[0][0] < event.seq:
             replica.sweep(completions.pop(0)[1])

@@ -2,19 +2,22 @@
 
     # Comment.
     master 2.11                     a fresh master of that version; the first command
-    daemon key=value …              options of the daemon: include, tombstones, transaction_topic, memory, mode, …
+    daemon key=value …              options of the daemon: include, tombstones, transaction_topic, memory, mode, images, …
     create NAME FIELD:TYPE … [key=1,2] [sync|local]
     insert|replace NAME JSON        a row as a JSON array
     delete NAME JSON                a key
     update NAME JSON JSON           a key and operations; upsert: a row and operations
     nop, begin, commit [sync|waits], origin N, truncate|drop NAME, rename NAME NAME, format NAME FIELD:TYPE …
+    alter-key NAME FIELD:TYPE …     another primary key over the same rows; fields by number
     confirm|rollback ORIGIN LSN
     connect                         the daemon connects, takes a snapshot if it needs one, and subscribes
     relay [N]                       the master sends its rows, or the next N of them; the daemon takes them
     heartbeat                       the master sends one
     commit-kafka [N]                what was submitted becomes durable, or its first N batches
+    flush                           what is durable comes into the store of images, and may be acknowledged
     ack                             the daemon acknowledges
-    crash                           the daemon loses everything that isn't in Kafka
+    crash                           the daemon loses everything that isn't in Kafka or in the store
+    include PATTERN …               other spaces are published from the next connection on
     forget                          the master removes its old logs
     fail CODE KIND MESSAGE          the master sends an error packet
 
@@ -31,7 +34,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc.change import Batch
-from cdc.errors import CdcError
+from cdc.errors import CdcError, KeysChangedError
 from cdc.protocol.constants import Key, Type
 from cdc.resume import TakeSnapshot
 from tests.fakes.master import Master
@@ -96,6 +99,8 @@ class Stage:
         try:
             yield from command(*arguments) or ()
         except CdcError as error:
+            if isinstance(error, KeysChangedError):
+                self.replica.forced_snapshot = error.message
             yield from self._submitted()
             yield f"{type(error).__name__} ({error.remedy.value}): {error}"
 
@@ -161,6 +166,9 @@ class Stage:
     def do_rename(self, name: str, other: str) -> None:
         self.master.rename(name, other)
 
+    def do_alter_key(self, name: str, *parts: str) -> None:
+        self.master.alter_key(name, [(int(number) - 1, kind) for number, kind in (part.split(":") for part in parts)])
+
     def do_confirm(self, origin: str, lsn: str) -> None:
         self.master.synchro(Type.RAFT_CONFIRM, int(origin), int(lsn))
 
@@ -201,6 +209,12 @@ class Stage:
             yield "nothing to commit"
         self._batches = len(self.replica.unsettled)
         yield from map(_message, map(read, self.replica.news()))
+
+    def do_flush(self) -> None:
+        self.replica.flush()
+
+    def do_include(self, *patterns: str) -> None:
+        self.replica.include(*patterns)
 
     def do_ack(self) -> Iterator[str]:
         self.replica.acknowledge()
@@ -251,7 +265,8 @@ def _message(sent: Sent) -> str:
         return f"{topic} {_json(sent.key)} tombstone"
     if sent.op is None:
         return f"{topic} {_json(sent.key)} {_control(sent.value)}"
-    content = " ".join(f"{name}={_json(sent.value[name])}" for name in ("after", "patch", "upsert") if sent.value.get(name))
+    parts = ("before", "after", "patch", "upsert")
+    content = " ".join(f"{name}={_json(sent.value[name])}" for name in parts if sent.value.get(name))
     source, order = sent.source, sent.value["transaction"]
     where = f"seq={source['seq']} v{source['schema_version']}"
     if order is None:

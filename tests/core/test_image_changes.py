@@ -1,0 +1,294 @@
+"""What each kind of row becomes with images, whether its key is there or not, and what it leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.errors import CdcError, EncodingError, ImageError
+from cdc.image_changes import ImageChanges
+from cdc.keys import space_prefix
+from cdc.protocol.codec import tuple_values
+from cdc.protocol.extensions import OpaqueExtension
+from cdc.vclock import VClock
+from tests.fakes import wire
+from tests.fakes.shop import USERS, Sent, Shop
+
+HIDDEN = OpaqueExtension(9, b"x")
+"""What no event can show."""
+ONE = {"id": 1, "name": "one", "balance": 10}
+
+
+def shop(**options: Any) -> Shop:
+    """Of two users, with images."""
+    return Shop(images=True, **options)
+
+
+def content(events: list[Sent]) -> list[tuple[str | None, Any, Any]]:
+    """Of each event: kind, before, after."""
+    assert not [event for event in events if "patch" in event.value or "upsert" in event.value]
+    return [(event.op, event.value["before"], event.value["after"]) for event in events]
+
+
+def image(target: Shop, number: int) -> list[Any] | None:
+    """What is kept of a user."""
+    images = target.replica.pipeline.images
+    assert images is not None
+    found = images.current(space_prefix(512) + number.to_bytes(8, "big"))
+    return None if found is None else tuple_values(found)
+
+
+# Each kind of row, where its key is and where it isn't.
+
+
+def test_insert() -> None:
+    target = shop()
+    target.master.insert("users", 3, "three")
+    assert content(target.events()) == [("c", None, {"id": 3, "name": "three"})]
+    assert image(target, 3) == [3, "three"]
+
+
+def test_insert_over_a_row_ends_it() -> None:
+    """The server had none there."""
+    target = shop()
+    target.master.insert("users", 1, "ONE")
+    with pytest.raises(ImageError, match="the tuple was 93 01 a3 6f 6e 65 0a"):
+        target.follow()
+
+
+def test_replace() -> None:
+    target = shop()
+    target.master.replace("users", 1, "ONE")
+    target.master.replace("users", 3, "three")
+    assert content(target.events()) == [("u", ONE, {"id": 1, "name": "ONE"}), ("c", None, {"id": 3, "name": "three"})]
+
+
+def test_update() -> None:
+    target = shop()
+    target.master.update("users", [1], ["=", "name", "ONE"], ["+", 3, 5])
+    assert content(target.events()) == [("u", ONE, {"id": 1, "name": "ONE", "balance": 15})]
+    assert image(target, 1) == [1, "ONE", 15]
+
+
+def test_upsert() -> None:
+    target = shop()
+    target.master.upsert("users", [1, "x", 1], ["+", 3, 5])
+    target.master.upsert("users", [3, "three", 1], ["+", 3, 5])
+    assert content(target.events()) == [
+        ("u", ONE, {**ONE, "balance": 15}),
+        ("c", None, {"id": 3, "name": "three", "balance": 1}),
+    ]
+
+
+@pytest.mark.parametrize("base", [0, 1])
+def test_upsert_counts_fields_from_the_base(base: int) -> None:
+    target = shop()
+    target.master.upsert("users", [1, "x", 1], ["+", 2 + base, 5], base=base)
+    assert content(target.events()) == [("u", ONE, {**ONE, "balance": 15})]
+
+
+@pytest.mark.parametrize("tombstones", [True, False])
+def test_delete(tombstones: bool) -> None:
+    target = shop(tombstones=tombstones)
+    target.master.delete("users", 1)
+    event, *rest = target.follow()
+    assert content([event]) == [("d", ONE, None)]
+    assert rest == ([Sent("shop.users", {"id": 1}, None)] if tombstones else [])
+    assert image(target, 1) is None
+
+
+def test_what_finds_nothing_publishes_nothing_but_moves_the_position() -> None:
+    target = shop()
+    rows: list[tuple[int, dict[int, Any]]] = [
+        (5, {0x10: 512, 0x20: [77]}),
+        (4, {0x10: 512, 0x20: [77], 0x21: [["=", 2, "x"]], 0x15: 1}),
+    ]
+    for kind, body in rows:
+        target.master._write(kind, body)
+        assert target.follow() == []
+        assert target.replica.pipeline.ledger.acknowledged != VClock(target.master.vclock), "the store hasn't got there"
+        target.replica.flush()
+        assert target.replica.pipeline.ledger.acknowledged == VClock(target.master.vclock)
+    target.master.begin()
+    target.master._write(*rows[0])
+    target.master.insert("users", 3)
+    target.master._write(*rows[1])
+    target.master.commit()
+    event = target.event()
+    assert (event.source["row"], event.value["transaction"]["total_order"]) == (1, 1)
+
+
+def test_upsert_that_would_change_the_key_changes_nothing() -> None:
+    """The server logs it, and leaves the tuple as it is."""
+    target = shop()
+    target.master._write(9, {0x10: 512, 0x21: [1, "x"], 0x28: [["+", 1, 5]], 0x15: 1})
+    assert target.events() == []
+    assert image(target, 1) == [1, "one", 10]
+
+
+def test_upsert_whose_operations_fail_changes_what_it_can() -> None:
+    target = shop()
+    target.master._write(9, {0x10: 512, 0x21: [1, "x"], 0x28: [["+", 2, 5], ["+", 3, 5]], 0x15: 1})
+    assert content(target.events()) == [("u", ONE, {**ONE, "balance": 15})]
+
+
+def test_update_that_fails_ends_it() -> None:
+    """The server had another tuple there."""
+    target = shop()
+    target.master._write(4, {0x10: 512, 0x20: [1], 0x21: [["+", 2, 5]], 0x15: 1})
+    with pytest.raises(ImageError, match="the tuple was 93 01 a3 6f 6e 65 0a"):
+        target.follow()
+
+
+# Several changes of one key.
+
+
+@pytest.mark.parametrize("memory", [200, 10**9])
+def test_each_row_of_a_transaction_sees_what_the_one_before_left(memory: int) -> None:
+    target = shop(transaction_bytes_max=memory)
+    master = target.master
+    master.begin()
+    master.update("users", [1], ["+", 3, 1])
+    master.update("users", [1], ["+", 3, 1])
+    master.delete("users", 1)
+    master.insert("users", 1, "again")
+    master.upsert("users", [1, "x"], ["=", 2, "once more"])
+    master.delete("users", 1)
+    master.delete("users", 1)
+    master.commit()
+    eleven, twelve = {**ONE, "balance": 11}, {**ONE, "balance": 12}
+    again, more = {"id": 1, "name": "again"}, {"id": 1, "name": "once more"}
+    events = target.events()
+    assert content(events) == [
+        ("u", ONE, eleven),
+        ("u", eleven, twelve),
+        ("d", twelve, None),
+        ("c", None, again),
+        ("u", again, more),
+        ("d", more, None),
+    ]
+    assert [event.value["transaction"]["total_order"] for event in events] == [1, 2, 3, 4, 5, 6]
+
+
+def test_truncation_between_changes() -> None:
+    target = shop()
+    target.master.replace("users", 1, "ONE")
+    target.master.truncate("users")
+    target.master.replace("users", 1, "new")
+    target.master.delete("users", 2)
+    assert [event[0] for event in content(target.events())] == ["u", "t", "c"]
+
+
+def test_key_is_shown_as_the_tuple_has_it() -> None:
+    """The server takes 1 and 1.0 for one key."""
+    target = shop()
+    target.master.create_space("numbers", [{"name": "n", "type": "number"}], [(0, "number")])
+    target.master.insert("numbers", 1, "integer")
+    target.master._write(5, {0x10: 513, 0x20: [1.0]})
+    created, deleted = target.events()
+    assert created.key == deleted.key == {"n": 1}
+
+
+# Rows that can't be shown.
+
+
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_row_that_is_set_aside_changes_the_image(*, in_transaction: bool) -> None:
+    target = shop(on_error="dlq")
+    master = target.master
+    if in_transaction:
+        master.begin()
+    master.replace("users", 1, "one", HIDDEN)
+    master.update("users", [2], ["=", 3, HIDDEN])
+    master.upsert("users", [3, "three", HIDDEN])
+    master.insert("users", 4, "four")
+    if in_transaction:
+        master.commit()
+    found = target.follow()
+    assert [sent.topic for sent in found if sent.topic.endswith("dlq")] == ["shop.dlq"] * 3
+    assert [sent.op for sent in found if sent.op] == ["c"]
+    assert image(target, 1) == [1, "one", HIDDEN]
+    assert image(target, 3) is not None
+    # The next change of such a row has a before that can't be shown either; then all is well again.
+    master.replace("users", 1, "shown")
+    master.delete("users", 3)
+    assert [sent.topic for sent in target.follow()] == ["shop.dlq"] * 2
+    assert image(target, 3) is None
+    master.replace("users", 1, "shown twice")
+    assert content(target.events()) == [("u", {"id": 1, "name": "shown"}, {"id": 1, "name": "shown twice"})]
+
+
+def test_row_that_can_not_be_shown_stops_it() -> None:
+    target = shop()
+    target.master.insert("users", 3, "three")
+    target.master.insert("users", 4, "four", HIDDEN)
+    target.replica.relay.relay()
+    with pytest.raises(EncodingError):
+        target.replica.receive()
+    target.replica.commit()
+    (event,) = target.news()
+    assert event.key == {"id": 3}
+    target.replica.flush()
+    assert target.replica.tuples is not None
+    assert len(list(target.replica.tuples.scan(512))) == 3, "its image belongs to no batch"
+
+
+def test_row_without_its_key_stops_it() -> None:
+    target = shop(on_error="dlq")
+    target.master._write(2, {0x10: 512, 0x21: ["not a number"]})
+    with pytest.raises(CdcError, match="primary key"):
+        target.follow()
+
+
+# Bytes.
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 0x4C, 0x6C, 300, 70_000])
+@pytest.mark.parametrize("in_transaction", [True, False])
+def test_tuples_of_all_lengths_are_kept_as_they_came(count: int, *, in_transaction: bool) -> None:
+    target = shop()
+    target.master.create_space("wide")
+    row = [7, *range(1, count)]
+    if in_transaction:
+        target.master.begin()
+    target.master.insert("wide", *row)
+    if in_transaction:
+        target.master.commit()
+    (event,) = target.events()
+    assert len(event.value["after"]) == count
+    images = target.replica.pipeline.images
+    assert images is not None
+    assert images.current(space_prefix(513) + (7).to_bytes(8, "big")) == wire.pack(row)
+
+
+def test_tuple_is_found_wherever_it_is_in_the_frame() -> None:
+    """Also where something before it looks like the beginning of a body, and where keys stand in another order."""
+    target = shop()
+    target.follow()
+    images = target.replica.pipeline.images
+    assert images is not None
+    space = target.replica.pipeline._spaces.compiled.get(512) or target.replica.pipeline._spaces.events_of(
+        target.replica.pipeline.published_forms()[0]
+    )
+    changes = ImageChanges(space, images)
+    row = [1, "x"]
+    for body in (
+        {0x10: 512, 0x21: row},
+        {0x21: row, 0x10: 512},
+        {0x10: 512, 0x21: row, 0x2B: 5},
+        {0x2B: 5, 0x10: 512, 0x21: row},
+    ):
+        frame = wire.pack({0: 2, 3: 5}) + wire.pack(body)
+        framed = b"\xce" + len(frame).to_bytes(4, "big") + frame
+        assert changes.tuple_in(framed, row) == wire.pack(row), body
+
+
+def test_fields_that_the_format_names_later() -> None:
+    target = shop()
+    target.master.update("users", [1], ["!", 4, "four"])
+    assert target.event().value["after"] == {**ONE, "field_4": "four"}
+    target.master.format("users", [*USERS, {"name": "more", "type": "any"}])
+    target.master.update("users", [1], ["=", "more", 4])
+    (event,) = target.events()
+    assert (event.value["before"], event.value["after"]) == ({**ONE, "more": "four"}, {**ONE, "more": 4})

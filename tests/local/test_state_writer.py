@@ -1,0 +1,169 @@
+"""What reaches the store of images, and when: never what Kafka doesn't have, and always with the position that it is of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc.change import Batch
+from cdc.images import Change
+from cdc.keys import space_prefix
+from cdc.position import Position, SnapshotState
+from cdc.schema import StoredSpace
+from cdc.state_writer import StateWriter
+from cdc.vclock import VClock
+
+VERSION = (2, 11)
+SPACE = StoredSpace(512, [512, 1, "users", "memtx", 0, {}, []], {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 1)
+
+
+def at(lsn: int) -> Position:
+    return Position(VClock({1: lsn}), seq=lsn, snapshot=SnapshotState(1, is_complete=True))
+
+
+def batch(
+    position: Position, *changes: Change, is_boundary: bool = True, stored: dict[int, StoredSpace | None] | None = None
+) -> Batch:
+    return Batch([], 0, 0, 1, position, is_boundary, stored or {}, [], 0.0, list(changes))
+
+
+def row(name: bytes, value: bytes | None = b"\x91\x01", space_id: int = 512) -> Change:
+    return space_prefix(space_id) + name, value
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[StateWriter]:
+    """Of an empty store, that writes only what it is made to."""
+    opened = StateWriter(tmp_path / "state", "shop", 3600)
+    opened.begin((), VERSION)
+    yield opened
+    opened.close()
+
+
+def contents(writer: StateWriter) -> dict[bytes, bytes]:
+    return dict(writer.store.scan(512))
+
+
+def test_only_what_kafka_has_is_written(writer: StateWriter) -> None:
+    first, second = at(1), at(2)
+    writer.submit(batch(first, row(b"a"), stored={512: SPACE}))
+    writer.submit(batch(second, row(b"b"), stored={512: None}))
+    assert writer.flush(is_forced=True) is None
+    writer.settle(first)
+    assert writer.flush() is None, "it isn't time"
+    assert writer.flush(is_forced=True) is first
+    assert contents(writer) == dict([row(b"a")])
+    checkpoint = writer.checkpoint()
+    assert checkpoint.position is not None
+    assert (checkpoint.position.vclock, checkpoint.position.seq) == (VClock({1: 1}), 1)
+    assert checkpoint.spaces == {512: SPACE}
+    writer.settle(second)
+    assert writer.flush(is_forced=True) is second
+    assert contents(writer) == dict([row(b"a"), row(b"b")])
+    assert writer.checkpoint().spaces == {}
+
+
+def test_one_settlement_may_be_of_several_batches(writer: StateWriter) -> None:
+    positions = [at(1), at(2), at(3)]
+    for position, change in zip(positions, [row(b"a"), row(b"a", None), row(b"b")], strict=True):
+        writer.submit(batch(position, change))
+    writer.settle(positions[1])
+    assert writer.flush(is_forced=True) is positions[1]
+    assert contents(writer) == {}
+    writer.settle(positions[2])
+    assert writer.flush(is_forced=True) is positions[2]
+    assert contents(writer) == dict([row(b"b")])
+
+
+def test_parts_of_a_transaction_are_written_with_its_end(writer: StateWriter) -> None:
+    before, end = at(1), at(3)
+    writer.submit(batch(before, row(b"a")))
+    writer.submit(batch(before, row(b"b"), is_boundary=False))
+    writer.submit(batch(before, row(b"c"), is_boundary=False))
+    writer.settle(before)
+    assert writer.flush(is_forced=True) is before
+    assert contents(writer) == dict([row(b"a")])
+    writer.submit(batch(end, row(b"d")))
+    writer.settle(end)
+    writer.flush(is_forced=True)
+    assert list(contents(writer)) == [row(name)[0] for name in (b"a", b"b", b"c", b"d")]
+
+
+def test_a_connection_that_ends_takes_with_it_what_kafka_has_not(writer: StateWriter) -> None:
+    first = at(1)
+    writer.submit(batch(first, row(b"a")))
+    writer.submit(batch(at(2), row(b"b")))
+    writer.submit(batch(at(2), row(b"c"), is_boundary=False))
+    writer.settle(first)
+    images = writer.begin((), VERSION)
+    assert images.current(row(b"a")[0]) == b"\x91\x01"
+    assert images.current(row(b"b")[0]) is None
+    again = at(2)
+    writer.submit(batch(again, row(b"b", b"\x91\x02")))
+    writer.settle(again)
+    writer.flush(is_forced=True)
+    assert contents(writer) == dict([row(b"a"), row(b"b", b"\x91\x02")])
+
+
+def test_images_give_up_what_the_store_has(writer: StateWriter) -> None:
+    images = writer.begin((), VERSION)
+    images.put(*_whole(row(b"a")))
+    position = at(1)
+    writer.submit(batch(position, *images.take()))
+    images.clear(512)
+    writer.settle(position)
+    writer.flush(is_forced=True)
+    assert contents(writer) == dict([row(b"a")])
+    assert images.current(row(b"a")[0]) is None
+    position = at(2)
+    writer.submit(batch(position, *images.take()))
+    writer.settle(position)
+    writer.flush(is_forced=True)
+    assert contents(writer) == {}
+
+
+def test_reopened_it_is_where_it_was(tmp_path: Path) -> None:
+    writer = StateWriter(tmp_path / "state", "shop", 3600)
+    writer.begin((), VERSION)
+    position = at(5)
+    writer.submit(batch(position, row(b"a"), stored={512: SPACE}))
+    writer.settle(position)
+    writer.close()
+    writer = StateWriter(tmp_path / "state", "shop", 3600)
+    checkpoint = writer.checkpoint()
+    assert checkpoint.position is not None
+    assert checkpoint.position.seq == 5
+    assert contents(writer) == dict([row(b"a")])
+    writer.restart()
+    assert (contents(writer), writer.checkpoint().position) == ({}, None)
+    writer.close()
+
+
+def test_spaces_that_are_not_wanted_any_more(writer: StateWriter) -> None:
+    position = at(1)
+    writer.submit(batch(position, row(b"a"), row(b"a", space_id=513)))
+    writer.settle(position)
+    writer.flush(is_forced=True)
+    writer.keep_only([512])
+    assert writer.store.space_ids() == [512]
+
+
+def test_another_name_has_another_position(tmp_path: Path) -> None:
+    writer = StateWriter(tmp_path / "state", "shop", 0)
+    writer.begin((), VERSION)
+    position = at(5)
+    writer.submit(batch(position, row(b"a")))
+    writer.settle(position)
+    assert writer.flush() is position, "an interval of 0 is always over"
+    writer.close()
+    other = StateWriter(tmp_path / "state", "other", 0)
+    assert other.checkpoint().position is None
+    other.close()
+
+
+def _whole(change: Change) -> tuple[bytes, bytes]:
+    key, value = change
+    assert value is not None
+    return key, value
