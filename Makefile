@@ -26,7 +26,7 @@ demo: setup
 	$(BIN)/tarantool-cdc demo
 
 test: setup lint
-	$(BIN)/python -m pytest -m 'not soak'
+	$(BIN)/python -m pytest -m 'not soak' --durations=40
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

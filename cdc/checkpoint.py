@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import base64
 import json
-import time
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -35,8 +34,6 @@ class Checkpoint:
     position: Position | None = None
     spaces: dict[int, StoredSpace] = field(default_factory=dict)
     writer: str | None = None
-    end: int = 0
-    """The offset up to which the topic was read: where an open transaction begins, or its end."""
 
 
 def position_record(name: str, position: Position, writer: str, now_ms: int) -> tuple[bytes, bytes]:
@@ -82,13 +79,10 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
         ) from error
 
 
-def read(
-    bootstrap_servers: str, properties: dict[str, Any], topic: str, name: str, *, end: int = 0, patience_seconds: float = 0
-) -> Checkpoint:
+def read(bootstrap_servers: str, properties: dict[str, Any], topic: str, name: str) -> Checkpoint:
     """Read the whole topic, committed records only.
 
-    A transaction that is open before the offset `end` is waited for as long as `patience_seconds`. Raises ConnectionLostError
-    if Kafka stops answering for READ_TIMEOUT_SECONDS, ConfigurationError as `fold` does.
+    Raises ConnectionLostError if Kafka stops answering for READ_TIMEOUT_SECONDS, ConfigurationError as `fold` does.
     """
     consumer = Consumer(
         {
@@ -104,25 +98,19 @@ def read(
         }
     )
     checkpoint = Checkpoint()
-    deadline: float | None = None
     try:
         # Without it librdkafka looks for the partition's leader half a second later.
         consumer.list_topics(topic, READ_TIMEOUT_SECONDS)
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         while True:
-            message = consumer.poll(READ_TIMEOUT_SECONDS if deadline is None else max(0.0, deadline - time.monotonic()))
-            if message is None and deadline is not None:
-                return checkpoint
+            message = consumer.poll(READ_TIMEOUT_SECONDS)
             if message is None:
                 raise ConnectionLostError(f"Kafka didn't answer for {READ_TIMEOUT_SECONDS:.0f} s while {topic} was read")
             error = message.error()
             if error is None:
                 fold(name, message.key() or b"", message.value(), checkpoint)
             elif error.code() == KafkaError._PARTITION_EOF:
-                checkpoint.end = message.offset() or 0
-                if checkpoint.end >= end:
-                    return checkpoint
-                deadline = deadline or time.monotonic() + patience_seconds
+                return checkpoint
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                 raise ConnectionLostError(f"{topic} can't be read: {error.str()}")
     except KafkaException as error:

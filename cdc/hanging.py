@@ -10,11 +10,15 @@ creation: "these partitions are likely deleted already and hence can be skipped"
                                                                   until the same producer's next marker decides over it
 
 A daemon that goes on from what it can read would write the same events again, and its next commit would also commit what
-hangs. So, once it has the name, it reads the checkpoint to the end that the topic really has. If it can't, a transaction of
-its own with a filler in every partition that is open decides over what hangs there. Whether to commit or to abort, the
-partitions say that did get their markers: an event in them that is newer than the checkpoint was committed, and so was the
-rest of its transaction; if there is none, nobody has seen any of it, and it may as well never have been. The partitions of
-other producers, if topics are shared, are harmed by that as little as by any other transaction.
+hangs. So, whenever it goes back to the checkpoint, it looks whether its partitions can be read to the ends that they really
+have. If they can't, it takes its name anew, and a transaction of its own with a filler in every partition that is open
+decides over what hangs there.
+
+Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
+them that is newer than the checkpoint was committed, and so was the rest of its transaction; if there is none, nobody has
+seen any of it, and it may as well never have been. If the checkpoint doesn't hang, it says itself: what hangs and is newer
+was aborted. The partitions of other producers, if topics are shared, are harmed by that as little as by any other
+transaction.
 """
 
 from __future__ import annotations
@@ -33,6 +37,7 @@ FILLER_KEY: Final = b'{"name":""}'
 """Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
 
 _TIMEOUT_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.05
 _TAIL_OFFSETS: Final = 16
 """How far before a partition's end its newest event is looked for: markers and tombstones take offsets, too."""
 
@@ -40,20 +45,34 @@ Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 
-def end_offset(admin: AdminClient, topic: str) -> int:
-    """The end of a topic's only partition, whatever is committed in it. Raises ConnectionLostError."""
-    (end,) = _ends(admin, [(topic, 0)], IsolationLevel.READ_UNCOMMITTED).values()
-    return end
+def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[dict[Place, int], dict[Place, int]]:
+    """The partitions that a transaction keeps open, with where it begins, and the others with their ends.
 
-
-def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[list[Place], dict[Place, int]]:
-    """The partitions that a transaction keeps open, and the others with their ends. Raises ConnectionLostError."""
+    Raises ConnectionLostError.
+    """
     places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
     committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
     # Asked for later, an end can only be further on: a partition that moves meanwhile may be named, none is left out.
     written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
-    open_ = [place for place in places if committed[place] < written[place]]
+    open_ = {place: committed[place] for place in places if committed[place] < written[place]}
     return open_, {place: committed[place] for place in places if committed[place] == written[place]}
+
+
+def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience_seconds: float) -> dict[Place, int]:
+    """The partitions that stay open, with the offsets where they are; what is open for less than the patience is no matter.
+
+    Raises ConnectionLostError.
+    """
+    places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
+    # What is written from here on may be open as long as it likes: topics may be shared with another daemon.
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+        places = [place for place in places if committed[place] < written[place]]
+        if not places or time.monotonic() > deadline:
+            return {place: committed[place] for place in places}
+        time.sleep(_POLL_SECONDS)
 
 
 def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]) -> int:
@@ -61,8 +80,18 @@ def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]
 
     `settings` are the client's, `name` is the events' `source.name`. Raises ConnectionLostError.
     """
-    missing = {place for place, end in ends.items() if end}
-    newest = 0
+    starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
+    return max(_seqs(settings, name, starts, "read_committed"), default=0)
+
+
+def newest_hanging_seq(settings: Mapping[str, Any], name: str, starts: Mapping[Place, int]) -> int:
+    """The highest `seq` among the events of one daemon that hang from these offsets on; 0 if none. Raises as `newest_seq`."""
+    return max(_seqs(settings, name, starts, "read_uncommitted"), default=0)
+
+
+def _seqs(settings: Mapping[str, Any], name: str, starts: Mapping[Place, int], isolation: str) -> list[int]:
+    missing = set(starts)
+    found: list[int] = []
     consumer = Consumer(
         {
             "fetch.wait.max.ms": 10,
@@ -70,13 +99,13 @@ def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]
             "log_level": 2,
             "group.id": f"tarantool-cdc-{name}",
             "enable.auto.commit": False,
-            "isolation.level": "read_committed",
+            "isolation.level": isolation,
             "enable.partition.eof": True,
         }
     )
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     try:
-        consumer.assign([TopicPartition(*place, max(0, ends[place] - _TAIL_OFFSETS)) for place in missing])
+        consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         while missing:
             message = consumer.poll(max(0.0, deadline - time.monotonic()))
             if message is None:
@@ -89,12 +118,12 @@ def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]
             elif error is None and value is not None:
                 source = json.loads(value).get("source", {})
                 if source.get("name") == name:
-                    newest = max(newest, source["seq"])
+                    found.append(source["seq"])
     except KafkaException as error:
         raise ConnectionLostError(f"the ends of partitions can't be read: {error.args[0].str()}") from error
     finally:
         consumer.close()
-    return newest
+    return found
 
 
 def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel) -> dict[Place, int]:

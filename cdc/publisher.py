@@ -226,40 +226,43 @@ class Publisher:
 
         Raises ConnectionLostError or ConfigurationError.
         """
-        end = hanging.end_offset(self._new_admin(), self._topics.control(topics.CHECKPOINT))
-        stored = self._read(end, MARKERS_SECONDS)
-        return stored if stored.end >= end else None
+        admin = self._new_admin()
+        if hanging.still_open(admin, self._own_topics(admin), MARKERS_SECONDS):
+            return None
+        return self._read()
 
-    def _read(self, end: int = 0, patience_seconds: float = 0) -> Checkpoint:
+    def _own_topics(self, admin: AdminClient) -> dict[str, int]:
+        prefix = self._config.topic_prefix + "."
+        counts = list_topics(admin, self._config.bootstrap_servers)
+        return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
+
+    def _read(self) -> Checkpoint:
         config, topic = self._config, self._topics.control(topics.CHECKPOINT)
-        return checkpoint.read(
-            config.bootstrap_servers, config.properties, topic, self._name, end=end, patience_seconds=patience_seconds
-        )
+        return checkpoint.read(config.bootstrap_servers, config.properties, topic, self._name)
 
     def _read_to_the_end(self) -> Checkpoint:
         """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
-        topic = self._topics.control(topics.CHECKPOINT)
         stored = self.reload()
         if stored is None:
             self._end_hanging()
             stored = self.reload()
         if stored is None:
             raise ConnectionLostError(
-                f"another producer's transaction is open in {topic}, and the checkpoint can't be read to its end",
+                f"another producer's transaction is open in topics of {self._config.topic_prefix}",
                 "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",
             )
         return stored
 
     def _end_hanging(self) -> None:
-        config = self._config
-        prefix = config.topic_prefix + "."
-        counts = list_topics(self._admin, config.bootstrap_servers)
-        ours = {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
-        open_, closed = hanging.open_partitions(self._new_admin(), ours)
-        events = {place: end for place, end in closed.items() if place[0].removeprefix(prefix) not in topics.CONTROL}
-        known = self._read().position
+        config, admin = self._config, self._new_admin()
+        open_, closed = hanging.open_partitions(admin, self._own_topics(admin))
         settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
-        was_committed = hanging.newest_seq(settings, config.topic_prefix, events) > (known.seq if known else 0)
+        known = self._read().position
+        seq = known.seq if known else 0
+        if (self._topics.control(topics.CHECKPOINT), 0) in open_:
+            was_committed = hanging.newest_seq(settings, config.topic_prefix, closed) > seq
+        else:
+            was_committed = hanging.newest_hanging_seq(settings, config.topic_prefix, open_) <= seq
         structlog.get_logger().warning(
             "Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=was_committed
         )
