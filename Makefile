@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: help setup demo test soak bench lint lock system clean
+.PHONY: help setup demo test test-servers test-spark soak bench lint lock system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
@@ -25,8 +25,15 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
+# Two processes: one mostly waits for its servers, the other mostly computes. Each shows its output at its end.
 test: setup lint
-	$(BIN)/python -m pytest -m 'not soak' --durations=40
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-servers test-spark
+
+test-servers:
+	$(BIN)/python -m pytest -m 'not soak' --durations=20 --ignore=tests/spark --ignore=tests/test_demo.py
+
+test-spark:
+	$(BIN)/python -m pytest -m 'not soak' --durations=20 tests/spark tests/test_demo.py
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

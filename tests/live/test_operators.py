@@ -236,8 +236,17 @@ def deny(kafka: KafkaServer, kind: Any, name: str, operation: Any) -> None:
         outcome.result(60)
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize("topic", ["things", "checkpoint", "snapshot"])
+@pytest.mark.parametrize(
+    ("topic", "delivery"),
+    [
+        ("things", "exactly_once"),
+        ("checkpoint", "exactly_once"),
+        ("snapshot", "at_least_once"),
+        pytest.param("things", "at_least_once", marks=pytest.mark.soak),
+        pytest.param("checkpoint", "at_least_once", marks=pytest.mark.soak),
+        pytest.param("snapshot", "exactly_once", marks=pytest.mark.soak),
+    ],
+)
 def test_forbidden_topic(scene_factory: SceneFactory, strict_kafka: KafkaServer, topic: str, delivery: str) -> None:
     scene = scene_factory(strict_kafka)
     scene.daemon.settings["kafka"]["delivery"] = delivery

@@ -277,7 +277,7 @@ def test_deleted_rows_can_be_forgotten(job: Job) -> None:
     assert sorted(row["_key"] for row in table.rows().collect()) == ['{"id":1}', '{"id":3}']
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_any_cut_and_repetition_of_the_partitions_gives_the_same_rows(job: Job, seed: int) -> None:
     chance = random.Random(seed)
     model = _random_workload(job.topics, chance)
