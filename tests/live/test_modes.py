@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections import Counter
 from pathlib import Path
@@ -17,6 +18,13 @@ def read(scene: Scene) -> Stream:
     """All that there is, repeats too."""
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
         return parse(reader, may_repeat=True)
+
+
+def newest_seq(scene: Scene) -> int:
+    """The highest seq of all events, whole transactions or not."""
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        values = [json.loads(record.value) for record in reader.below(reader.look_at_rest()) if record.value is not None]
+    return max(value["source"]["seq"] for value in values if "op" in value)
 
 
 def test_at_least_once_repeats_whole_transactions(scene: Scene) -> None:
@@ -36,6 +44,9 @@ def test_at_least_once_repeats_whole_transactions(scene: Scene) -> None:
         )
         scene.daemon.restart_killed()
         scene.daemon.wait_until_streaming()
+    # What the killed ones had begun to publish is whole again when a later one has passed it.
+    begun = newest_seq(scene)
+    scene.daemon.wait_until("what was begun is whole", lambda status: status["position"]["seq"] >= begun)
     assert scene.daemon.terminate() == 0
     terminated_at = max(event.seq for event in read(scene).events)
     scene.daemon.start()
