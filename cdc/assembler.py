@@ -55,8 +55,7 @@ class _Open:
 class Assembler:
     """Cuts the stream of one connection into transactions."""
 
-    def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool], keeps_frames: bool = False) -> None:
-        self._keeps_frames = keeps_frames
+    def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
         self._memory_bytes_max = memory_bytes_max
         self._new_spool = new_spool
         self._open: _Open | None = None
@@ -80,7 +79,7 @@ class Assembler:
         add = transactions.append
         headers, bodies = frames.headers, frames.bodies
         kinds, origins, lsns, timestamps = _columns(frames)
-        raws = frames.raws() if self._keeps_frames else [b""] * len(frames)
+        raws = frames.raws()
         open_ = self._open
         start = 0  # of the open transaction's rows within this batch
         index = -1
@@ -116,7 +115,8 @@ class Assembler:
             rows = []
         elif open_.parts:
             rows = [row for part in open_.parts for row in rows_of(part)] + rows
-        return Transaction(open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, open_.row_count + len(last))
+        row_count, byte_count = open_.row_count + len(last), open_.byte_count + len(last.data)
+        return Transaction(open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, row_count, byte_count)
 
     def _keep(self, open_: _Open, part: Frames) -> None:
         open_.byte_count += len(part.data)

@@ -16,7 +16,7 @@ from cdc.protocol.codec import Body
 from cdc.schema import StoredSpace
 
 Row = tuple[int, int, Body, bytes]
-"""Request type, lsn, body, and the frame in which they came; empty where nobody keeps tuples."""
+"""Request type, lsn, body, and the frame in which they came."""
 
 Message = tuple[str, bytes | None, bytes | None]
 """Topic, key, value. A value of None is a tombstone."""
@@ -29,11 +29,8 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
-class Spool(Protocol):
-    """Where the bytes of a transaction go that is too large to be held in memory."""
-
-    def append(self, data: bytes) -> None:
-        """Add bytes at the end."""
+class Chunks(Protocol):
+    """Bytes that wait outside of memory."""
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes again, in pieces."""
@@ -42,11 +39,21 @@ class Spool(Protocol):
         """Forget the bytes."""
 
 
+class Spool(Chunks, Protocol):
+    """Where bytes go that are too many to be held in memory."""
+
+    def append(self, data: bytes) -> None:
+        """Add bytes at the end."""
+
+    def part(self, start: int, stop: int) -> Iterator[bytes]:
+        """The bytes from offset `start` up to `stop` again, in pieces."""
+
+
 class Transaction(msgspec.Struct, gc=False):
     """One whole transaction of the source.
 
     `tsn` is the lsn of its first row and, with `replica_id`, its identity; `lsn` is that of its last row. A transaction
-    that was too large for memory has its rows in `spool`, and `rows` is empty.
+    that was too large for memory has its rows, `byte_count` of bytes, in `spool`, and `rows` is empty.
     """
 
     replica_id: int
@@ -55,8 +62,9 @@ class Transaction(msgspec.Struct, gc=False):
     timestamp: float
     flags: int
     rows: list[Row]
-    spool: Spool | None = None
+    spool: Chunks | None = None
     row_count: int = 0
+    byte_count: int = 0
 
 
 class Batch(msgspec.Struct, gc=False):

@@ -1,49 +1,252 @@
-"""Where synchronous transactions wait for their CONFIRM. In this version: the door that stays shut.
+"""Where transactions wait that may still be rolled back: synchronous ones, and asynchronous ones behind them.
 
-A row of a synchronous transaction is relayed before it is confirmed, and may still be rolled back. Until this program can
-hold such rows back, and the asynchronous ones behind them, it must not publish them, and must not pass over them either.
-So the first one stops the daemon. What says that a transaction is synchronous depends on the master: flags on its last row
-since 2.8, before that only the `is_sync` option of a space that it touches.
+A row of a synchronous transaction is relayed before a quorum has it. Whether it stays is said later, by a row of its own:
 
-CONFIRM, ROLLBACK, PROMOTE and DEMOTE speak about transactions that wait. While none can wait here, CONFIRM, PROMOTE and
-DEMOTE change nothing; a ROLLBACK that undoes a transaction which is already past would be a loss, so it stops the daemon.
+    lsn    45 sync    46 async    47 sync    48 CONFIRM 45    49 ROLLBACK 47
+             waits      waits       waits      │  45 and 46      │  47 vanishes, and all behind it
+                                               ▼  come out       ▼
+    released   44 ───────────────────────────▶ 46 ────────────▶ 49
 
-Sources: src/box/txn_limbo.h, txn_limbo_queue.h, applier.cc (apply_synchro_req).
+What makes a transaction synchronous depends on the master. From 2.8 on, flags of its last row say so: WAIT_ACK that it is
+synchronous, WAIT_SYNC that it waits. Before that nothing in the row does, and the `is_sync` option of the spaces that it
+touches decides; of the spaces as they were when it was written, which may be ahead of the schema at which rows are decoded,
+because DDL waits here like everything else. So the `_space` rows that wait are folded here, for this one question.
+
+An asynchronous transaction waits if its origin's queue isn't empty, whatever its flags say: it was written behind what waits.
+
+    CONFIRM N     from the head, everything comes out up to the first synchronous transaction past lsn N
+    ROLLBACK N    the first synchronous transaction from lsn N on vanishes, and all behind it
+    PROMOTE N     confirms up to N and rolls back the rest, for the former owner; DEMOTE does the same
+
+A queue pins the position of its origin alone, in front of its head. The position of an origin jumps over what vanished, and
+over the rows that spoke about it, when its queue is empty. What the rows mean, and terms and elections, this module refuses to
+know: a row that the master's own log holds was accepted by the master.
+
+Sources: src/box/txn_limbo_queue.c (apply_confirm, apply_rollback, transfer_ownership), txn.c (txn_journal_entry), and for the
+absence of flags before 2.8 the captured streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Final
 
-from cdc.change import Transaction
-from cdc.errors import SynchronousReplicationError
+import msgspec
+
+from cdc.change import Row, Transaction
+from cdc.errors import ProtocolError, SynchronousReplicationError
 from cdc.protocol.codec import Body
-from cdc.protocol.constants import TYPE_NAMES, Flag, Key, Type
+from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
+from cdc.schema import SPACE_SPACE, SchemaTracker
 from cdc.vclock import VClock
+from cdc.waiting import Held, Waiting
 
-_WAITS = Flag.WAIT_SYNC | Flag.WAIT_ACK
-_HINT = "Synchronous spaces can't be followed by this version: take the daemon to a replica set without them."
+FLAGS_SINCE: Final = (2, 8)
+"""The first version whose rows say which transactions wait."""
+
+_LSN_SPAN: Final = 1 << 64
+"""An lsn is a signed number of 64 bits, written as unsigned: 2.6 rolls back "from -1 on", which is everything that waits, where
+an asynchronous transaction, which has no lsn in its queue, stands first."""
 
 
-def refuse_flagged(transaction: Transaction) -> None:
-    """Raise if the transaction's flags say that it waits for a quorum (masters since 2.8)."""
-    if transaction.flags & _WAITS:
-        raise SynchronousReplicationError(
-            f"transaction {transaction.replica_id}:{transaction.tsn} is synchronous, or waits behind one that is", _HINT
+class LimboState(msgspec.Struct, frozen=True):
+    """What waits. `oldest_us` is when the oldest of it arrived, 0 if nothing waits."""
+
+    transaction_count: int = 0
+    row_count: int = 0
+    memory_byte_count: int = 0
+    disk_byte_count: int = 0
+    oldest_us: int = 0
+
+
+class _Entry(msgspec.Struct, gc=False):
+    """One transaction in a queue."""
+
+    held: Held
+    is_synchronous: bool
+    received_us: int
+    space_rows: list[Row]
+
+
+class Limbo:
+    """The queues of one connection, by origin. Its caller drops what the position covers before it comes here."""
+
+    def __init__(self, schema: SchemaTracker, waiting: Waiting, version: tuple[int, int]) -> None:
+        """`schema` is the one at which released rows are decoded; `version` is the master's."""
+        self._schema = schema
+        self._waiting = waiting
+        self._reads_spaces = version < FLAGS_SINCE
+        # Invariant: no queue in it is empty, unless its last transaction is being released.
+        self._queues: dict[int, deque[_Entry]] = {}
+        # `_space` rows as they will be when everything that waits is released; None for a space that will be gone.
+        self._space_rows: dict[int, list[Any] | None] = {}
+        self._row_count = 0
+        self.received: dict[int, int] = {}
+        """By origin with a queue: the lsn of the last row that has arrived, waiting or not."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing waits."""
+        return not self._queues
+
+    @property
+    def state(self) -> LimboState:
+        """How much waits, for operators."""
+        return LimboState(
+            sum(map(len, self._queues.values())),
+            self._row_count,
+            self._waiting.memory_byte_count,
+            self._waiting.disk_byte_count,
+            min((queue[0].received_us for queue in self._queues.values()), default=0),
         )
 
+    # Arrivals.
 
-def refuse_space(transaction: Transaction, space_name: str) -> SynchronousReplicationError:
-    """The error for a transaction that touches a space with `is_sync` (masters before 2.8 set no flags)."""
-    return SynchronousReplicationError(
-        f"transaction {transaction.replica_id}:{transaction.tsn} changes the synchronous space {space_name!r}", _HINT
-    )
+    def holds(self, transaction: Transaction, now_us: int) -> bool:
+        """Take a transaction in if it has to wait; returns whether it has to. Raises what a full disk raises."""
+        queue = self._queues.get(transaction.replica_id)
+        is_synchronous, space_rows = bool(transaction.flags & Flag.WAIT_ACK), list[Row]()
+        if self._reads_spaces:
+            touches, space_rows = self._look_at_spaces(transaction)
+            is_synchronous = is_synchronous or touches
+        if queue is None and not is_synchronous:
+            # Asynchronous and flagged as waiting, it was written while the last confirmation was on its way.
+            return False
+        if queue is None:
+            queue = self._queues[transaction.replica_id] = deque()
+        queue.append(_Entry(self._waiting.put(transaction), is_synchronous, now_us, space_rows))
+        self._row_count += transaction.row_count
+        self.received[transaction.replica_id] = transaction.lsn
+        self._fold(self._space_rows, space_rows)
+        return True
+
+    def passes(self, replica_id: int, lsn: int) -> bool:
+        """A row that only moves the position has arrived; returns whether it does so at once."""
+        if replica_id not in self._queues:
+            return True
+        self.received[replica_id] = lsn
+        return False
+
+    # What is said about them.
+
+    def apply(self, transaction: Transaction, released: VClock) -> Iterator[Transaction]:
+        """A transaction of one control row: yields what it releases, in order, and drops what it rolls back.
+
+        Each must be handled before the next is asked for. Raises ProtocolError for a row that can't be understood,
+        SynchronousReplicationError if it undoes what is at or before `released`, the position.
+        """
+        kind, _, body, _ = transaction.rows[0]
+        owner, lsn = _checked(kind, body, transaction)
+        if kind == Type.RAFT_ROLLBACK:
+            if not self._undo(owner, lsn) and 0 < lsn <= released.get(owner, 0):
+                raise SynchronousReplicationError(
+                    f"{TYPE_NAMES[kind]} of everything of origin {owner} from lsn {lsn} on arrived at {released}",
+                    'What was published has been rolled back: take a new snapshot with snapshot.mode = "always", '
+                    "and look at how the replica set lost its quorum.",
+                )
+            return
+        yield from self._confirmed(owner, lsn)
+        if kind != Type.RAFT_CONFIRM:
+            self._undo(owner, lsn + 1)
+
+    def unpinned(self) -> dict[int, int]:
+        """Origins whose queue has become empty since the last call, with the lsn that they have been received up to."""
+        if len(self.received) == len(self._queues):
+            return {}
+        return {origin: self.received.pop(origin) for origin in list(self.received) if origin not in self._queues}
+
+    def _confirmed(self, owner: int, lsn: int) -> Iterator[Transaction]:
+        queue = self._queues.get(owner)
+        if queue is None:
+            return
+        while queue and (not queue[0].is_synchronous or queue[0].held.lsn <= lsn):
+            held = queue.popleft().held
+            self._row_count -= held.row_count
+            yield self._waiting.take(held)
+        self._tidy(owner)
+
+    def _undo(self, owner: int, lsn: int) -> bool:
+        """Drop from the first synchronous transaction at or past `lsn` on; returns whether there was one."""
+        queue = self._queues.get(owner, ())
+        first = next((place for place, entry in enumerate(queue) if entry.is_synchronous and entry.held.lsn >= lsn), None)
+        if first is None:
+            return False
+        queue = self._queues[owner]
+        while len(queue) > first:
+            held = queue.pop().held
+            self._row_count -= held.row_count
+            self._waiting.drop(held)
+        self._tidy(owner)
+        return True
+
+    def _tidy(self, owner: int) -> None:
+        if not self._queues[owner]:
+            del self._queues[owner]
+        if self._space_rows:
+            # What was released is in the schema, what vanished never will be: what waits says what is to come.
+            self._space_rows = {}
+            for queue in self._queues.values():
+                for entry in queue:
+                    self._fold(self._space_rows, entry.space_rows)
+
+    # Which spaces are synchronous, where the master's rows don't say.
+
+    def _look_at_spaces(self, transaction: Transaction) -> tuple[bool, list[Row]]:
+        """Whether a transaction touches a synchronous space, and its rows of `_space`."""
+        if transaction.spool is None:
+            return self._touched(transaction.rows, {})
+        is_synchronous, space_rows, ahead = False, list[Row](), dict[int, list[Any] | None]()
+        for rows in self._waiting.rows_in_pieces(transaction.spool):
+            touches, found = self._touched(rows, ahead)
+            is_synchronous = is_synchronous or touches
+            space_rows += found
+        return is_synchronous, space_rows
+
+    def _touched(self, rows: list[Row], ahead: dict[int, list[Any] | None]) -> tuple[bool, list[Row]]:
+        try:
+            space_ids = {body.get(Key.SPACE_ID) for _, _, body, _ in rows}
+        except TypeError:
+            return False, []  # an array where an id should be: its row is refused where it is handled
+        if SPACE_SPACE not in space_ids:
+            if not (self._schema.synchronous or self._space_rows or ahead):
+                return False, []
+            return any(self._is_synchronous(space_id, ahead) for space_id in space_ids), []
+        # The transaction defines spaces itself: its rows have to be gone through in order.
+        is_synchronous, space_rows = False, list[Row]()
+        for row in rows:
+            kind, _, body, _ = row
+            space_id = body.get(Key.SPACE_ID)
+            if space_id == SPACE_SPACE:
+                space_rows.append(row)
+                self._fold(ahead, [row])
+            elif kind in DATA_TYPES and self._is_synchronous(space_id, ahead):
+                is_synchronous = True
+        return is_synchronous, space_rows
+
+    def _is_synchronous(self, space_id: Any, ahead: dict[int, list[Any] | None]) -> bool:
+        for rows in (ahead, self._space_rows):
+            if space_id in rows:
+                row = rows[space_id]
+                return row is not None and SchemaTracker.is_synchronous_row(row)
+        return space_id in self._schema.synchronous
+
+    def _fold(self, ahead: dict[int, list[Any] | None], space_rows: list[Row]) -> None:
+        for kind, _, body, _ in space_rows:
+            space_id, row = self._schema.fold_space_row(kind, body, ahead, self._space_rows)
+            ahead[space_id] = row
 
 
-def pass_control_row(kind: int, body: Body, position: Callable[[], VClock]) -> None:
-    """A row that speaks about the limbo: harmless while nothing waits, unless it undoes what has passed."""
-    if kind == Type.RAFT_ROLLBACK:
-        owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
-        raise SynchronousReplicationError(
-            f"{TYPE_NAMES[kind]} of everything of origin {owner} from lsn {lsn} on arrived at {position()}", _HINT
+def is_control(transaction: Transaction) -> bool:
+    """Whether a transaction is a row that speaks about the limbo."""
+    rows = transaction.rows
+    return bool(rows) and rows[0][0] in SYNCHRO_TYPES and len(rows) == 1
+
+
+def _checked(kind: int, body: Body, transaction: Transaction) -> tuple[int, int]:
+    owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
+    if type(owner) is not int or type(lsn) is not int or owner < 0 or lsn < 0:
+        raise ProtocolError(
+            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) isn't what its type promises: {body!r:.500}"
         )
+    return owner, lsn - _LSN_SPAN if lsn >= _LSN_SPAN // 2 else lsn

@@ -15,7 +15,8 @@ What it refuses to know: topics, filters, and how a row looks outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Final
@@ -147,8 +148,12 @@ class SchemaTracker:
         self._known: dict[int, SpaceForm] = {}
         self._touched: dict[int, None] = {}
         self.schema_version = schema_version
+        self.synchronous: set[int] = set()
+        """The spaces that have `is_sync`."""
         for space in stored:
             self._space_rows[space.space_id] = space.space_row
+            if self.is_synchronous_row(space.space_row):
+                self.synchronous.add(space.space_id)
             self._index_rows[space.space_id] = dict(space.index_rows)
             if space.schema_version:
                 form = self._derive(space.space_id) or self._derive(space.space_id, _LOST_PRIMARY)
@@ -201,6 +206,7 @@ class SchemaTracker:
             self._touched[space_id] = None
         self._space_rows.clear()
         self._index_rows.clear()
+        self.synchronous.clear()
 
     def apply(self, kind: int, body: Body) -> SpaceForm | None:
         """Fold one row of `_space`, `_index` or `_truncate`.
@@ -208,7 +214,7 @@ class SchemaTracker:
         Returns the form of the space whose rows the row removes (TRUNCATE, or the loss of its primary index), if any.
         Raises SchemaError if the row can't be folded.
         """
-        try:
+        with _as_schema_error(kind, body):
             match body[Key.SPACE_ID]:
                 case 280:  # SPACE_SPACE
                     self._apply_space(kind, body)
@@ -217,10 +223,6 @@ class SchemaTracker:
                     return self._apply_index(kind, body)
                 case _:
                     return self._truncated(kind, body)
-        except RecursionError as error:
-            raise SchemaError("a row of a system space is nested too deeply to be read") from error
-        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
 
     def changes(self, is_published: Callable[[SpaceForm], bool]) -> list[SchemaChange]:
         """What has become different since the last call, among the spaces that `is_published` says yes to.
@@ -264,11 +266,35 @@ class SchemaTracker:
         space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
         key = space_id[0]
         self._touched[key] = None
+        self.synchronous.discard(key)
         if row is None:
             self._space_rows.pop(key, None)
             self._index_rows.pop(key, None)
         else:
             self._space_rows[key] = row
+            if self.is_synchronous_row(row):
+                self.synchronous.add(key)
+
+    @staticmethod
+    def is_synchronous_row(row: list[Any]) -> bool:
+        """Whether a row of `_space` has `is_sync`."""
+        flags = row[5] if len(row) > 5 else None
+        return isinstance(flags, dict) and bool(flags.get("is_sync", False))
+
+    def fold_space_row(self, kind: int, body: Body, *ahead: Mapping[int, list[Any] | None]) -> tuple[int, list[Any] | None]:
+        """A space's id, and its `_space` row after this row, of which nothing is kept here.
+
+        `ahead` are rows that are newer than those here, the newest first. Raises SchemaError if it can't be folded.
+        """
+
+        def current(key: list[Any]) -> list[Any] | None:
+            return next((rows[key[0]] for rows in ahead if key[0] in rows), self._space_rows.get(key[0]))
+
+        with _as_schema_error(kind, body):
+            (space_id, *_), row = _fold(kind, body, current, _SPACE_FIELDS)
+            if type(space_id) is not int:
+                raise TypeError(f"{space_id!r:.100} as a space's id")
+            return space_id, row
 
     def _apply_index(self, kind: int, body: Body) -> SpaceForm | None:
         (space_id, index_id), row = _fold(
@@ -330,6 +356,17 @@ class SchemaTracker:
 def published_forms(stored: Iterable[StoredSpace]) -> list[SpaceForm]:
     """The forms of the published ones among stored spaces."""
     return [form for form in SchemaTracker(stored).forms() if form.schema_version]
+
+
+@contextlib.contextmanager
+def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
+    """Whatever a malformed system row makes Python say, said as a SchemaError with the row."""
+    try:
+        yield
+    except RecursionError as error:
+        raise SchemaError("a row of a system space is nested too deeply to be read") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
 
 
 def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:

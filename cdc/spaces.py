@@ -43,6 +43,8 @@ class Spaces:
         self.schema = schema
         # A space that isn't published has None here.
         self.compiled: dict[Any, SpaceEvents | None] = {}
+        # The synchronous ones stand apart: their rows must be looked at before.
+        self.apart: dict[Any, SpaceEvents | None] = {}
         self._is_included = is_included
         self._names = names
         self._envelope = envelope
@@ -68,6 +70,7 @@ class Spaces:
         emptied = self.schema.apply(kind, body)
         for space_id in self.schema.touched:
             self.compiled.pop(space_id, None)
+            self.apart.pop(space_id, None)
         return emptied if emptied is not None and self.is_published(emptied) else None
 
     def form(self, space_id: int) -> SpaceForm:
@@ -117,6 +120,7 @@ class Spaces:
             if self._images is not None and on_drop is None and change.kind is not ChangeKind.DROP:
                 self._check_keys(form)
             self.compiled.pop(form.space_id, None)
+            self.apart.pop(form.space_id, None)
             if change.kind is not ChangeKind.DROP:
                 self._outbox.announce(self._names.of_space(form.space_id, form.name))
             self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))

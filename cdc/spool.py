@@ -1,9 +1,11 @@
-"""A transaction that is too large for memory, on disk until its end has arrived."""
+"""Transactions that are too large for memory, or too many while they wait, on disk until they can be handled."""
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator
+from os import SEEK_END
 from pathlib import Path
 from typing import Final
 
@@ -26,15 +28,24 @@ class FileSpool:
     def append(self, data: bytes) -> None:
         """Add bytes at the end. Raises ConfigurationError if the disk is full."""
         try:
+            self._file.seek(0, SEEK_END)
             self._file.write(data)
         except OSError as error:
             raise _unusable(error) from error
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes again, in pieces of CHUNK_BYTES."""
-        self._file.seek(0)
-        while chunk := self._file.read(CHUNK_BYTES):
+        return self.part(0, sys.maxsize)
+
+    def part(self, start: int, stop: int) -> Iterator[bytes]:
+        """The bytes from offset `start` up to `stop` again, in pieces of CHUNK_BYTES; others may be read in between."""
+        while start < stop:
+            self._file.seek(start)
+            chunk = self._file.read(min(CHUNK_BYTES, stop - start))
+            if not chunk:
+                return
             yield chunk
+            start += len(chunk)
 
     def close(self) -> None:
         """Forget the bytes."""
@@ -43,6 +54,6 @@ class FileSpool:
 
 def _unusable(error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        f"a transaction over source.transaction_bytes_max can't be put on disk: {error}",
+        f"transactions over source.transaction_bytes_max can't be put on disk: {error}",
         "Give state.path a directory with room, or raise source.transaction_bytes_max.",
     )

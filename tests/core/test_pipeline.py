@@ -10,8 +10,10 @@ from uuid import UUID
 import msgpack
 import pytest
 
+import cdc.pipeline
 from cdc.change import Batch
 from cdc.errors import CdcError, ConfigurationError, EncodingError, ProtocolError, SchemaError, SynchronousReplicationError
+from cdc.limbo import LimboState
 from cdc.protocol.constants import Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.vclock import VClock
@@ -496,40 +498,60 @@ def test_a_transaction_that_fails_late_takes_no_seq() -> None:
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.3"])
-@pytest.mark.parametrize("flags", ["is_sync", "waits"])
-def test_synchronous_rows_by_themselves_are_not_published(version: str, flags: str) -> None:
+def test_a_synchronous_row_by_itself_waits(version: str) -> None:
     """Of a space that the short way knows: it has to look at the flags as well."""
     shop = Shop(version)
     shop.master.insert("users", 3)
     shop.master.insert("users", 4)
     shop.master.begin()
     shop.master.insert("users", 5)
-    shop.master.commit(**{flags: True})
+    shop.master.commit(is_sync=True)
     shop.master.insert("users", 6)
-    shop.replica.relay.relay()
-    with pytest.raises(SynchronousReplicationError):
-        shop.replica.receive()
-    assert [read(message).key for message in shop.replica.waiting()] == [{"id": 3}, {"id": 4}]
+    assert [sent.key for sent in shop.events()] == [{"id": 3}, {"id": 4}]
+    assert shop.replica.pipeline.limbo.transaction_count == 2
+    lsn = shop.master.vclock[1] - 1
+    assert shop.replica.pipeline.position.vclock == VClock({1: lsn - 1})
+    assert shop.replica.pipeline.ledger.received == VClock({1: lsn + 1})
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
+    assert [sent.key for sent in shop.events()] == [{"id": 5}, {"id": 6}]
+    assert shop.replica.pipeline.limbo == LimboState()
+    assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
+
+
+def test_flagged_as_waiting_behind_nothing() -> None:
+    """It was written while the confirmation of the last synchronous one was on its way."""
+    shop = Shop()
+    shop.master.begin()
+    shop.master.insert("users", 3)
+    shop.master.commit(waits=True)
+    assert [sent.key for sent in shop.events()] == [{"id": 3}]
 
 
 @pytest.mark.parametrize("version", ["2.11", "3.3"])
-@pytest.mark.parametrize("flags", ["is_sync", "waits"])
+@pytest.mark.parametrize("ends", ["confirmed", "rolled back", "never"])
 @pytest.mark.parametrize("memory", [100, 10**9], ids=["on disk", "in memory"])
-def test_synchronous_transactions_are_not_published(version: str, flags: str, memory: int) -> None:
-    """However long they are: those that wait on disk for their end may be rolled back like any other."""
+def test_synchronous_transactions_wait(version: str, ends: str, memory: int) -> None:
+    """However long they are: those that wait on disk for their end wait there for their confirmation too."""
     spools: list[MemorySpool] = []
     shop = Shop(version, transaction_bytes_max=memory, spools=spools)
     shop.master.insert("users", 3)
     shop.master.begin()
     for number in range(4, 14):
         shop.master.insert("users", number)
-    shop.master.commit(**{flags: True})
+    shop.master.commit(is_sync=True)
+    lsn = shop.master.vclock[1]
     shop.replica.relay.relay(4)
     shop.replica.receive()
-    shop.replica.relay.relay()
-    with pytest.raises(SynchronousReplicationError, match="is synchronous, or waits behind"):
-        shop.replica.receive()
-    assert [read(message).key for message in shop.replica.waiting()] == [{"id": 3}]
+    assert [sent.key for sent in shop.events()] == [{"id": 3}]
+    if ends == "confirmed":
+        shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
+        assert [sent.key for sent in shop.events()] == [{"id": number} for number in range(4, 14)]
+    elif ends == "rolled back":
+        shop.master.synchro(Type.RAFT_ROLLBACK, 1, lsn)
+        assert shop.events() == []
+        assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
+    else:
+        shop.replica.crash()
     assert all(spool.is_closed for spool in spools)
     assert bool(spools) == (memory == 100)
 
@@ -545,12 +567,64 @@ def test_synchronous_space_of_a_26(memory: int) -> None:
         shop.master.insert("users", 10 + number)
     shop.master.insert("syn", 1)
     shop.master.commit()
+    lsn = shop.master.vclock[1]
     shop.replica.relay.relay(3)
     shop.replica.receive()
+    assert shop.events() == []
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
+    assert [sent.key for sent in shop.events()] == [{"id": 10 + number} for number in range(10)]
+
+
+def test_space_that_becomes_synchronous_behind_what_waits() -> None:
+    """The DDL waits itself, and makes what is behind it wait for a confirmation of its own."""
+    shop = Shop("2.6")
+    shop.master.create_space("syn", USERS, flags={"is_sync": True})
+    shop.follow()
+    shop.master.insert("syn", 1)
+    first = shop.master.vclock[1]
+    space_id = shop.master.id_of("users")
+    shop.master.update(280, [space_id], ["=", 6, {"is_sync": True}])
+    shop.master.insert("users", 3)
+    second = shop.master.vclock[1]
+    assert shop.events() == []
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, first)
+    assert [sent.key for sent in shop.events()] == [{"id": 1}]
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, second)
+    assert [sent.key for sent in shop.events()] == [{"id": 3}]
+
+
+def test_transaction_that_makes_its_space_synchronous() -> None:
+    shop = Shop("2.6")
+    space_id = shop.master.id_of("users")
+    shop.master.begin()
+    shop.master.update(280, [space_id], ["=", 6, {"is_sync": True}])
+    shop.master.insert("users", 3)
+    shop.master.commit()
+    lsn = shop.master.vclock[1]
+    assert shop.events() == []
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
+    assert [sent.key for sent in shop.events()] == [{"id": 3}]
+
+
+def test_released_in_batches_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cdc.pipeline, "RELEASE_BYTES", 2_000)
+    shop = Shop(transaction_bytes_max=1_000)
+    shop.master.begin()
+    shop.master.insert("users", 3)
+    shop.master.commit(is_sync=True)
+    lsn = shop.master.vclock[1]
+    for number in range(4, 54):
+        shop.master.insert("users", number)
+    shop.follow()
+    assert shop.replica.pipeline.limbo.disk_byte_count > 0
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
     shop.replica.relay.relay()
-    with pytest.raises(SynchronousReplicationError, match="synchronous space 'syn'"):
-        shop.replica.receive()
-    assert not any(batch.is_boundary for batch in shop.replica.unsettled)
+    shop.replica.receive()
+    batches = shop.replica.unsettled
+    assert len(batches) > 5
+    assert all(batch.byte_count < 3_000 and batch.is_boundary for batch in batches)
+    assert sum(batch.event_count for batch in batches) == 51
+    assert shop.replica.pipeline.limbo == LimboState()
 
 
 def test_rollback_stops_it_and_the_other_control_rows_do_not() -> None:
@@ -560,7 +634,7 @@ def test_rollback_stops_it_and_the_other_control_rows_do_not() -> None:
     assert shop.follow() == []
     assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
     shop.master.synchro(Type.RAFT_ROLLBACK, 1, 5)
-    with pytest.raises(SynchronousReplicationError, match="RAFT_ROLLBACK"):
+    with pytest.raises(SynchronousReplicationError, match="RAFT_ROLLBACK of everything of origin 1 from lsn 5 on arrived at"):
         shop.follow()
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.change import Batch
-from cdc.pipeline import Pipeline
 from cdc.protocol.codec import Frames
+from cdc.stream_events import StreamEvents
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
 from tests.fakes.profiles import SOME
@@ -42,11 +42,11 @@ def fed(replica: Replica, frames: Frames, sizes: list[int], *, is_general: bool,
         start += size
         if len(part):
             found += target.feed(part, NOW_US)
-    assert is_general == (Pipeline._singles is _nothing_is_single)
+    assert is_general == (StreamEvents.singles is _nothing_is_single)
     return found
 
 
-def _nothing_is_single(_: Pipeline, transactions: object, start: int, suffix: bytes) -> int:  # noqa: ARG001
+def _nothing_is_single(_: StreamEvents, transactions: object, start: int, suffix: bytes) -> int:  # noqa: ARG001
     return start
 
 
@@ -62,7 +62,7 @@ def test_both_ways_give_the_same_batches(seed: int, sizes: list[int], tombstones
     options: dict[str, Any] = {"tombstones": tombstones, "transaction_topic": topic}
     drawn_together = fed(replica, frames, sizes, is_general=False, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "_singles", _nothing_is_single)
+        patch.setattr(StreamEvents, "singles", _nothing_is_single)
         general = fed(replica, frames, sizes, is_general=True, **options)
     assert drawn_together == general
 
@@ -71,15 +71,15 @@ def test_the_short_way_is_taken() -> None:
     """Else the comparison above says nothing."""
     replica, frames = workload(7, 200)
     taken: list[int] = []
-    original = Pipeline._singles
+    original = StreamEvents.singles
 
-    def counting(self: Pipeline, transactions: list[object], start: int, suffix: bytes) -> int:
+    def counting(self: StreamEvents, transactions: list[object], start: int, suffix: bytes) -> int:
         done = original(self, transactions, start, suffix)  # type: ignore[arg-type]
         taken.append(done - start)
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pipeline, "_singles", counting)
+        patch.setattr(StreamEvents, "singles", counting)
         stored = replica.topics.checkpoint()
         list(pipeline(stored.position, stored.spaces.values()).feed(frames, NOW_US))
     assert sum(taken) > 50

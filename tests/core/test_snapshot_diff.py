@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import KeysChangedError, PositionError, ReplayError
 from cdc.json_values import encode, plain
+from cdc.protocol.constants import Flag
 from cdc.protocol.extensions import OpaqueExtension
 from tests.fakes.consumer import Consumer
 from tests.fakes.master import SEQUENCE, Master
@@ -301,8 +302,8 @@ def test_replay_gives_the_stream_the_images_of_the_checkpoint(life: Life) -> Non
     life.check("users")
 
 
-def test_replay_ends_where_origins_come_in_another_order() -> None:
-    """The upstream of the second connection had them the other way round."""
+def test_replay_where_origins_come_in_another_order() -> None:
+    """The upstream of the second connection had them the other way round: what isn't out yet waits for what is."""
     life = Life()
     life.master.create_space("users", USERS)
     life.connect()
@@ -314,9 +315,29 @@ def test_replay_ends_where_origins_come_in_another_order() -> None:
     life.follow()
     life.master.origin = 1
     life.master.insert("users", 3, "three")
+    life.master.update("users", [1], ["=", 2, "eins"])
     life.replica.crash()
-    first, second, third = life.master.log[mark:]
-    life.master.log[mark:] = [first, third, second]
+    first, second, *more = life.master.log[mark:]
+    life.master.log[mark:] = [first, *more, second]
+    life.connect()
+    life.follow()
+    life.check("users")
+
+
+def test_replay_over_a_log_that_has_no_end_where_events_are_out() -> None:
+    """What consumers have ends within a transaction of this log: then only a snapshot helps."""
+    life = Life()
+    life.master.create_space("users", USERS)
+    life.connect()
+    life.replica.flush()
+    mark = len(life.master.log)
+    life.master.insert("users", 1, "one")
+    life.follow()
+    life.master.insert("users", 3, "three")
+    life.replica.crash()
+    for place, row in enumerate(life.master.log[mark:]):
+        row.tsn = life.master.log[mark].lsn
+        row.flags = Flag.COMMIT if place else None
     life.connect()
     with pytest.raises(ReplayError) as raised:
         life.follow()

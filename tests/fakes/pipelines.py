@@ -39,8 +39,13 @@ class MemorySpool:
 
     def chunks(self) -> Iterator[bytes]:
         """All bytes again."""
-        for start in range(0, len(self._data), self._chunk_bytes):
-            yield bytes(self._data[start : start + self._chunk_bytes])
+        return self.part(0, len(self._data))
+
+    def part(self, start: int, stop: int) -> Iterator[bytes]:
+        """A part of the bytes again."""
+        for place in range(start, stop, self._chunk_bytes):
+            assert not self.is_closed
+            yield bytes(self._data[place : min(stop, place + self._chunk_bytes)])
 
     def close(self) -> None:
         """Forget the bytes."""
@@ -57,6 +62,7 @@ def pipeline(
     stored: Iterable[StoredSpace] = (),
     *,
     server_uuid: UUID = SERVER,
+    version: tuple[int, int] = (2, 6),
     spools: list[MemorySpool] | None = None,
     chunk_bytes: int = 1000,
     images: Images | None = None,
@@ -69,6 +75,7 @@ def pipeline(
         position or Position(),
         list(stored),
         server_uuid=server_uuid,
+        version=version,
         new_spool=lambda: MemorySpool(spools, chunk_bytes),
         images=images,
         replay_until=replay_until,

@@ -16,8 +16,11 @@ from cdc.change import Batch, Broadcast, Message
 from cdc.checkpoint import Checkpoint, fold, position_record, space_record
 from cdc.pipeline import Pipeline
 from cdc.position import Position
-from cdc.protocol.session import Event, Session, State, Subscribed, Voted
+from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
+from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
+from cdc.protocol.states import State
 from cdc.schema import published_forms
+from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.fakes.pipelines import NOW_US, messages, pipeline, take
 from tests.fakes.tuples import MemoryTuples, MemoryWriter
@@ -70,6 +73,7 @@ class Replica:
         self._cut = cut
         self._login = login
         self._options = options
+        self._is_registered: bool = options.pop("registered", False)
         self._mode: resume.SnapshotMode = options.pop("mode", "initial")
         self._on_gap: resume.Policy = options.pop("on_gap", "resnapshot")
         self.tuples: MemoryTuples | None = MemoryTuples() if options.pop("images", False) else None
@@ -134,17 +138,29 @@ class Replica:
         if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_replaying:
             self._pipeline = self._afresh(checkpoint)
         if isinstance(self.decision, resume.TakeSnapshot):
-            self.session.fetch_snapshot()
+            self.session.join() if self._is_registered else self.session.fetch_snapshot()
             self._submit(self._exchange())
             self.commit()
         position = self.pipeline.position
         assert position.replicaset_uuid is not None
-        self.session.subscribe(position.replicaset_uuid, position.vclock)
+        if self._is_registered:
+            self._register(position.vclock)
+        self.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=not self._is_registered)
         subscribed, *rest = self._exchange()
         assert isinstance(subscribed, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
         assert self.session.state is State.STREAMING
         self._submit(rest)
+
+    def _register(self, vclock: VClock) -> None:
+        """Have an id. The rows that come with it are left aside: the stream brings them again."""
+        self.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(INSTANCE)])
+        (selected,) = self._exchange()
+        assert isinstance(selected, Selected)
+        if not selected.tuples:
+            self.session.register(vclock)
+            *_, registered = self._exchange()
+            assert isinstance(registered, Registered)
 
     def _begin(self, checkpoint: Checkpoint) -> tuple[Pipeline, str | None]:
         """What the follower does: a pipeline at the checkpoint or at the store, and why a snapshot has to fill the store."""
@@ -180,6 +196,7 @@ class Replica:
             checkpoint.position or Position(),
             checkpoint.spaces.values(),
             server_uuid=self.session.greeting.uuid,
+            version=self.session.greeting.version[:2],
             **more,
             **self._options,
         )

@@ -9,7 +9,7 @@
     update NAME JSON JSON           a key and operations; upsert: a row and operations
     nop, begin, commit [sync|waits], origin N, truncate|drop NAME, rename NAME NAME, format NAME FIELD:TYPE …
     alter-key NAME FIELD:TYPE …     another primary key over the same rows; fields by number
-    confirm|rollback ORIGIN LSN
+    confirm|rollback|promote|demote ORIGIN LSN
     connect                         the daemon connects, takes a snapshot if it needs one, and subscribes
     relay [N]                       the master sends its rows, or the next N of them; the daemon takes them
     heartbeat                       the master sends one
@@ -174,6 +174,12 @@ class Stage:
 
     def do_rollback(self, origin: str, lsn: str) -> None:
         self.master.synchro(Type.RAFT_ROLLBACK, int(origin), int(lsn))
+
+    def do_promote(self, origin: str, lsn: str) -> None:
+        self.master.synchro(Type.RAFT_PROMOTE, int(origin), int(lsn), term=2)
+
+    def do_demote(self, origin: str, lsn: str) -> None:
+        self.master.synchro(Type.RAFT_DEMOTE, int(origin), int(lsn), term=2)
 
     def do_forget(self) -> None:
         self.master.gc_vclock = self.master.vclock

@@ -1,0 +1,333 @@
+"""Whole transactions of the stream → events in the outbox, in order; the hot path.
+
+A transaction that comes here is certain, and is handled by the schema at its position. The inner loops handle the rows of
+spaces that were seen before, by dict lookups alone; whatever else comes (system rows, spaces whose encoder isn't compiled yet,
+those whose single rows must be looked at before) takes the way through `_special`.
+
+It refuses to know whether a transaction was waited for, whether its events are out already, and what a batch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from cdc import topics
+from cdc.change import Row, Transaction
+from cdc.envelope import (
+    COLLECTION_ORDER,
+    MALFORMED_BODY,
+    SEQ,
+    SEQUENCE,
+    SEQUENCE_NEXT,
+    SINGLE_ORDER,
+    SINGLE_ROW,
+    SINGLE_TSN,
+    SMALL_NUMBERS,
+    TS_NS,
+    TS_US,
+    Envelope,
+    SpaceEvents,
+)
+from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
+from cdc.images import Images
+from cdc.options import PipelineOptions
+from cdc.outbox import Outbox
+from cdc.pieces import OriginTexts, Pieces
+from cdc.position import Position
+from cdc.protocol.codec import Body
+from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
+from cdc.row_errors import at_row, dead_letter, malformed
+from cdc.schema import TRACKED_SPACES, TRUNCATE_SPACE, SpaceForm
+from cdc.spaces import Spaces
+from cdc.vclock import VClock
+
+SPACE_ID: Final = Key.SPACE_ID
+DELETE: Final = Type.DELETE
+COMMIT: Final = Flag.COMMIT
+
+
+class StreamEvents:
+    """Makes events of transactions, and moves the vclock over them."""
+
+    def __init__(
+        self, options: PipelineOptions, base: Position, envelope: Envelope, outbox: Outbox, spaces: Spaces, images: Images | None
+    ) -> None:
+        self.base = base
+        """The position, but for the components that rows move; `position` has them all."""
+        self.now_us = 0
+        self._options = options
+        self._envelope = envelope
+        self._outbox = outbox
+        self._spaces = spaces
+        self._images = images
+        # The vclock that is being built: mutable here, a VClock at each boundary.
+        self.vclock: dict[int, int] = dict(base.vclock)
+        self.texts = OriginTexts()
+
+    @property
+    def position(self) -> Position:
+        """The boundary up to which transactions have been handled."""
+        return replace(
+            self.base,
+            vclock=VClock(self.vclock),
+            seq=self._outbox.seq,
+            schema_version=self._spaces.schema.schema_version,
+        )
+
+    def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
+        """Go on from these components (if `is_whole`, there are no others) without an event."""
+        self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
+        self.texts = OriginTexts()
+
+    def singles(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
+        """The events of a run of transactions that are one ordinary row each; returns where the run ends.
+
+        This is the other half of the hot path: what `_begin`, `_rows` and `_end` do for a transaction is drawn together
+        here, because for a single row it would cost more than the row.
+        """
+        outbox, spaces = self._outbox, self._spaces.compiled
+        add = outbox.messages.append
+        source, tombstones = self._envelope.source, self._options.tombstones
+        replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
+        before, tail = self.texts.before, self.texts.transaction_text
+        known, previous = self.vclock.get(replica_id, 0), self.texts.previous_lsn
+        seq, byte_count, timestamp = outbox.seq, outbox.byte_count, outbox.timestamp
+        done = start
+        for transaction in transactions[start:] if start else transactions:
+            lsn = transaction.lsn
+            if (
+                transaction.row_count != 1
+                or transaction.replica_id != replica_id
+                or lsn <= known
+                or transaction.flags > COMMIT
+                or transaction.timestamp < 1.0
+            ):
+                break
+            ((kind, _, body, frame),) = transaction.rows
+            try:
+                space = spaces.get(body.get(SPACE_ID))
+                if space is None:
+                    break
+                change = space.changes[kind](body, frame)
+            except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
+                if self._images is not None:
+                    self._images.take_back()
+                break  # the other way deals with it
+            if change is None:
+                timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
+                done += 1
+                continue
+            key, opening, content = change
+            timestamp, known = transaction.timestamp, lsn
+            seq += 1
+            done += 1
+            lsn_text = b"%d" % lsn
+            micro = b"%d" % round(timestamp * 1e6)
+            value = b"".join(
+                (
+                    opening,
+                    content,
+                    source,
+                    b'"ts_ms":',
+                    micro[:-3],
+                    TS_US,
+                    micro,
+                    TS_NS,
+                    micro,
+                    SEQUENCE,
+                    previous,
+                    SEQUENCE_NEXT,
+                    lsn_text,
+                    space.table,
+                    origin,
+                    lsn_text,
+                    SINGLE_TSN,
+                    lsn_text,
+                    SINGLE_ROW,
+                    b"%d" % seq,
+                    space.schema,
+                    before,
+                    lsn_text,
+                    after,
+                    tail,
+                    lsn_text,
+                    SINGLE_ORDER,
+                    suffix,
+                )
+            )
+            previous = lsn_text
+            byte_count += len(value)
+            add((space.topic, key, value))
+            if kind == DELETE and tombstones:
+                add((space.topic, key, None))
+        if done > start:
+            self.vclock[replica_id], self.texts.previous_lsn = known, previous
+            outbox.seq, outbox.byte_count, outbox.timestamp = seq, byte_count, timestamp
+            outbox.row_count += done - start
+        return done
+
+    def transaction(self, transaction: Transaction, suffix: bytes) -> None:
+        """Make the events of a whole transaction. Raises what one of its rows raises."""
+        pieces = self.begin(transaction, suffix)
+        self.rows(pieces, transaction.rows)
+        self.end(pieces)
+
+    def begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
+        """Prepare what all events of a transaction share, and move the position over it."""
+        texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
+        if replica_id != texts.origin:
+            texts.turn_to(replica_id, self.vclock)
+        lsn_text = b"%d" % lsn
+        tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
+        time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
+        self.vclock[replica_id] = lsn
+        texts.previous_lsn = lsn_text
+        tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
+        return Pieces(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
+
+    def rows(self, pieces: Pieces, rows: list[Row]) -> None:
+        """The events of a transaction's rows, in order. The hot path."""
+        outbox, spaces = self._outbox, self._spaces.compiled
+        add = outbox.messages.append
+        seq, byte_count = outbox.seq, outbox.byte_count
+        row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
+        time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
+        tombstones = self._options.tombstones
+        for kind, lsn, body, frame in rows:
+            space_id = body.get(SPACE_ID)
+            try:
+                is_compiled = space_id in spaces
+            except TypeError as error:  # an array or a map
+                raise malformed(pieces.transaction, kind, lsn, body) from error
+            if is_compiled:
+                space = spaces[space_id]
+            else:
+                # The slow way may write events of its own, so it must see the counters, and we what it made of them.
+                outbox.seq, outbox.byte_count = seq, byte_count
+                pieces.row_number, pieces.total_order = row_number, total_order
+                space = self._special(pieces, kind, lsn, body)
+                seq, byte_count, total_order = outbox.seq, outbox.byte_count, pieces.total_order
+            if space is None:
+                row_number += 1
+                continue
+            try:
+                change = space.changes[kind](body, frame)
+            except (EncodingError, SchemaError) as error:
+                outbox.byte_count = byte_count
+                self.refuse(error, pieces.transaction, kind, lsn, body)
+                byte_count = outbox.byte_count
+                row_number += 1
+                continue
+            except ImageError as error:
+                raise at_row(error, pieces.transaction, kind, lsn, body) from error
+            except MALFORMED_BODY as error:
+                raise malformed(pieces.transaction, kind, lsn, body) from error
+            if change is None:
+                row_number += 1
+                continue
+            key, opening, content = change
+            seq += 1
+            total_order += 1
+            order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
+            lsn_text = b"%d" % lsn
+            value = b"".join(
+                (
+                    opening,
+                    content,
+                    time,
+                    lsn_text,
+                    space.table,
+                    origin,
+                    lsn_text,
+                    tsn,
+                    SMALL_NUMBERS[row_number] if row_number < 4096 else b"%d" % row_number,
+                    SEQ,
+                    b"%d" % seq,
+                    space.schema,
+                    tail,
+                    SMALL_NUMBERS[total_order] if total_order < 4096 else b"%d" % total_order,
+                    COLLECTION_ORDER,
+                    SMALL_NUMBERS[order] if order < 4096 else b"%d" % order,
+                    suffix,
+                )
+            )
+            byte_count += len(value)
+            add((space.topic, key, value))
+            if kind == DELETE and tombstones:
+                add((space.topic, key, None))
+            row_number += 1
+        outbox.seq, outbox.byte_count = seq, byte_count
+        outbox.row_count += len(rows)
+        pieces.row_number, pieces.total_order = row_number, total_order
+
+    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> SpaceEvents | None:
+        """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
+        if kind not in DATA_TYPES:
+            if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
+                raise malformed(pieces.transaction, kind, lsn, body)  # it is always written by itself
+            return None  # NOP, and the cluster's own talk, publish nothing
+        space_id = body.get(SPACE_ID)
+        if type(space_id) is not int:
+            raise malformed(pieces.transaction, kind, lsn, body)
+        try:
+            if space_id in TRACKED_SPACES:
+                self._schema_row(pieces, kind, lsn, body)
+            elif space_id in self._spaces.apart:
+                return self._spaces.apart[space_id]
+            return self._space(space_id, pieces)
+        except (EncodingError, SchemaError) as error:
+            raise at_row(error, pieces.transaction, kind, lsn, body) from error
+
+    def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
+        """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
+        if body[SPACE_ID] == TRUNCATE_SPACE:
+            self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
+        emptied = self._spaces.apply(kind, body)
+        if emptied is not None:
+            self._truncate(pieces, emptied, lsn)
+
+    def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
+        """Compile what a space's rows need; None if they aren't published."""
+        self._settle(pieces)
+        form = self._spaces.form(space_id)
+        space = self._spaces.compile(form)
+        if form.is_sync:  # the limbo must see its single rows, which `singles` would take past it
+            self._spaces.apart[space_id] = space
+        elif space_id not in TRACKED_SPACES:  # their rows must come this way every time
+            self._spaces.compiled[space_id] = space
+        return space
+
+    def _settle(self, pieces: Pieces) -> None:
+        """Tell the outside about forms that have become different."""
+        if self._spaces.schema.touched:
+            transaction = pieces.transaction
+            self._spaces.settle(self.position, self.now_us, (transaction.replica_id, transaction.lsn, transaction.tsn))
+
+    def end(self, pieces: Pieces) -> None:
+        """The transaction's last row has been handled."""
+        transaction = pieces.transaction
+        self._settle(pieces)
+        self._outbox.timestamp = transaction.timestamp
+        wanted = self._options.transaction_topic
+        if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
+            for key, value in pieces.records(self._spaces.schema):
+                self._outbox.control(topics.TRANSACTION, key, value)
+
+    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int) -> None:
+        """The event that all rows of a space are gone, for every partition of its topic."""
+        space = self._spaces.events_of(form)
+        if self._images is not None:
+            self._images.clear(form.space_id)
+        self._outbox.seq += 1
+        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, self._outbox.seq))
+
+    def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: Body) -> None:
+        """A row that can't be shown stops the daemon, or goes where its operator can find it."""
+        if self._options.on_error == "fail":
+            raise at_row(error, transaction, kind, lsn, body) from error
+        if self._images is not None:
+            self._images.stand()
+        server_uuid = str(self.base.server_uuid)
+        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, server_uuid))
