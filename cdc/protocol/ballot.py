@@ -2,6 +2,9 @@
 
 Two dialects share the packet. 2.6: 1 is_ro, 2 vclock, 3 gc_vclock, 4 is_loading. Later: 1 is_ro_cfg, 2 vclock, 3 gc_vclock,
 4 is_ro, 5 is_anon, 6 is_booted, 7 can_lead, 8 bootstrap leader, 9 registered replicas, 10 name. Key 6 tells them apart.
+
+2.6 fills in is_loading with whether it can't be written to at the moment, and is_ro with box.cfg.read_only. So of a member
+that is configured read-only the ballot doesn't tell whether it loads its data; if it does, it says so to the next request.
 """
 
 from __future__ import annotations
@@ -45,9 +48,10 @@ def parse_ballot(value: Any) -> Ballot:
             is_ready=bool(value[_BOOTED]),
             is_anonymous=bool(value.get(_ANONYMOUS, False)),
         )
+    is_read_only = bool(value.get(_READ_ONLY_OR_CONFIGURED_SO, False))
     return Ballot(
         vclock=vclock,
         gc_vclock=gc_vclock,
-        is_read_only=bool(value.get(_READ_ONLY_OR_CONFIGURED_SO, False)),
-        is_ready=not value.get(_LOADING_OR_READ_ONLY, False),
+        is_read_only=is_read_only,
+        is_ready=is_read_only or not value.get(_LOADING_OR_READ_ONLY, False),
     )

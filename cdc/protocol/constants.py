@@ -19,6 +19,10 @@ class Key:
     TSN: Final = 0x08
     FLAGS: Final = 0x09
     SPACE_ID: Final = 0x10
+    INDEX_ID: Final = 0x11
+    LIMIT: Final = 0x12
+    OFFSET: Final = 0x13
+    ITERATOR: Final = 0x14
     INDEX_BASE: Final = 0x15
     KEY: Final = 0x20
     TUPLE: Final = 0x21
@@ -28,6 +32,7 @@ class Key:
     VCLOCK: Final = 0x26
     OPS: Final = 0x28
     BALLOT: Final = 0x29
+    DATA: Final = 0x30
     ERROR_24: Final = 0x31
     REPLICA_ANON: Final = 0x50
     ID_FILTER: Final = 0x51
@@ -36,12 +41,14 @@ class Key:
     VERSION: Final = 0x54
     FEATURES: Final = 0x55
     VCLOCK_SYNC: Final = 0x5A
+    INSTANCE_NAME: Final = 0x5D
 
 
 class Type:
     """Request types, as they stand in a header's REQUEST_TYPE."""
 
     OK: Final = 0
+    SELECT: Final = 1
     INSERT: Final = 2
     REPLACE: Final = 3
     UPDATE: Final = 4
@@ -74,7 +81,8 @@ KEY_NAMES: Final[dict[int, str]] = {number: name for name, number in vars(Key).i
 
 DATA_TYPES: Final = frozenset({Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT})
 SYNCHRO_TYPES: Final = frozenset({Type.RAFT_PROMOTE, Type.RAFT_DEMOTE, Type.RAFT_CONFIRM, Type.RAFT_ROLLBACK})
-STREAM_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP, Type.RAFT}
+ROW_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP}
+"""Rows of the log. RAFT is none: it comes among them and tells the cluster's state, which no log that is relayed holds."""
 
 
 class Flag:
@@ -103,9 +111,16 @@ class ErrorCode:
     SYSTEM: Final = 115
     LOADING: Final = 116
     CONNECTION_TO_SELF: Final = 117
+    PROTOCOL: Final = 104
+    REPLICA_NOT_ANON: Final = 207
     XLOG_GAP: Final = 219
     TOO_EARLY_SUBSCRIBE: Final = 220
 
+
+CLUSTER_SPACE: Final = 320
+"""`_cluster`: id and UUID of each registered instance."""
+CLUSTER_BY_ID: Final = 0
+CLUSTER_BY_UUID: Final = 1
 
 FEATURES_SENT: Final = (0, 1, 2, 3)
 """What this client says it knows in ID: streams, transactions, error extension, watchers. It uses none but the errors."""

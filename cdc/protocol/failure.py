@@ -17,6 +17,10 @@ _KIND: Final = 0
 _MESSAGE: Final = 3
 
 _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
+    ErrorCode.READONLY: (
+        Remedy.WAIT,
+        "A read-only server gives no ids: name the replica set's leader in source.uris too, or wait until this one is writable.",
+    ),
     ErrorCode.ACCESS_DENIED: (
         Remedy.OPERATOR,
         "Grant it: box.schema.user.grant('<user>', 'replication') and box.schema.user.grant('<user>', 'read', 'universe').",
@@ -28,6 +32,7 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
         "If the server says that this replica is connected already, another daemon runs with the same name, or the server "
         "has not noticed yet that an earlier connection is gone.",
     ),
+    ErrorCode.UNKNOWN_REPLICA: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
     ErrorCode.REPLICASET_UUID_MISMATCH: (
         Remedy.OPERATOR,
         "The server belongs to another replica set than the checkpoint: check source.uris, or choose another name.",
@@ -36,7 +41,12 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.CONNECTION_TO_SELF: (Remedy.OPERATOR, "The daemon's instance UUID is the server's own: change the daemon's name."),
     ErrorCode.SYSTEM: (Remedy.WAIT, ""),
     ErrorCode.LOADING: (Remedy.WAIT, "The server is still loading its data."),
-    ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, ""),
+    ErrorCode.PROTOCOL: (
+        Remedy.OPERATOR,
+        "A daemon that was registered gives its id back with `tarantool-cdc unregister` before it is anonymous.",
+    ),
+    ErrorCode.REPLICA_NOT_ANON: (Remedy.WAIT, "The replica has got its id just now."),
+    ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
 }
 
 

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 from uuid import UUID
 
 from cdc.protocol.codec import Body, encode_frame
 from cdc.protocol.constants import FEATURES_SENT, Key, Type, version_id
-from cdc.vclock import VClock
+from cdc.vclock import VCLOCK_MAX, VClock
 
 _PROTOCOL_VERSION_SENT: Final = 4
 """The protocol version of 2.11: what ID announces. Nothing newer is used."""
 
 _FIRST_WITH_ACK_TERM: Final = (2, 11, 0)
+
+
+_ITERATOR_EQ: Final = 0
 
 
 def scramble(password: str, salt: bytes) -> bytes:
@@ -53,6 +56,45 @@ def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID
     return encode_frame({Key.REQUEST_TYPE: Type.FETCH_SNAPSHOT, Key.SYNC: sync}, body)
 
 
+def join(sync: int, instance_uuid: UUID, version: tuple[int, int, int], instance_name: str | None = None) -> bytes:
+    """JOIN: an id in `_cluster`, unless the replica has one, and the contents."""
+    body: Body = {Key.INSTANCE_UUID: str(instance_uuid), Key.SERVER_VERSION: version_id(version)}
+    _name(body, instance_name)
+    return encode_frame({Key.REQUEST_TYPE: Type.JOIN, Key.SYNC: sync}, body)
+
+
+def register(
+    sync: int, instance_uuid: UUID, vclock: VClock, version: tuple[int, int, int], instance_name: str | None = None
+) -> bytes:
+    """REGISTER: an id in `_cluster` for a replica that has the contents up to `vclock`."""
+    body: Body = {
+        Key.INSTANCE_UUID: str(instance_uuid),
+        Key.VCLOCK: dict(vclock),
+        Key.SERVER_VERSION: version_id(version),
+    }
+    _name(body, instance_name)
+    return encode_frame({Key.REQUEST_TYPE: Type.REGISTER, Key.SYNC: sync}, body)
+
+
+def select(sync: int, space_id: int, index_id: int, key: list[Any]) -> bytes:
+    """SELECT of the tuples with this key, 32 at most: as many as a replica set has members."""
+    body: Body = {
+        Key.SPACE_ID: space_id,
+        Key.INDEX_ID: index_id,
+        Key.LIMIT: VCLOCK_MAX,
+        Key.OFFSET: 0,
+        Key.ITERATOR: _ITERATOR_EQ,
+        Key.KEY: key,
+    }
+    return encode_frame({Key.REQUEST_TYPE: Type.SELECT, Key.SYNC: sync}, body)
+
+
+def delete(sync: int, space_id: int, index_id: int, key: list[Any]) -> bytes:
+    """DELETE of the tuple with this key."""
+    body: Body = {Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.KEY: key}
+    return encode_frame({Key.REQUEST_TYPE: Type.DELETE, Key.SYNC: sync}, body)
+
+
 def subscribe(
     sync: int,
     *,
@@ -62,6 +104,7 @@ def subscribe(
     version: tuple[int, int, int],
     anonymous: bool = True,
     id_filter: Iterable[int] = (),
+    instance_name: str | None = None,
 ) -> bytes:
     """SUBSCRIBE: all changes after `vclock`.
 
@@ -77,7 +120,13 @@ def subscribe(
     origins = sorted(id_filter)
     if origins:
         body[Key.ID_FILTER] = origins
+    _name(body, instance_name)
     return encode_frame({Key.REQUEST_TYPE: Type.SUBSCRIBE, Key.SYNC: sync}, body)
+
+
+def _name(body: Body, instance_name: str | None) -> None:
+    if instance_name is not None:
+        body[Key.INSTANCE_NAME] = instance_name
 
 
 def acknowledge(

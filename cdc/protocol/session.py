@@ -1,18 +1,10 @@
 """One connection to a Tarantool server, from the replica's side, as a state machine without a socket.
 
 The caller hands in what arrived (`receive_data`), gets events, and sends on what `data_to_send` returns. The session owns
-the order of things: what may be asked in which state, what may arrive, and what each arrival means. It refuses to know why
-something is asked, what the rows mean, and what time it is.
+the order of things, which is the table in cdc.protocol.states: what may be asked in which state, what may arrive, and what
+each arrival means. It refuses to know why something is asked, what the rows mean, and what time it is.
 
-    GREETING ──greeting──▶ READY ──authenticate──▶ AUTHENTICATING ──ok──▶ READY
-                             │ ├──identify──▶ IDENTIFYING ──ok──▶ READY
-                             │ ├──vote──▶ VOTING ──ok──▶ READY
-                             │ ├──fetch_snapshot──▶ FETCHING ──ok──▶ META ──▶ SNAPSHOT ──ok──▶ READY
-                             │ └──subscribe──▶ SUBSCRIBING ──ok──▶ STREAMING ⟲ rows, heartbeats
-                             any ──error packet, end of stream, malformed bytes──▶ CLOSED
-
-Two rules of the protocol are the table's reason: replication requests tolerate no other pending request on their
-connection, so each request waits for its answer; and one connection can be used for a snapshot and then for the stream.
+Raft's state, which a registered replica is told among its rows, ends here: only the term in it matters, for the ACKs.
 
 Sources: iproto.cc (dispatch), applier.cc (order of requests, the snapshot's three stages), relay.cc (heartbeats).
 """
@@ -21,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Any, Final
 from uuid import UUID
 
@@ -29,63 +20,11 @@ from cdc.errors import CdcError, ConnectionLostError, ProtocolError, Unsupported
 from cdc.protocol import requests
 from cdc.protocol.ballot import Ballot, parse_ballot
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header
-from cdc.protocol.constants import NEWEST_PROVEN_VERSION, STREAM_TYPES, TYPE_NAMES, Key, Type
+from cdc.protocol.constants import NEWEST_PROVEN_VERSION, ROW_TYPES, TYPE_NAMES, Key, Type
 from cdc.protocol.failure import parse_error
 from cdc.protocol.greeting import GREETING_BYTES, Greeting, parse_greeting
+from cdc.protocol.states import TRANSITIONS, Input, State
 from cdc.vclock import VClock
-
-
-class State(Enum):
-    """Where a session stands."""
-
-    GREETING = auto()
-    READY = auto()
-    AUTHENTICATING = auto()
-    IDENTIFYING = auto()
-    VOTING = auto()
-    FETCHING = auto()
-    META = auto()
-    SNAPSHOT = auto()
-    SUBSCRIBING = auto()
-    STREAMING = auto()
-    CLOSED = auto()
-
-
-class Input(Enum):
-    """What moves a session: the caller's requests, and what arrives."""
-
-    GREETING = auto()
-    AUTHENTICATE = auto()
-    IDENTIFY = auto()
-    VOTE = auto()
-    FETCH_SNAPSHOT = auto()
-    SUBSCRIBE = auto()
-    OK = auto()
-    META = auto()
-    META_END = auto()
-    ROW = auto()
-
-
-TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
-    State.GREETING: {Input.GREETING: State.READY},
-    State.READY: {
-        Input.AUTHENTICATE: State.AUTHENTICATING,
-        Input.IDENTIFY: State.IDENTIFYING,
-        Input.VOTE: State.VOTING,
-        Input.FETCH_SNAPSHOT: State.FETCHING,
-        Input.SUBSCRIBE: State.SUBSCRIBING,
-    },
-    State.AUTHENTICATING: {Input.OK: State.READY},
-    State.IDENTIFYING: {Input.OK: State.READY},
-    State.VOTING: {Input.OK: State.READY},
-    State.FETCHING: {Input.OK: State.SNAPSHOT},
-    State.SNAPSHOT: {Input.ROW: State.SNAPSHOT, Input.META: State.META, Input.OK: State.READY},
-    State.META: {Input.ROW: State.META, Input.META_END: State.SNAPSHOT},
-    State.SUBSCRIBING: {Input.OK: State.STREAMING},
-    State.STREAMING: {Input.ROW: State.STREAMING, Input.OK: State.STREAMING},
-    State.CLOSED: {},
-}
-"""Every move a session can make; what isn't here is an error. Error packets and ends of stream close it from any state."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +76,27 @@ class SnapshotFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class Joined:
+    """JOIN is through: the replica has its id. `vclock` is how far the master is; the rows may have led less far."""
+
+    vclock: VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """REGISTER is through: the replica has its id. `vclock` is how far the master is."""
+
+    vclock: VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The tuples that a SELECT has found, or a DELETE has deleted."""
+
+    tuples: list[list[Any]]
+
+
+@dataclass(frozen=True, slots=True)
 class Subscribed:
     """The stream begins. `vclock` is how far the master is, `replica_id` its own id."""
 
@@ -147,7 +107,7 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:
-    """Rows of the stream in the order of the log."""
+    """Rows of the log in its order: of the stream, of JOIN's last stage, or of the answer to REGISTER."""
 
     frames: Frames
 
@@ -167,6 +127,9 @@ Event = (
     | SnapshotStarted
     | SnapshotRows
     | SnapshotFinished
+    | Joined
+    | Registered
+    | Selected
     | Subscribed
     | StreamRows
     | Heartbeat
@@ -192,6 +155,11 @@ class Session:
     def state(self) -> State:
         """Where the session stands."""
         return self._state
+
+    @property
+    def instance_uuid(self) -> UUID:
+        """Who this side is."""
+        return self._instance_uuid
 
     @property
     def greeting(self) -> Greeting:
@@ -233,8 +201,42 @@ class Session:
         instance_uuid = self._instance_uuid if keeps_logs else None
         self._outgoing += requests.fetch_snapshot(self._sync, self._announced_version, instance_uuid)
 
-    def subscribe(self, replicaset_uuid: UUID, vclock: VClock, id_filter: Iterable[int] = ()) -> None:
-        """Ask for all changes after `vclock`, as an anonymous replica."""
+    def join(self, instance_name: str | None = None) -> None:
+        """Ask for an id in the replica set, unless we have one, for the contents, and for the logs to be kept from there on."""
+        self._request(Input.JOIN)
+        name = self._announced_name(instance_name)
+        self._outgoing += requests.join(self._sync, self._instance_uuid, self._announced_version, name)
+
+    def register(self, vclock: VClock, instance_name: str | None = None) -> None:
+        """Ask for an id in the replica set, as a replica that has everything up to `vclock`.
+
+        Old masters (2.6.0 among them) answer with rows from their own position on, whatever `vclock` says: then a hole lies
+        before them. The same rows come with the stream.
+        """
+        self._request(Input.REGISTER)
+        name = self._announced_name(instance_name)
+        self._outgoing += requests.register(self._sync, self._instance_uuid, vclock, self._announced_version, name)
+
+    def select(self, space_id: int, index_id: int, key: list[Any]) -> None:
+        """Ask for the tuples of a system space that have this key."""
+        self._request(Input.SELECT)
+        self._outgoing += requests.select(self._sync, space_id, index_id, key)
+
+    def delete(self, space_id: int, index_id: int, key: list[Any]) -> None:
+        """Delete the tuple of a system space that has this key."""
+        self._request(Input.DELETE)
+        self._outgoing += requests.delete(self._sync, space_id, index_id, key)
+
+    def subscribe(
+        self,
+        replicaset_uuid: UUID,
+        vclock: VClock,
+        id_filter: Iterable[int] = (),
+        *,
+        is_anonymous: bool = True,
+        instance_name: str | None = None,
+    ) -> None:
+        """Ask for all changes after `vclock`, as an anonymous replica or as one that has an id."""
         self._request(Input.SUBSCRIBE)
         self._outgoing += requests.subscribe(
             self._sync,
@@ -242,7 +244,9 @@ class Session:
             instance_uuid=self._instance_uuid,
             vclock=vclock,
             version=self._announced_version,
+            anonymous=is_anonymous,
             id_filter=id_filter,
+            instance_name=self._announced_name(instance_name),
         )
 
     def acknowledge(self, vclock: VClock, timestamp: float | None = None) -> None:
@@ -315,19 +319,17 @@ class Session:
             return
         self._move(Input.ROW)
         match self._state:
-            case State.STREAMING:
+            case State.STREAMING | State.JOIN_FINAL | State.REGISTERING:
                 events.append(StreamRows(frames))
-            case State.SNAPSHOT:
+            case State.SNAPSHOT | State.JOIN_SNAPSHOT:
                 events.append(SnapshotRows(frames))
             case _:
                 for header, body in zip(frames.headers, frames.bodies, strict=True):
                     self._meta(header, body)
 
     def _meta(self, header: Header, body: Body) -> None:
-        """A row of the META stage: the cluster's Raft state and who owns the limbo. Only the term matters to us."""
-        if header[Key.REQUEST_TYPE] == Type.RAFT:
-            self._see_term(body.get(_RAFT_TERM, 0))
-        elif header[Key.REQUEST_TYPE] == Type.RAFT_PROMOTE:
+        """A row of the META stage, which says who owns the limbo. Only the term matters to us."""
+        if header[Key.REQUEST_TYPE] == Type.RAFT_PROMOTE:
             self._see_term(body.get(Key.TERM, 0))
         else:
             raise UnsupportedRowError(f"the snapshot's META stage has a row of type {header[Key.REQUEST_TYPE]}: {header} {body}")
@@ -342,7 +344,10 @@ class Session:
             raise ProtocolError(f"a packet has {kind!r:.50} as its type")
         if kind & Type.ERROR:
             raise parse_error(header, body)
-        if kind == Type.JOIN_META:
+        if kind == Type.RAFT:
+            self._move(Input.RAFT)
+            self._see_term(body.get(_RAFT_TERM, 0))
+        elif kind == Type.JOIN_META:
             self._move(Input.META)
         elif kind == Type.JOIN_SNAPSHOT:
             self._move(Input.META_END)
@@ -366,10 +371,16 @@ class Session:
                 events.append(_identified(body))
             case State.VOTING:
                 events.append(Voted(parse_ballot(body.get(Key.BALLOT))))
-            case State.FETCHING:
+            case State.SELECTING | State.DELETING:
+                events.append(_selected(body))
+            case State.FETCHING | State.JOINING:
                 events.append(SnapshotStarted(VClock.from_wire(body.get(Key.VCLOCK))))
-            case State.SNAPSHOT:
+            case State.SNAPSHOT | State.JOIN_SNAPSHOT:
                 events.append(SnapshotFinished(VClock.from_wire(body.get(Key.VCLOCK))))
+            case State.JOIN_FINAL:
+                events.append(Joined(VClock.from_wire(body.get(Key.VCLOCK))))
+            case State.REGISTERING:
+                events.append(Registered(VClock.from_wire(body.get(Key.VCLOCK))))
             case State.SUBSCRIBING:
                 events.append(_subscribed(header, body))
             case _:
@@ -392,6 +403,9 @@ class Session:
     def _announced_version(self) -> tuple[int, int, int]:
         return min(self.greeting.version, NEWEST_PROVEN_VERSION)
 
+    def _announced_name(self, instance_name: str | None) -> str | None:
+        return instance_name if self.greeting.version >= (3, 0, 0) else None
+
     def _request(self, request: Input) -> None:
         state = TRANSITIONS[self._state].get(request)
         if state is None:
@@ -412,9 +426,9 @@ _RAFT_TERM: Final = 0
 def _not_rows(types: list[Any]) -> list[int]:
     """The places of packets that aren't rows."""
     try:
-        if STREAM_TYPES.issuperset(types):
+        if ROW_TYPES.issuperset(types):
             return []
-        return [index for index, kind in enumerate(types) if kind not in STREAM_TYPES]
+        return [index for index, kind in enumerate(types) if kind not in ROW_TYPES]
     except TypeError:
         # A type that can't be hashed: no server sends one.
         raise ProtocolError("a packet's type isn't a number") from None
@@ -425,6 +439,13 @@ def _identified(body: Body) -> Identified:
     if type(version) is not int or not isinstance(features, list):
         raise ProtocolError(f"the server's answer to ID can't be read: {body!r:.200}")
     return Identified(version, tuple(feature for feature in features if type(feature) is int))
+
+
+def _selected(body: Body) -> Selected:
+    tuples = body.get(Key.DATA)
+    if not isinstance(tuples, list) or not all(isinstance(tuple_, list) for tuple_ in tuples):
+        raise ProtocolError(f"the server's answer to a SELECT or DELETE can't be read: {body!r:.200}")
+    return Selected(tuples)
 
 
 def _subscribed(header: Header, body: Body) -> Subscribed:

@@ -209,9 +209,18 @@ def ask(session: Session, request: Packet, name: str) -> bool:
             session.vote()
         case Type.FETCH_SNAPSHOT:
             session.fetch_snapshot()
+        case Type.JOIN:
+            session.join()
+        case Type.REGISTER:
+            session.register(VClock(request.body[Key.VCLOCK]))
         case Type.SUBSCRIBE:
             body = request.body
-            session.subscribe(UUID(body[Key.REPLICASET_UUID]), VClock(body[Key.VCLOCK]), body.get(Key.ID_FILTER, ()))
+            session.subscribe(
+                UUID(body[Key.REPLICASET_UUID]),
+                VClock(body[Key.VCLOCK]),
+                body.get(Key.ID_FILTER, ()),
+                is_anonymous=body.get(Key.REPLICA_ANON, False),
+            )
         case _:
             return False
     return True

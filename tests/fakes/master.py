@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -28,13 +28,21 @@ REPLICASET: Final = UUID("bbbbbbbb-0000-4000-8000-000000000001")
 SALT: Final = bytes(range(32))
 EPOCH: Final = 1_700_000_000.0
 
-SCHEMA, SPACE, SEQUENCE, INDEX, TRUNCATE = 272, 280, 284, 288, 330
-_SYSTEM: Final = {SCHEMA: "_schema", SPACE: "_space", SEQUENCE: "_sequence", INDEX: "_index", TRUNCATE: "_truncate"}
+SCHEMA, SPACE, SEQUENCE, INDEX, CLUSTER, TRUNCATE = 272, 280, 284, 288, 320, 330
+_SYSTEM: Final = {
+    SCHEMA: "_schema",
+    SPACE: "_space",
+    SEQUENCE: "_sequence",
+    INDEX: "_index",
+    CLUSTER: "_cluster",
+    TRUNCATE: "_truncate",
+}
 _SYSTEM_FORMATS: Final = {
     SCHEMA: ("key", "value"),
     SPACE: ("id", "owner", "name", "engine", "field_count", "flags", "format"),
     SEQUENCE: ("id", "owner", "name", "step", "min", "max", "start", "cache", "cycle"),
     INDEX: ("id", "iid", "name", "type", "opts", "parts"),
+    CLUSTER: ("id", "uuid"),
     TRUNCATE: ("id", "count"),
 }
 
@@ -85,7 +93,15 @@ class Master:
         """Whose changes the next ones are: its own, or those of another member that it relays."""
         self.id = 1
         self.term = 1
-        self.is_loading = False
+        self.is_loading = self.is_read_only = False
+        self.may_write_cluster = True
+        """Whether the user may."""
+        self.during_join: Callable[[], None] | None = None
+        """What happens to the contents while somebody joins, after they have been sent."""
+        self.consumers: dict[UUID, dict[int, int]] = {}
+        """Of each registered replica: from where on it needs the log."""
+        self.streaming: set[UUID] = set()
+        """Who streams over a connection that isn't played here."""
         self.log: list[LogRow] = []
         self.gc_vclock: dict[int, int] = {}
         self._spaces: dict[int, _Space] = {number: _Space() for number in _SYSTEM}
@@ -232,6 +248,25 @@ class Master:
         """A row of a system space that nobody asked for."""
         self.insert(SEQUENCE, number, 1, name, 1, 1, 2**63 - 1, 1, 0, False)
 
+    # Members.
+
+    def members(self) -> dict[UUID, int]:
+        """Instances with an id."""
+        return {UUID(uuid): number for number, uuid in self._spaces[CLUSTER].rows.values()}
+
+    def enroll(self, uuid: UUID) -> int:
+        """Give an instance the smallest free id, unless it has one."""
+        members = self.members()
+        if uuid not in members:
+            members[uuid] = next(number for number in range(1, 32) if number not in members.values())
+            self.insert(CLUSTER, members[uuid], str(uuid))
+        return members[uuid]
+
+    def collect_garbage(self) -> None:
+        """Remove the log that no registered replica needs."""
+        needed = [*self.consumers.values(), self.vclock]
+        self.gc_vclock = {origin: min(vclock.get(origin, 0) for vclock in needed) for origin in self.vclock}
+
     # What it holds.
 
     def id_of(self, space: int | str) -> int:
@@ -264,13 +299,22 @@ class Master:
         """What every database has; its rows are in the first snapshot, not in the log."""
         name = "replicaset_uuid" if self.version >= (3, 0, 0) else "cluster"
         self.insert(SCHEMA, name, str(self.replicaset_uuid))
-        for space_id, space_name in _SYSTEM.items():
-            fields = [{"name": item, "type": "any"} for item in _SYSTEM_FORMATS[space_id]]
-            self.insert(SPACE, space_id, 1, space_name, "memtx", 0, {}, fields)
-            parts = [[0, "unsigned"], [1, "unsigned"]] if space_id == INDEX else [[0, "unsigned"]]
-            self.insert(INDEX, space_id, 0, "primary", "tree", {"unique": True}, parts)
+        for space_id in _SYSTEM:
+            if space_id != CLUSTER:
+                self._define_system_space(space_id)
+        # The members' own space takes no lsns: recorded scenarios and golden files begin with the ones from before it.
+        lsns, clock = dict(self._lsns), self._clock
+        self._define_system_space(CLUSTER)
+        self.enroll(self.uuid)
+        self._lsns, self._clock = lsns, clock
         self.log.clear()
         self.gc_vclock = self.vclock
+
+    def _define_system_space(self, space_id: int) -> None:
+        fields = [{"name": item, "type": "any"} for item in _SYSTEM_FORMATS[space_id]]
+        self.insert(SPACE, space_id, 1, _SYSTEM[space_id], "memtx", 0, {}, fields)
+        parts = [[0, "unsigned"], [1, "unsigned"]] if space_id == INDEX else [[0, "unsigned"]]
+        self.insert(INDEX, space_id, 0, "primary", "tree", {"unique": True}, parts)
 
     def _key(self, space_id: int, row: Row) -> bytes:
         places = [0]
@@ -339,6 +383,8 @@ class MasterConnection:
         self._sent_vclock: dict[int, int] = {}
         self._vclock_sync = 0
         self._told_version = True
+        # Of a registered replica that streams: its UUID, and the id under which it has no changes sent back.
+        self._member: UUID | None = None
         self.acks: list[Ack] = []
         self.subscribed: dict[int, Any] | None = None
         self.is_closed = False
@@ -377,6 +423,8 @@ class MasterConnection:
             self._next += 1
             if row.lsn <= self._since.get(row.origin, 0) or row.origin in self._id_filter:
                 continue
+            if self._member is not None and row.origin == self._master.members().get(self._member):
+                continue
             self._send(row.packet(self._sync))
             self._sent_vclock[row.origin] = row.lsn
             if row_count is not None:
@@ -390,6 +438,11 @@ class MasterConnection:
             return
         self._vclock_sync += 1
         self._send(wire.frame(header, {Key.VCLOCK_SYNC: self._vclock_sync}))
+
+    def raft(self) -> None:
+        """The cluster's Raft state, as a registered replica gets it."""
+        header = {Key.REQUEST_TYPE: Type.RAFT} | ({} if self._master.version >= (3, 2, 2) else {Key.GROUP_ID: 1})
+        self._send(wire.frame(header, {0: self._master.term, 2: 1}))
 
     def fail(self, code: int, message: str, kind: str = "ClientError") -> None:
         """An error packet; the connection is over."""
@@ -419,7 +472,15 @@ class MasterConnection:
                 self._snapshot(body)
             case Type.SUBSCRIBE if self._is_allowed():
                 self._subscribe(body or {})
-            case Type.FETCH_SNAPSHOT | Type.SUBSCRIBE:
+            case Type.JOIN if self._is_allowed():
+                self._join(body or {})
+            case Type.REGISTER if self._is_allowed():
+                self._register(body or {})
+            case Type.SELECT if self._is_allowed():
+                self._select(body or {})
+            case Type.DELETE if self._is_allowed():
+                self._delete(body or {})
+            case Type.FETCH_SNAPSHOT | Type.SUBSCRIBE | Type.JOIN | Type.REGISTER | Type.SELECT | Type.DELETE:
                 self.fail(42, f"Read access to universe '' is denied for user '{self._user}'", "AccessDeniedError")
             case _:
                 self.fail(48, f"Unknown request type {kind}")
@@ -445,16 +506,30 @@ class MasterConnection:
     def _ballot(self) -> dict[int, Any]:
         master = self._master
         if master.version < (2, 10, 0):
-            return {1: False, 4: master.is_loading, 2: master.vclock, 3: master.gc_vclock}
-        return {1: False, 4: False, 5: False, 6: not master.is_loading, 2: master.vclock, 3: master.gc_vclock, 7: False}
+            return {1: master.is_read_only, 4: master.is_loading, 2: master.vclock, 3: master.gc_vclock}
+        return {
+            1: False,
+            4: master.is_read_only,
+            5: False,
+            6: not master.is_loading,
+            2: master.vclock,
+            3: master.gc_vclock,
+            7: False,
+        }
 
     def _snapshot(self, body: dict[int, Any] | None) -> None:
         master = self._master
         if master.version >= (3, 0, 0) and body is None:
             self.fail(20, "Invalid MsgPack - request body")
             return
+        self._contents(body or {})
+        self._send(self._packet(Type.OK, {Key.VCLOCK: master.vclock}))
+
+    def _contents(self, body: dict[int, Any]) -> None:
+        """START, the META stage in the dialects that have it, and the rows of the snapshot."""
+        master = self._master
         self._send(self._packet(Type.OK, {Key.VCLOCK: {0: 3, **master.vclock} if master.version >= (3, 2, 0) else master.vclock}))
-        if master.version >= (2, 10, 0) and (body or {}).get(Key.SERVER_VERSION):
+        if master.version >= (2, 10, 0) and body.get(Key.SERVER_VERSION):
             self._send(self._packet(Type.JOIN_META))
             if master.version >= (3, 0, 0):
                 self._send(self._packet(Type.RAFT, {0: master.term}))
@@ -462,23 +537,105 @@ class MasterConnection:
             self._send(self._packet(Type.JOIN_SNAPSHOT))
         for row in master.snapshot():
             self._send(self._packet(Type.INSERT, row))
+
+    def _join(self, body: dict[int, Any]) -> None:
+        master, uuid = self._master, UUID(body[Key.INSTANCE_UUID])
+        if uuid not in master.members() and not self._may_enroll():
+            return
+        start = master.vclock
+        self._contents(body)
+        if master.during_join is not None:
+            master.during_join()
+        self._send_final(uuid, start, is_join=True)
+
+    def _register(self, body: dict[int, Any]) -> None:
+        master, uuid = self._master, UUID(body[Key.INSTANCE_UUID])
+        if uuid in master.members():
+            self.fail(207, f"Replica '{uuid}' is not anonymous and cannot register.")
+            return
+        if not self._may_enroll():
+            return
+        # 2.6 doesn't look at what the replica has.
+        start: dict[int, int] = master.vclock if master.version < (2, 7, 3) else body[Key.VCLOCK]
+        if self._has_gap(start):
+            return
+        self._send_final(uuid, start, is_join=False)
+
+    def _may_enroll(self) -> bool:
+        if self._master.is_read_only:
+            self.fail(7, "Can't modify data because this instance is in read-only mode.")
+        elif not self._master.may_write_cluster:
+            self.fail(42, f"Write access to space '_cluster' is denied for user '{self._user}'", "AccessDeniedError")
+        return not self.is_closed
+
+    def _send_final(self, uuid: UUID, start: dict[int, int], *, is_join: bool) -> None:
+        """Give the id, and send the log from `start` to where it was given."""
+        master = self._master
+        master.enroll(uuid)
+        stop = master.vclock
+        if is_join:
+            self._send(self._packet(Type.OK, {Key.VCLOCK: stop}))
+        for row in master.log:
+            if start.get(row.origin, 0) < row.lsn <= stop.get(row.origin, 0):
+                self._send(row.packet(self._sync))
         self._send(self._packet(Type.OK, {Key.VCLOCK: master.vclock}))
+        master.consumers[uuid] = stop
+
+    def _select(self, body: dict[int, Any]) -> None:
+        space_id, index_id, (key,) = body[Key.SPACE_ID], body[Key.INDEX_ID], body[Key.KEY]
+        assert (space_id, index_id) in ((CLUSTER, 1), (SCHEMA, 0)), "nothing else is looked up"
+        self._ok({Key.DATA: [row for row in self._master.contents(space_id) if row[index_id] == key]})
+
+    def _delete(self, body: dict[int, Any]) -> None:
+        master = self._master
+        assert (body[Key.SPACE_ID], body[Key.INDEX_ID]) == (CLUSTER, 1), "nothing else is deleted"
+        if not self._may_enroll():
+            return
+        gone = [row for row in master.contents(CLUSTER) if row[1:] == body[Key.KEY]]
+        for number, uuid in gone:
+            master.delete(CLUSTER, number)
+            master.consumers.pop(UUID(uuid), None)
+        self._ok({Key.DATA: gone})
+
+    def _has_gap(self, since: dict[int, int]) -> bool:
+        """Fail if the log doesn't lead from there on."""
+        master = self._master
+        if all(lsn <= since.get(origin, 0) for origin, lsn in master.gc_vclock.items()):
+            return False
+        code = 219 if master.version >= (2, 6, 1) else 32
+        self.fail(code, f"Missing .xlog file between LSN {since} and {master.gc_vclock}", "XlogGapError")
+        return True
 
     def _subscribe(self, body: dict[int, Any]) -> None:
         master = self._master
-        assert body[Key.REPLICA_ANON] is True, "only anonymous replicas are expected here"
+        uuid, is_anonymous = UUID(body[Key.INSTANCE_UUID]), body[Key.REPLICA_ANON]
         assert body[Key.SERVER_VERSION] <= (master.version[0] << 16 | master.version[1] << 8 | master.version[2])
         if master.version >= (2, 11, 0) and UUID(body[Key.REPLICASET_UUID]) != master.replicaset_uuid:
             self.fail(63, f"Replica set UUID mismatch: expected {master.replicaset_uuid}, got {body[Key.REPLICASET_UUID]}")
+            return
+        if is_anonymous and uuid in master.members() and master.version >= (2, 11, 0):
+            self.fail(104, "Can't subscribe an anonymous replica having an ID assigned")
+            return
+        if not is_anonymous and uuid not in master.members():
+            if master.version < (2, 6, 1):
+                self.fail(62, f"Replica {uuid} is not registered with replica set {master.replicaset_uuid}")
+            else:
+                self.fail(220, f"Can't subscribe non-anonymous replica {uuid} until join is done")
+            return
+        if uuid in master.streaming:
+            self.fail(59, "Incorrect value for option 'replication': duplicate connection with the same replica UUID")
             return
         since: dict[int, int] = body[Key.VCLOCK]
         answer = {Key.VCLOCK: master.vclock, Key.REPLICASET_UUID: str(master.replicaset_uuid)}
         header = {Key.REQUEST_TYPE: Type.OK, Key.SYNC: self._sync, Key.REPLICA_ID: master.id}
         self._send(wire.frame(header, answer))
         self.subscribed = body
-        if any(lsn > since.get(origin, 0) for origin, lsn in master.gc_vclock.items()):
-            code = 219 if master.version >= (2, 6, 1) else 32
-            self.fail(code, f"Missing .xlog file between LSN {since} and {master.gc_vclock}", "XlogGapError")
+        if not is_anonymous:
+            self._member = uuid
+            master.consumers.setdefault(uuid, since)
+            if master.version >= (2, 6, 1):
+                self.raft()
+        if self._has_gap(since):
             return
         self._since, self._sent_vclock = since, dict(since)
         self._id_filter = set(body.get(Key.ID_FILTER, ()))
@@ -502,6 +659,8 @@ class MasterConnection:
         term = body.get(Key.TERM)
         assert term is None or term <= self._master.term, "an invented term"
         assert body.get(Key.VCLOCK_SYNC, 0) <= self._vclock_sync, "an invented vclock_sync"
+        if self._member is not None:
+            self._master.consumers[self._member] = vclock
         self.acks.append(Ack(vclock, term, body.get(Key.VCLOCK_SYNC), header.get(Key.TIMESTAMP)))
 
     def _packet(self, kind: int, body: dict[int, Any] | None = None) -> bytes:

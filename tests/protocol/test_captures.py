@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from cdc.protocol import requests
 from cdc.protocol.codec import FrameDecoder
-from cdc.protocol.constants import Key, Type, version_id
+from cdc.protocol.constants import CLUSTER_SPACE, Key, Type, version_id
 from cdc.protocol.greeting import parse_greeting
-from cdc.protocol.session import Event, Heartbeat, Session, State
+from cdc.protocol.session import Event, Heartbeat, Joined, Session, SnapshotFinished, SnapshotStarted, StreamRows
+from cdc.protocol.states import State
 from cdc.vclock import VClock
 from tests.fakes import captures, shown
 from tests.fakes.captures import VERSIONS, Capture
@@ -28,8 +29,8 @@ SYNCHRONOUS = "sync-confirm"
 PLAIN = ("control", "badauth", "fetch_snapshot", "fetch_snapshot_noversion")
 ALL = [(version, name) for version in VERSIONS for name in captures.names(version)]
 SUBSCRIBED = [(version, name) for version, name in ALL if name.startswith("subscribe_")]
-# The registered way (JOIN, REGISTER) is not one that this Session goes.
-PLAYED = [(version, name) for version, name in ALL if name not in ("join", "register", "subscribe")]
+PLAYED = [(version, name) for version, name in ALL if name != "subscribe"]
+REGISTERED = ("join", "register", "subscribe_registered", "subscribe_unregistered")
 
 
 def end_of(capture: Capture) -> str:
@@ -82,7 +83,7 @@ SIZES = st.lists(st.one_of(st.integers(1, 7), st.integers(1, 300), st.integers(1
 @pytest.mark.parametrize("version", VERSIONS)
 @given(sizes=SIZES)
 def test_any_pieces(version: str, sizes: list[int]) -> None:
-    for name in ("control", "fetch_snapshot", "subscribe", "subscribe_xlog_gap"):
+    for name in ("control", "fetch_snapshot", "subscribe", "subscribe_xlog_gap", *REGISTERED):
         capture = captures.load(version, name)
         cut = captures.play(capture, captures.pieces(sizes), until_marker=end_of(capture))
         expected, all_of_it = frame_by_frame(version, name)
@@ -149,8 +150,8 @@ def test_subscribe_says_what_the_recorded_one_said(version: str, name: str, gold
     ((recorded, data),) = sent
     ((header, body),) = _decoded(data)
     expected = dict(recorded.body)
-    # What our session adds: it is always anonymous, and always tells a version.
-    expected[Key.REPLICA_ANON] = True
+    # What our session adds: it always says whether it is anonymous, and always tells a version.
+    expected.setdefault(Key.REPLICA_ANON, False)
     expected[Key.SERVER_VERSION] = version_id(parse_greeting(capture.greeting).version)
     # Component 0 and components of 0 say nothing.
     expected[Key.VCLOCK] = dict(VClock(expected[Key.VCLOCK]))
@@ -168,6 +169,50 @@ def test_fetch_snapshot_always_tells_version_and_uuid(version: str, name: str) -
     ((_, body),) = _decoded(data)
     uuid = str(captures.instance_uuid(capture))
     assert body == {Key.SERVER_VERSION: version_id(parse_greeting(capture.greeting).version), Key.INSTANCE_UUID: uuid}
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(("name", "kind"), [("join", Type.JOIN), ("register", Type.REGISTER)])
+def test_the_registered_way_byte_by_byte(version: str, name: str, kind: int) -> None:
+    capture = captures.load(version, name)
+    ((recorded, data),) = [(request, data) for request, data in captures.play(capture).sent if request.kind == kind]
+    ours, theirs = _decoded(data), _decoded(recorded.data)
+    assert ours == theirs
+    assert data == recorded.data
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_join_gives_contents_and_then_the_log(version: str) -> None:
+    """The first rows have no lsn, the last ones have; among them is the one with our id."""
+    capture = captures.load(version, "join")
+    played = captures.play(capture)
+    assert played.error is None
+    assert played.session.state is State.READY
+    started, _, joined = (event for event in played.events if isinstance(event, SnapshotStarted | SnapshotFinished | Joined))
+    assert isinstance(started, SnapshotStarted)
+    assert isinstance(joined, Joined)
+    (final,) = (event.frames for event in played.events if isinstance(event, StreamRows))
+    ((header, body),) = zip(final.headers, final.bodies, strict=True)
+    assert body == {Key.SPACE_ID: CLUSTER_SPACE, Key.TUPLE: [2, str(captures.instance_uuid(capture))]}
+    assert started.vclock.follow(header[Key.REPLICA_ID], header[Key.LSN]) == joined.vclock
+
+
+def test_rows_of_26_after_register_do_not_follow_its_vclock() -> None:
+    """REGISTER said {1: 150}; 151 was in the log and didn't come: these rows can't be taken for the stream's."""
+    played = captures.play(captures.load("2.6", "register"))
+    (rows,) = (event.frames for event in played.events if isinstance(event, StreamRows))
+    assert [header[Key.LSN] for header in rows.headers] == [152]
+    assert played.session.state is State.READY
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_state_of_raft_is_no_row_of_a_registered_stream(version: str) -> None:
+    played = captures.play(captures.load(version, "subscribe_registered"))
+    kinds = {header[Key.REQUEST_TYPE] for frames in captures.rows(played.events) for header in frames.headers}
+    assert Type.RAFT not in kinds
+    assert played.session.term == (0 if version == "2.6" else 1)
+    recorded = {packet.kind for packet in captures.load(version, "subscribe_registered").answers}
+    assert (Type.RAFT in recorded) == (version != "2.6")
 
 
 ACKS = {

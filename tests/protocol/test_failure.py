@@ -30,7 +30,11 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
         (ErrorCode.LOADING, Remedy.WAIT, "still loading"),
         (ErrorCode.SYSTEM, Remedy.WAIT, r"\(error 115\)$"),
-        (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, r"\(error 220\)$"),
+        (ErrorCode.READONLY, Remedy.WAIT, "name the replica set's leader"),
+        (ErrorCode.UNKNOWN_REPLICA, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
+        (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
+        (ErrorCode.REPLICA_NOT_ANON, Remedy.WAIT, "got its id just now"),
+        (ErrorCode.PROTOCOL, Remedy.OPERATOR, "tarantool-cdc unregister"),
         (9999, Remedy.OPERATOR, r"\(error 9999\)$"),
     ],
 )

@@ -18,7 +18,9 @@ from hypothesis import strategies as st
 from cdc.errors import CdcError
 from cdc.pipeline import Pipeline
 from cdc.position import Position
-from cdc.protocol.session import Session, State
+from cdc.protocol.constants import Type
+from cdc.protocol.session import Heartbeat, Registered, Selected, Session, StreamRows
+from cdc.protocol.states import State
 from cdc.vclock import VClock
 from tests.fakes import captures, wire
 from tests.fakes.captures import VERSIONS
@@ -47,6 +49,13 @@ def recorded(version: str) -> tuple[bytes, bytes, bytes]:
     return auth.answer, contents.answer, rows
 
 
+@functools.cache
+def recorded_member(version: str) -> tuple[bytes, bytes, bytes]:
+    """The same of a registered replica: JOIN, then its stream."""
+    auth, contents = captures.load(version, "join").exchanges()
+    return auth.answer, contents.answer, captures.load(version, "subscribe_registered").stream()
+
+
 def mutated(data: bytes, rng: random.Random, count: int) -> bytes:
     """Some bytes changed, lost, added or doubled; often in a place that the lengths still fit."""
     changed = bytearray(data)
@@ -67,16 +76,16 @@ def mutated(data: bytes, rng: random.Random, count: int) -> bytes:
     return bytes(changed)
 
 
-def hostile(version: str, rng: random.Random, change: Callable[[bytes], bytes], at: int) -> None:
+def hostile(version: str, rng: random.Random, change: Callable[[bytes], bytes], at: int, *, is_member: bool = False) -> None:
     """A connection whose answer number `at` is changed; returns if all is well or a CdcError says that it isn't."""
-    capture = captures.load(version, "fetch_snapshot")
-    answers = [capture.greeting, *recorded(version)]
+    capture = captures.load(version, "join" if is_member else "fetch_snapshot")
+    answers = [capture.greeting, *(recorded_member(version) if is_member else recorded(version))]
     answers[at] = change(answers[at])
     session, target = Session(captures.SERVER, frame_bytes_max=LIMIT), pipeline(on_error=rng.choice(["fail", "dlq"]))
     requests: list[Callable[[], None]] = [
         lambda: session.authenticate("cdc", "s3cret"),
-        session.fetch_snapshot,
-        lambda: session.subscribe(captures.REPLICASET, VClock({1: 145})),
+        session.join if is_member else session.fetch_snapshot,
+        lambda: session.subscribe(captures.REPLICASET, VClock({1: 145}), is_anonymous=not is_member),
     ]
     try:
         for answer, request in zip(answers, [*requests, None], strict=True):
@@ -100,6 +109,62 @@ def hostile(version: str, rng: random.Random, change: Callable[[bytes], bytes], 
 def test_changed_bytes(version: str, seed: int) -> None:
     rng = random.Random(seed)
     hostile(version, rng, lambda data: mutated(data, rng, rng.choice([1, 1, 2, 5, 40])), rng.choice([0, 1, 2, 2, 3, 3, 3]))
+
+
+@settings(SOME, max_examples=60)
+@pytest.mark.parametrize("version", VERSIONS)
+@given(seed=SEEDS)
+def test_changed_bytes_of_a_registered_replica(version: str, seed: int) -> None:
+    rng = random.Random(seed)
+    at = rng.choice([2, 2, 2, 3, 3])
+    hostile(version, rng, lambda data: mutated(data, rng, rng.choice([1, 1, 2, 5, 40])), at, is_member=True)
+
+
+@settings(SOME, max_examples=60)
+@pytest.mark.parametrize("request_", [Type.REGISTER, Type.SELECT, Type.DELETE])
+@given(seed=SEEDS)
+def test_changed_answers(request_: int, seed: int) -> None:
+    """REGISTER, as 2.6 answered it, and what asks for our id."""
+    rng = random.Random(seed)
+    session = Session(captures.SERVER, frame_bytes_max=LIMIT)
+    session.receive_data(captures.load("2.6", "register").greeting)
+    answer = wire.frame({0: 0, 1: 1, 5: 90}, {0x30: [[2, str(captures.SERVER)]]})
+    match request_:
+        case Type.REGISTER:
+            session.register(VClock({1: 150}))
+            answer = captures.load("2.6", "register").stream()
+        case Type.SELECT:
+            session.select(320, 1, [str(captures.SERVER)])
+        case _:
+            session.delete(320, 0, [2])
+    try:
+        for piece in captures.pieces(rng.choice([1, 5, 50]) for _ in range(200))(mutated(answer, rng, rng.choice([1, 1, 2, 5]))):
+            for event in session.receive_data(piece):
+                assert isinstance(event, StreamRows | Registered | Selected | Heartbeat)
+    except CdcError as error:
+        said(error)
+    assert session.state in (State.REGISTERING, State.SELECTING, State.DELETING, State.READY, State.CLOSED)
+
+
+@settings(SOME, max_examples=60)
+@pytest.mark.parametrize("version", VERSIONS)
+@given(seed=SEEDS)
+def test_raft_rows_anywhere_in_the_stream(version: str, seed: int) -> None:
+    """Wherever they come, the rows are the same and in the same order, and the term is the highest."""
+    rng = random.Random(seed)
+    rows = [packet.data for packet in captures.packets(captures.load(version, "subscribe").stream("types"))[1:]]
+    terms = [rng.randrange(1, 1000) for _ in range(rng.randrange(1, 8))]
+    mixed = list(rows)
+    for term in terms:
+        mixed.insert(rng.randrange(len(mixed) + 1), wire.frame({0: Type.RAFT, 7: 1}, {0: term, 2: 1, 3: {1: 5}}))
+    found = []
+    for data in (b"".join(rows), b"".join(mixed)):
+        session = streaming()
+        cut = captures.pieces(rng.choice([1, 50, 5000]) for _ in range(200))
+        events = [event for piece in cut(data) for event in session.receive_data(piece)]
+        found.append(b"".join(event.frames.data for event in events if isinstance(event, StreamRows)))
+    assert found[0] == found[1] != b""
+    assert session.term == max(terms)
 
 
 @SOME

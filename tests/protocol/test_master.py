@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
-from cdc.errors import PositionError, ServerError
+from cdc.change import Broadcast, Message
+from cdc.errors import PositionError, Remedy, ServerError
+from cdc.protocol.constants import CLUSTER_SPACE
 from cdc.protocol.failure import XlogGapError
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master, MasterConnection
-from tests.fakes.replica import Replica
+from tests.fakes.replica import INSTANCE, Replica
 
 
 def shop(version: str) -> Master:
@@ -113,6 +117,149 @@ def test_other_replica_set(version: str) -> None:
     master.replicaset_uuid = type(master.replicaset_uuid)(int=1)
     with pytest.raises(PositionError if version == "2.6" else ServerError, match=r"replica set|Replica set"):
         replica.connect()
+
+
+# A registered replica.
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_joining_while_others_write(version: str) -> None:
+    """What is written while the contents are sent comes behind them, once, and the stream goes on from there."""
+    master = shop(version)
+    master.during_join = lambda: master.insert("users", 3, "three")
+    replica = Replica(master, registered=True)
+    replica.connect()
+    assert master.members()[INSTANCE] == 2
+    assert replica.pipeline.position.vclock == VClock(master.vclock)
+    assert replica.session.term == (0 if version == "2.6" else 1)
+    changed = users_of(replica.news())
+    assert changed == ["r", "r", "c"]
+    master.during_join = None
+    master.insert("users", 4, "four")
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
+    assert users_of(replica.news()) == ["c"]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_logs_stay_for_a_registered_replica_until_it_acknowledges(version: str) -> None:
+    master = shop(version)
+    replica = Replica(master, registered=True, on_gap="fail")
+    replica.connect()
+    replica.crash()
+    for number in range(10, 15):
+        master.insert("users", number, "x")
+    master.collect_garbage()
+    replica.connect()
+    assert str(replica.decision) == "Continue()"
+    replica.relay.relay()
+    replica.receive()
+    replica.acknowledge()
+    master.collect_garbage()
+    assert master.gc_vclock != master.vclock
+    replica.commit()
+    replica.acknowledge()
+    master.collect_garbage()
+    assert master.gc_vclock == master.vclock
+    if version != "2.6":
+        assert replica.relay.acks[-1].term == 1
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_anonymous_replica_becomes_a_registered_one(version: str) -> None:
+    """With changes in between, which an old master leaves out of its answer to REGISTER."""
+    master, replica = following(version)
+    replica.news()
+    replica.crash()
+    master.insert("users", 3, "three")
+    master.delete("users", 1)
+    member = Replica(master, registered=True)
+    member.topics = replica.topics
+    member.connect()
+    assert str(member.decision) == "Continue()"
+    member.relay.relay()
+    member.receive()
+    member.commit()
+    assert member.pipeline.position.vclock == VClock(master.vclock)
+    ops = users_of(member.topics.committed)
+    assert ops == ["r", "r", "c", "d", None]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_terms_that_come_between_rows(version: str) -> None:
+    master = shop(version)
+    replica = Replica(master, registered=True)
+    replica.connect()
+    replica.news()
+    for term in (7, 9):
+        master.insert("users", term, "x")
+        replica.relay.relay()
+        master.term = term
+        replica.relay.raft()
+    replica.receive()
+    replica.commit()
+    assert users_of(replica.news()) == ["c", "c"]
+    assert replica.session.term == 9
+    replica.acknowledge()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_read_only_master_gives_no_id(version: str) -> None:
+    master = shop(version)
+    master.is_read_only = True
+    with pytest.raises(ServerError, match="name the replica set's leader") as caught:
+        Replica(master, registered=True).connect()
+    assert caught.value.remedy is Remedy.WAIT
+    assert INSTANCE not in master.members()
+    master.is_read_only = False
+    replica = Replica(master, registered=True)
+    replica.connect()
+    replica.crash()
+    master.is_read_only = True
+    replica.connect()  # it has its id
+    replica.forced_snapshot = "for this test"
+    replica.connect()
+    assert list(master.members().values()) == [1, 2]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_no_right_to_be_registered(version: str) -> None:
+    master = shop(version)
+    master.may_write_cluster = False
+    with pytest.raises(ServerError, match="'replication'"):
+        Replica(master, registered=True).connect()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_id_that_was_taken_away(version: str) -> None:
+    """The next connection asks for another one."""
+    master = shop(version)
+    replica = Replica(master, registered=True)
+    replica.connect()
+    replica.crash()
+    master.delete(CLUSTER_SPACE, 2)
+    replica.connect()
+    assert str(replica.decision) == "Continue()"
+    assert master.members()[INSTANCE] == 2
+
+
+def test_registered_replica_that_says_it_is_anonymous() -> None:
+    for version in ("2.11", "3.3"):
+        master = shop(version)
+        replica = Replica(master, registered=True)
+        replica.connect()
+        replica.crash()
+        anonymous = Replica(master)
+        anonymous.topics = replica.topics
+        with pytest.raises(ServerError, match="tarantool-cdc unregister"):
+            anonymous.connect()
+
+
+def users_of(messages: list[Message | Broadcast]) -> list[str | None]:
+    """What the events of the space say has happened; None for a tombstone."""
+    values = [value for topic, _, value in (each for each in messages if isinstance(each, tuple)) if topic == "shop.users"]
+    return [None if value is None else str(json.loads(value)["op"]) for value in values]
 
 
 def test_the_master_notices_a_bad_replica() -> None:

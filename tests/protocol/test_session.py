@@ -12,24 +12,26 @@ from uuid import UUID
 
 import pytest
 
-import cdc.protocol.session as module
+import cdc.protocol.states as module
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, Remedy, ServerError, UnsupportedRowError
+from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.constants import Type
 from cdc.protocol.session import (
-    TRANSITIONS,
     Greeted,
     Heartbeat,
     Identified,
-    Input,
+    Joined,
+    Registered,
+    Selected,
     Session,
     SnapshotFinished,
     SnapshotRows,
     SnapshotStarted,
-    State,
     StreamRows,
     Subscribed,
     Voted,
 )
+from cdc.protocol.states import TRANSITIONS, Input, State
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import REPLICASET, Master, MasterConnection
@@ -42,17 +44,22 @@ REQUESTS: dict[Input, Callable[[Session], None]] = {
     Input.AUTHENTICATE: lambda session: session.authenticate("cdc", "secret"),
     Input.IDENTIFY: lambda session: session.identify(),
     Input.VOTE: lambda session: session.vote(),
+    Input.SELECT: lambda session: session.select(320, 1, [str(OURS)]),
+    Input.DELETE: lambda session: session.delete(320, 0, [2]),
+    Input.JOIN: lambda session: session.join(),
+    Input.REGISTER: lambda session: session.register(VClock({1: 5})),
     Input.FETCH_SNAPSHOT: lambda session: session.fetch_snapshot(),
     Input.SUBSCRIBE: lambda session: session.subscribe(REPLICASET, VClock({1: 5})),
 }
 
 # An answer that every state that takes one can read.
-OK = wire.frame({0: 0, 1: 1, 2: 1}, {0x26: {1: 5}, 0x29: {2: {}, 3: {}, 6: True}, 0x54: 4, 0x55: [0, 1]})
+OK = wire.frame({0: 0, 1: 1, 2: 1}, {0x26: {1: 5}, 0x29: {2: {}, 3: {}, 6: True}, 0x30: [[2, "u"]], 0x54: 4, 0x55: [0, 1]})
 ARRIVALS: dict[Input, bytes] = {
     Input.OK: OK,
     Input.META: wire.frame({0: Type.JOIN_META, 1: 1}),
     Input.META_END: wire.frame({0: Type.JOIN_SNAPSHOT, 1: 1}),
     Input.ROW: ROW,
+    Input.RAFT: wire.frame({0: Type.RAFT, 7: 1}, {0: 3, 2: 1}),
 }
 
 TO: dict[State, list[Callable[[Session], object]]] = {
@@ -61,6 +68,8 @@ TO: dict[State, list[Callable[[Session], object]]] = {
     State.AUTHENTICATING: [REQUESTS[Input.AUTHENTICATE]],
     State.IDENTIFYING: [REQUESTS[Input.IDENTIFY]],
     State.VOTING: [REQUESTS[Input.VOTE]],
+    State.SELECTING: [REQUESTS[Input.SELECT]],
+    State.DELETING: [REQUESTS[Input.DELETE]],
     State.FETCHING: [REQUESTS[Input.FETCH_SNAPSHOT]],
     State.SNAPSHOT: [REQUESTS[Input.FETCH_SNAPSHOT], lambda session: session.receive_data(OK)],
     State.META: [
@@ -68,6 +77,19 @@ TO: dict[State, list[Callable[[Session], object]]] = {
         lambda session: session.receive_data(OK),
         lambda session: session.receive_data(ARRIVALS[Input.META]),
     ],
+    State.JOINING: [REQUESTS[Input.JOIN]],
+    State.JOIN_SNAPSHOT: [REQUESTS[Input.JOIN], lambda session: session.receive_data(OK)],
+    State.JOIN_META: [
+        REQUESTS[Input.JOIN],
+        lambda session: session.receive_data(OK),
+        lambda session: session.receive_data(ARRIVALS[Input.META]),
+    ],
+    State.JOIN_FINAL: [
+        REQUESTS[Input.JOIN],
+        lambda session: session.receive_data(OK),
+        lambda session: session.receive_data(OK),
+    ],
+    State.REGISTERING: [REQUESTS[Input.REGISTER]],
     State.SUBSCRIBING: [REQUESTS[Input.SUBSCRIBE]],
     State.STREAMING: [REQUESTS[Input.SUBSCRIBE], lambda session: session.receive_data(OK)],
     State.CLOSED: [lambda session: session.receive_end()],
@@ -99,6 +121,10 @@ def test_the_table_is_the_protocol() -> None:
         "READY AUTHENTICATE AUTHENTICATING",
         "READY IDENTIFY IDENTIFYING",
         "READY VOTE VOTING",
+        "READY SELECT SELECTING",
+        "READY DELETE DELETING",
+        "READY JOIN JOINING",
+        "READY REGISTER REGISTERING",
         "READY FETCH_SNAPSHOT FETCHING",
         "READY SUBSCRIBE SUBSCRIBING",
         "AUTHENTICATING OK READY",
@@ -108,9 +134,24 @@ def test_the_table_is_the_protocol() -> None:
         "SNAPSHOT ROW SNAPSHOT",
         "SNAPSHOT META META",
         "SNAPSHOT OK READY",
+        "SELECTING OK READY",
+        "DELETING OK READY",
         "META ROW META",
+        "META RAFT META",
         "META META_END SNAPSHOT",
+        "JOINING OK JOIN_SNAPSHOT",
+        "JOIN_SNAPSHOT ROW JOIN_SNAPSHOT",
+        "JOIN_SNAPSHOT META JOIN_META",
+        "JOIN_SNAPSHOT OK JOIN_FINAL",
+        "JOIN_META ROW JOIN_META",
+        "JOIN_META RAFT JOIN_META",
+        "JOIN_META META_END JOIN_SNAPSHOT",
+        "JOIN_FINAL ROW JOIN_FINAL",
+        "JOIN_FINAL OK READY",
+        "REGISTERING ROW REGISTERING",
+        "REGISTERING OK READY",
         "SUBSCRIBING OK STREAMING",
+        "STREAMING RAFT STREAMING",
         "STREAMING ROW STREAMING",
         "STREAMING OK STREAMING",
     }
@@ -139,7 +180,7 @@ def test_every_pair(state: State, given: Input) -> None:
         data = GREETING + data  # it can't arrive before
     if state is State.CLOSED:
         assert session.receive_data(data) == []
-    elif state is State.META and given is Input.ROW:
+    elif state in (State.META, State.JOIN_META) and given is Input.ROW:
         with pytest.raises(UnsupportedRowError, match="META stage has a row of type 2"):
             session.receive_data(data)
         following = State.CLOSED
@@ -156,13 +197,13 @@ def test_every_pair(state: State, given: Input) -> None:
 def test_the_diagram_shows_the_table() -> None:
     """Names of states, and each arrow of a request and of the answer to it."""
     assert module.__doc__ is not None
-    named = set(re.findall(r"\b[A-Z]{4,}\b", module.__doc__))
+    named = set(re.findall(r"\b[A-Z_]{4,}\b", module.__doc__))
     assert {state.name for state in State} <= named
     flat = module.__doc__.replace("\n", " ")
     for given, following in TRANSITIONS[State.READY].items():
         assert re.search(rf"──{given.name.lower()}──▶ {following.name} ──ok──▶", flat), given
     assert "GREETING ──greeting──▶ READY" in flat
-    for state in (State.AUTHENTICATING, State.IDENTIFYING, State.VOTING):
+    for state in (State.AUTHENTICATING, State.IDENTIFYING, State.VOTING, State.SELECTING, State.DELETING):
         assert TRANSITIONS[state] == {Input.OK: State.READY}
         assert f"{state.name} ──ok──▶ READY" in flat
     assert TRANSITIONS[State.CLOSED] == {}
@@ -237,12 +278,17 @@ def test_answer_to_identify_that_cannot_be_read(body: dict[int, object]) -> None
         one_event(State.IDENTIFYING, answer(body))
 
 
-def test_ballot_of_26() -> None:
-    event = one_event(State.VOTING, answer({0x29: {1: True, 2: {0: 9, 1: 150}, 3: {1: 7}, 4: True}}))
+@pytest.mark.parametrize(
+    ("read_only", "loading", "is_ready"),
+    [(False, False, True), (False, True, False), (True, True, True)],
+    ids=["writable", "still loading", "read-only, and loading as far as it tells"],
+)
+def test_ballot_of_26(read_only: bool, loading: bool, is_ready: bool) -> None:
+    event = one_event(State.VOTING, answer({0x29: {1: read_only, 2: {0: 9, 1: 150}, 3: {1: 7}, 4: loading}}))
     assert isinstance(event, Voted)
     ballot = event.ballot
     assert (ballot.vclock, ballot.gc_vclock) == (VClock({1: 150}), VClock({1: 7}))
-    assert (ballot.is_read_only, ballot.is_ready, ballot.is_anonymous) == (True, False, False)
+    assert (ballot.is_read_only, ballot.is_ready, ballot.is_anonymous) == (read_only, is_ready, False)
 
 
 def test_ballot_of_later_versions() -> None:
@@ -272,8 +318,81 @@ def test_snapshot_and_its_position() -> None:
     assert session.state is State.READY
 
 
+_WITH_VCLOCK = [
+    State.FETCHING,
+    State.SNAPSHOT,
+    State.JOINING,
+    State.JOIN_SNAPSHOT,
+    State.JOIN_FINAL,
+    State.REGISTERING,
+    State.SUBSCRIBING,
+]
+
+
+def test_join_and_its_positions() -> None:
+    """Rows with an lsn follow the contents; where they lead is what they say, not what any of the vclocks does."""
+    session = session_in(State.JOINING)
+    meta = ARRIVALS[Input.META] + ARRIVALS[Input.RAFT] + ARRIVALS[Input.META_END]
+    data = answer({0x26: {0: 3, 1: 8}}) + meta + ROW + ROW + answer({0x26: {1: 10}}) + ROW + answer({0x26: {1: 12}})
+    started, rows, finished, final, joined = session.receive_data(data)
+    assert started == SnapshotStarted(VClock({1: 8}))
+    assert isinstance(rows, SnapshotRows)
+    assert len(rows.frames) == 2
+    assert finished == SnapshotFinished(VClock({1: 10}))
+    assert isinstance(final, StreamRows)
+    assert len(final.frames) == 1
+    assert joined == Joined(VClock({1: 12}))
+    assert session.state is State.READY
+    assert session.term == 3
+
+
+def test_registration() -> None:
+    session = session_in(State.REGISTERING)
+    rows, registered = session.receive_data(ROW + ROW + answer({0x26: {1: 9}}))
+    assert isinstance(rows, StreamRows)
+    assert len(rows.frames) == 2
+    assert registered == Registered(VClock({1: 9}))
+    assert session.state is State.READY
+
+
+@pytest.mark.parametrize("state", [State.SELECTING, State.DELETING])
+def test_found_tuples(state: State) -> None:
+    assert one_event(state, answer({0x30: [[3, str(OURS)]]})) == Selected([[3, str(OURS)]])
+    assert one_event(state, answer({0x30: []})) == Selected([])
+    bodies: list[dict[int, object]] = [{}, {0x30: None}, {0x30: 1}, {0x30: [1]}, {0x30: {1: 2}}]
+    for body in bodies:
+        with pytest.raises(ProtocolError, match="SELECT or DELETE"):
+            one_event(state, answer(body))
+
+
+NAMED: list[Callable[[Session], None]] = [
+    lambda session: session.join("reader"),
+    lambda session: session.register(VClock({1: 5}), "reader"),
+    lambda session: session.subscribe(REPLICASET, VClock({1: 5}), is_anonymous=False, instance_name="reader"),
+]
+
+
+@pytest.mark.parametrize("request_", NAMED)
+def test_a_name_goes_to_servers_that_know_names(request_: Callable[[Session], None]) -> None:
+    for version in ("2.11", "3.3"):
+        session = Session(OURS)
+        session.receive_data(MasterConnection(Master(version)).data_to_send())
+        request_(session)
+        (body,) = FrameDecoder().feed(session.data_to_send()).bodies
+        assert body.get(0x5D) == ("reader" if version == "3.3" else None)
+
+
+def test_an_anonymous_replica_says_so_and_a_registered_one_does_not() -> None:
+    for is_anonymous in (True, False):
+        session = session_in(State.READY)
+        session.subscribe(REPLICASET, VClock({1: 5}), is_anonymous=is_anonymous)
+        (body,) = FrameDecoder().feed(session.data_to_send()).bodies
+        assert body[0x50] is is_anonymous
+        assert body[0x06]
+
+
 @pytest.mark.parametrize("body", [{}, {0x26: None}, {0x26: [1]}, {0x26: {1: "x"}}, {0x26: {99: 1}}])
-@pytest.mark.parametrize("state", [State.FETCHING, State.SNAPSHOT, State.SUBSCRIBING])
+@pytest.mark.parametrize("state", _WITH_VCLOCK)
 def test_vclock_that_cannot_be_read(state: State, body: dict[int, object]) -> None:
     with pytest.raises(ProtocolError, match="vclock"):
         one_event(state, answer(body))
@@ -303,6 +422,27 @@ def test_rows_and_heartbeats_keep_their_order() -> None:
     assert [type(event).__name__ for event in events] == ["StreamRows", "Heartbeat", "StreamRows", "Heartbeat", "Heartbeat"]
     assert [len(event.frames) for event in events if isinstance(event, StreamRows)] == [2, 1]
     assert events[1] == Heartbeat(12.5)
+
+
+def test_the_state_of_raft_ends_in_the_session() -> None:
+    """Between rows of one piece: what is left is their order and the highest term."""
+    session = session_in(State.STREAMING)
+    confirm = wire.frame({0: Type.RAFT_CONFIRM, 1: 1, 2: 1, 3: 6, 4: 1.0}, {2: 1, 3: 5})
+    raft = [wire.frame({0: Type.RAFT, 7: 1}, {0: term, 2: 1}) for term in (5, 9, 7)]
+    events = session.receive_data(ROW + raft[0] + confirm + ROW + raft[1] + raft[2] + ROW)
+    assert [type(event).__name__ for event in events] == ["StreamRows"] * 3
+    kinds = [header[0] for event in events if isinstance(event, StreamRows) for header in event.frames.headers]
+    assert kinds == [Type.INSERT, Type.RAFT_CONFIRM, Type.INSERT, Type.INSERT]
+    assert b"".join(event.frames.data for event in events if isinstance(event, StreamRows)) == ROW + confirm + ROW + ROW
+    assert session.term == 9
+    session.acknowledge(VClock({1: 5}))
+    assert session.data_to_send() == wire.frame({0: 0, 2: 0}, {0x26: {1: 5}, 0x53: 9})
+
+
+@pytest.mark.parametrize("term", ["1", -1, None, 1.0, True])
+def test_term_in_the_stream_that_cannot_be_one(term: object) -> None:
+    with pytest.raises(ProtocolError, match="Raft term"):
+        session_in(State.STREAMING).receive_data(ROW + wire.frame({0: Type.RAFT}, {0: term}))
 
 
 def test_heartbeat_without_a_time() -> None:

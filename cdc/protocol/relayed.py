@@ -1,0 +1,114 @@
+"""What a relay would send of a log's rows, and what FETCH_SNAPSHOT would of a snapshot's: neither sends what is local.
+
+    in the file   {1: 20} tsn 0 │ {1: 21} tsn 1 │ {0: 3} local │ {1: 22} NOP, commit         up to 2.11
+                  {1: 20} tsn 0 │ {1: 21} tsn 1 │ {0: 3} local, commit                       from 3.0 on
+    sent          {1: 20} tsn 0 │ {1: 21} tsn 1 │ {1: 22} NOP, commit
+                  {1: 20} tsn 0 │ {1: 21} tsn 1, commit
+
+Rows of local spaces have group 1, and mostly no replica id; where an old version gave them one, they are sent as NOPs, so that
+the vclock moves on. Where the row that ends a transaction is left out, a NOP at the place of the last row before it ends it
+here: that row may be out already, and can't be given the flag any more.
+
+Sources: src/box/relay.cc (relay_send_row, relay_process_row, relay_send_initial_join_row), wal.c (wal_assign_lsn), txn.c,
+memtx_engine.cc (checkpoint_write_raft, checkpoint_write_synchro), and the files of a live 2.6.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cdc.errors import ProtocolError
+from cdc.protocol.codec import Body, Frames, Header, encode_frame
+from cdc.protocol.constants import Flag, Key, Type
+
+_GROUP_ID: Final = Key.GROUP_ID
+_LOCAL: Final = 1
+_STATE_TYPES: Final = (Type.RAFT, Type.RAFT_PROMOTE)
+
+
+class Relay:
+    """Leaves out what a relay does, of one log's rows."""
+
+    def __init__(self, excluded: frozenset[int] = frozenset()) -> None:
+        """`excluded` are origins whose rows aren't wanted either."""
+        self._excluded = tuple(excluded)
+        # The last row that was let through, if its transaction goes on behind it.
+        self._open: Header | None = None
+
+    def rows(self, frames: Frames) -> Frames:
+        """The rows that a replica would be sent, of the next ones in the log. Raises ProtocolError for a malformed local row."""
+        headers = frames.headers
+        if not headers:
+            return frames
+        if not self._excluded and not [header for header in headers if _GROUP_ID in header]:
+            self._pass(headers[-1])
+            return frames
+        kept = _Kept()
+        for index, header in enumerate(headers):
+            if header.get(Key.REPLICA_ID) in self._excluded:
+                continue
+            if header.get(_GROUP_ID) != _LOCAL:
+                kept.add(header, frames.bodies[index], frames.raw(index))
+                self._pass(header)
+                continue
+            stand_in = self._stand_in(header)
+            if stand_in is not None:
+                kept.add(stand_in, {}, _encoded(stand_in))
+                self._pass(stand_in)
+        return kept.frames()
+
+    def _stand_in(self, local: Header) -> Header | None:
+        """The header of the NOP that is sent for a local row, if one is."""
+        if local.get(Key.REPLICA_ID):
+            return {key: value for key, value in local.items() if key != _GROUP_ID} | {Key.REQUEST_TYPE: Type.NOP}
+        if self._open is not None and _commits(local):
+            return {**self._open, Key.REQUEST_TYPE: Type.NOP, Key.FLAGS: local[Key.FLAGS]}
+        return None
+
+    def _pass(self, header: Header) -> None:
+        self._open = header if Key.TSN in header and not _commits(header) else None
+
+
+def snapshot_rows(frames: Frames) -> Frames:
+    """The rows of a snapshot that a replica would be sent: none of local spaces, and nothing about elections and promotions."""
+    headers = frames.headers
+    if not [header for header in headers if _GROUP_ID in header or header.get(Key.REQUEST_TYPE) in _STATE_TYPES]:
+        return frames
+    kept = _Kept()
+    for index, header in enumerate(headers):
+        if header.get(_GROUP_ID) != _LOCAL and header.get(Key.REQUEST_TYPE) not in _STATE_TYPES:
+            kept.add(header, frames.bodies[index], frames.raw(index))
+    return kept.frames()
+
+
+def _commits(header: Header) -> bool:
+    flags = header.get(Key.FLAGS, 0)
+    return isinstance(flags, int) and bool(flags & Flag.COMMIT)
+
+
+def _encoded(header: Header) -> bytes:
+    try:
+        return encode_frame(header)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ProtocolError(f"a local row has a header that can't be followed: {header!r:.500}") from error
+
+
+class _Kept:
+    """Columns of rows that are kept."""
+
+    def __init__(self) -> None:
+        self._headers: list[Header] = []
+        self._bodies: list[Body] = []
+        self._raws: list[bytes] = []
+        self._ends: list[int] = []
+        self._end = 0
+
+    def add(self, header: Header, body: Body, raw: bytes) -> None:
+        self._end += len(raw)
+        self._headers.append(header)
+        self._bodies.append(body)
+        self._raws.append(raw)
+        self._ends.append(self._end)
+
+    def frames(self) -> Frames:
+        return Frames(self._headers, self._bodies, b"".join(self._raws), self._ends)
