@@ -1,15 +1,17 @@
-"""`tarantool-cdc decode`: what stands in a captured connection, as JSON lines.
+"""`tarantool-cdc decode`: what stands in a captured connection, or in one of Tarantool's own files, as JSON lines.
 
-A capture is the bytes of one side of a connection, plain or gzip: the server's begins with its greeting, the client's
-doesn't. Nothing is interpreted beyond the names of keys and types, so a stream that the daemon refuses can be looked at.
+A capture is the bytes of one side of a connection: the server's begins with its greeting, the client's doesn't. A .snap or
+.xlog begins with its text header. Both may be gzip. Nothing is interpreted beyond the names of keys and types, so a stream that
+the daemon refuses can be looked at.
 """
 
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final, cast
 
 from cdc.errors import ConfigurationError, EncodingError, ProtocolError
 from cdc.json_values import encode, plain
@@ -17,6 +19,8 @@ from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import KEY_NAMES, TYPE_NAMES, Key, Type
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.protocol.greeting import GREETING_BYTES, parse_greeting
+from cdc.protocol.log_file import LogFileDecoder
+from cdc.sources.files import told
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _FILE_MAGIC: Final = (b"SNAP\n", b"XLOG\n", b"VYLOG\n", b"RUN\n", b"INDEX\n")
@@ -24,27 +28,66 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 def decode_file(path: Path) -> Iterator[str]:
-    """The capture's packets as JSON objects, one a line. Raises ConfigurationError or ProtocolError."""
+    """The file's packets or rows as JSON objects, one a line. Raises ConfigurationError, ProtocolError or LogFileError."""
     try:
-        data = path.read_bytes()
-        if data.startswith(_GZIP_MAGIC):
-            data = gzip.decompress(data)
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+        with _opened(path) as stream:
+            beginning = stream.read(GREETING_BYTES)
+            if beginning.startswith(_FILE_MAGIC):
+                with told(path):
+                    yield from _log_lines(beginning, stream)
+            else:
+                yield from _capture_lines(beginning, stream, path)
+    except (OSError, EOFError, zlib.error) as error:
         raise ConfigurationError(f"{path} can't be read: {error}") from error
-    if data.startswith(_FILE_MAGIC):
-        raise ConfigurationError(
-            f"{path} is one of Tarantool's own files, which this version can't read",
-            "Give it the bytes of one side of a connection, as tcpflow or Wireshark save them.",
-        )
-    if data.startswith(b"Tarantool "):
-        greeting = parse_greeting(data[:GREETING_BYTES])
+
+
+def _opened(path: Path) -> IO[bytes]:
+    stream = path.open("rb")
+    magic = stream.read(len(_GZIP_MAGIC))
+    if magic != _GZIP_MAGIC:
+        stream.seek(0)
+        return stream
+    stream.close()
+    return cast(IO[bytes], gzip.open(path))
+
+
+def _chunks(beginning: bytes, stream: IO[bytes]) -> Iterator[bytes]:
+    while beginning:
+        yield beginning
+        beginning = stream.read(_CHUNK_BYTES)
+
+
+def _capture_lines(beginning: bytes, stream: IO[bytes], path: Path) -> Iterator[str]:
+    if beginning.startswith(b"Tarantool "):
+        greeting = parse_greeting(beginning)
         yield encode({"greeting": {"version": greeting.version_text, "uuid": str(greeting.uuid)}}).decode()
-        data = data[GREETING_BYTES:]
+        beginning = stream.read(_CHUNK_BYTES)
     decoder = FrameDecoder()
-    for start in range(0, len(data), _CHUNK_BYTES):
-        yield from _lines(decoder.feed(data[start : start + _CHUNK_BYTES]))
+    for chunk in _chunks(beginning, stream):
+        yield from _lines(decoder.feed(chunk))
     if decoder.buffered_bytes:
         raise ProtocolError(f"{path} ends within a packet: its last {decoder.buffered_bytes} bytes are the beginning of one")
+
+
+def _log_lines(beginning: bytes, stream: IO[bytes]) -> Iterator[str]:
+    decoder = LogFileDecoder()
+    is_introduced = False
+    for chunk in _chunks(beginning, stream):
+        for frames in decoder.feed(chunk):
+            if not is_introduced:
+                is_introduced = True
+                yield _introduction(decoder)
+            yield from _lines(frames)
+    decoder.end()
+    if not is_introduced:
+        yield _introduction(decoder)
+    if not decoder.is_closed:
+        yield encode({"tail": {"offset": decoder.offset, "bytes": decoder.tail_bytes, "closed": False}}).decode()
+
+
+def _introduction(decoder: LogFileDecoder) -> str:
+    assert decoder.meta is not None
+    return encode({"file": {"kind": decoder.meta.kind, "format": decoder.meta.format_version, **decoder.meta.values}}).decode()
 
 
 def _lines(frames: Frames) -> Iterator[str]:

@@ -41,6 +41,16 @@ class ProtocolError(CdcError):
     """The peer sent what the protocol doesn't allow; the connection is unusable from here on."""
 
 
+class LogFileError(CdcError):
+    """A .snap or .xlog file can't be read: it is something else, of another version, or damaged at `offset` (in bytes)."""
+
+    def __init__(self, message: str, *, offset: int, hint: str = "") -> None:
+        super().__init__(f"{message}, at offset {offset}" if offset else message, hint)
+        self.offset = offset
+        self.file = ""
+        """The file's path, once it is known."""
+
+
 class UnsupportedRowError(ProtocolError):
     """A row of a kind that this program doesn't know: passing over it would lose a change silently."""
 
@@ -49,6 +59,10 @@ class ConnectionLostError(CdcError):
     """The peer went away, or never answered."""
 
     remedy = Remedy.WAIT
+
+
+class SilenceError(ConnectionLostError):
+    """The connection stands, and nothing comes over it for longer than a server that is well keeps silent."""
 
 
 class ServerError(CdcError):

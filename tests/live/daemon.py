@@ -30,15 +30,15 @@ class DaemonProcess:
         self._runs: list[ChildProcess] = []
         settings.setdefault("http", {}).setdefault("listen", f"127.0.0.1:{self._http_port}")
 
-    def start(self, *arguments: str) -> None:
-        """Start `run` with the settings as they are now. The earlier run must have ended."""
+    def start(self, *arguments: str, command: str = "run") -> None:
+        """Start `run`, or another command, with the settings as they are now. The earlier run must have ended."""
         assert self._run is None or self._run.exit_status() is not None, f"{self.name} runs already"
         self.directory.mkdir(parents=True, exist_ok=True)
         file = self.directory / f"{self.name}.toml"
         file.write_text(_toml({"name": self.name}, self.settings))
         self._run = ChildProcess(
             self.name,
-            [sys.executable, "-m", "cdc", "run", "--config", str(file), *arguments],
+            [sys.executable, "-m", "cdc", command, "--config", str(file), *arguments],
             log_file=self.directory / f"{self.name}.log",
             environment=self.environment,
         )

@@ -1,0 +1,250 @@
+"""One source's work from its rows on: the pipeline, and what becomes of its batches until they are settled.
+
+    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ──collect──▶ settle ─▶ ledger, without a store
+                                  └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
+
+Where the pipeline begins follows from two positions, the checkpoint's and the store's (resume.reconcile). Whether the rows come
+over a connection or out of files, this module refuses to know, and it never waits but for room between the pieces of a
+transaction that is too large to be handed over at once.
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from cdc import resume
+from cdc.change import Batch
+from cdc.checkpoint import Checkpoint
+from cdc.config import Config
+from cdc.errors import PublishAborted
+from cdc.images import Images
+from cdc.options import PipelineOptions
+from cdc.pipeline import Pipeline
+from cdc.position import Position
+from cdc.publisher import Publisher
+from cdc.schema import published_forms
+from cdc.spool import FileSpool
+from cdc.state_writer import StateWriter
+from cdc.status import Status
+from cdc.vclock import VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose rows these are: the server, its version, and what to call it."""
+
+    server_uuid: UUID
+    version: tuple[int, int, int]
+    address: str
+
+
+class Settlement:
+    """One pipeline with its way out. For the daemon's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        publisher: Publisher,
+        checkpoint: Checkpoint,
+        origin: Origin,
+        *,
+        status: Status,
+        is_stopping: threading.Event,
+        writer: StateWriter | None = None,
+        flushes_at_once: bool = False,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins at the checkpoint, or before it if the images have yet to come there. Raises PositionError or StateError.
+
+        `flushes_at_once`: the store is written with every commit. `while_waiting` is called every source.ack_interval_ms while
+        there is no room.
+        """
+        self._config = config
+        self._publisher = publisher
+        self._checkpoint = checkpoint
+        self._origin = origin
+        self._status = status
+        self._is_stopping = is_stopping
+        self._writer = writer
+        self._flushes_at_once = flushes_at_once
+        self._while_waiting = while_waiting
+        self._log = structlog.get_logger().bind(name=config.name, upstream=origin.address)
+        self._options = PipelineOptions(
+            prefix=config.kafka.topic_prefix,
+            include=list(config.spaces.include),
+            exclude=list(config.spaces.exclude),
+            tombstones=config.kafka.tombstones,
+            transaction_topic=config.kafka.transaction_topic,
+            on_error=config.format.on_error,
+            transaction_bytes_max=config.source.transaction_bytes_max,
+        )
+        self._unkept_count = 0
+        self.last_timestamp: float | None = None
+        """Of the newest row that was handed over."""
+        self.forced_snapshot: str | None = None
+        """Why only a snapshot can fill the store, if so."""
+        self.pipeline = self._begin()
+        """What the rows go into; `prepare_snapshot` may put another in its place."""
+        if writer is not None:
+            self._show_store(writer)
+        position = self.pipeline.position
+        status.received = status.published = status.checkpoint = position.vclock
+        status.seq, status.schema_version = position.seq, position.schema_version
+        status.upstream, status.server_uuid = origin.address, str(origin.server_uuid)
+
+    def prepare_snapshot(self) -> int:
+        """Be where a snapshot can be compared with what consumers have, or with nothing; returns the `seq` to go on after.
+
+        Raises StateError or ConnectionLostError.
+        """
+        # At least once, consumers may have events that the checkpoint doesn't know of.
+        newest_seq = self._publisher.newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
+        if self._writer is not None and (self.pipeline.is_replaying or newest_seq > self.pipeline.position.seq):
+            # The store can't be brought to where consumers are.
+            self._writer.restart()
+            self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version[:2]))
+        return newest_seq
+
+    def take(self, batches: Iterator[Batch]) -> None:
+        """Hand over batches as they are made, one by one. Raises as `submit`, and what their making raises."""
+        turn = self._publisher.turn
+        while True:
+            with turn:
+                batch = next(batches, None)
+            if batch is None:
+                return
+            self.submit(batch)
+
+    def submit(self, batch: Batch) -> None:
+        """Hand a batch over; between the pieces of a transaction that was spooled, wait for room.
+
+        Raises PublishAborted, also if a stop is asked for in the middle of such a transaction, and what ended the publisher.
+        """
+        while not self._publisher.has_room and not batch.is_boundary:
+            self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
+            self.settle()
+            self._while_waiting()
+            if self._is_stopping.is_set():
+                raise PublishAborted("stopped in the middle of a large transaction")
+        if batch.is_replayed:
+            assert self._writer is not None
+            self._writer.submit(batch)
+            self._writer.settle(batch.position)
+            self._status.row_count += batch.row_count
+            return
+        if self._writer is not None:
+            self._writer.submit(batch)
+        for space_id, space in batch.stored.items():
+            if space is None:
+                self._checkpoint.spaces.pop(space_id, None)
+            else:
+                self._checkpoint.spaces[space_id] = space
+        self._publisher.submit(batch)
+        images = self.pipeline.images
+        if images is not None and len(images.unkept) > self._unkept_count:
+            self._unkept_count = len(images.unkept)
+            self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
+        status = self._status
+        status.row_count += batch.row_count
+        if batch.timestamp:
+            self.last_timestamp = status.last_row_timestamp = batch.timestamp
+            status.first_row_timestamp = status.first_row_timestamp or batch.timestamp
+        if batch.is_boundary:
+            status.published = batch.position.vclock
+            status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
+            if batch.position.snapshot is not None:
+                status.snapshot_id = batch.position.snapshot.snapshot_id
+
+    def settle(self, *, is_forced: bool = False) -> None:
+        """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
+        ledger, writer = self.pipeline.ledger, self._writer
+        for position in self._publisher.collect():
+            self._checkpoint.position = position
+            self._status.checkpoint = position.vclock
+            if writer is None:
+                ledger.settle(position)
+            else:
+                writer.settle(position)
+        if writer is not None:
+            with self._publisher.turn:
+                stored = writer.flush(is_forced=is_forced or self._flushes_at_once)
+            if stored is not None:
+                ledger.settle(stored)
+                self._show_store(writer)
+
+    def wait_until_settled(self) -> bool:
+        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile. Raises as `settle`."""
+        while self.pipeline.ledger.unsettled_count:
+            if self._is_stopping.is_set():
+                return False
+            self.wait(1.0)
+            self.settle(is_forced=True)
+        return True
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until something has become durable, or the time has passed."""
+        poller = select.poll()
+        poller.register(self._publisher.wake_fd, select.POLLIN)
+        poller.poll(timeout_seconds * 1000)
+
+    def _show_store(self, writer: StateWriter) -> None:
+        status = self._status
+        status.stored = writer.position.vclock if writer.position is not None else VClock()
+        status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
+
+    # Beginning.
+
+    def _begin(self) -> Pipeline:
+        checkpoint, writer = self._checkpoint, self._writer
+        if writer is None:
+            return self._new_pipeline(checkpoint)
+        writer.flush(is_forced=True)
+        stored = writer.checkpoint()
+        beginning = resume.reconcile(checkpoint.position, stored.position)
+        self.forced_snapshot = beginning.reason
+        if not beginning.is_store_good:
+            self._log.warning("emptying the state store", reason=beginning.reason or "there is no checkpoint")
+            writer.restart()
+            stored = Checkpoint()
+        kept = published_forms(stored.spaces.values())
+        version = self._origin.version[:2]
+        if beginning.replays and _newly_published(self._new_pipeline(checkpoint)):
+            self.forced_snapshot = "newly published spaces"
+            writer.restart()
+            return self._new_pipeline(checkpoint, images=writer.begin((), version))
+        if not beginning.replays:
+            pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
+            writer.keep_only(form.space_id for form in pipeline.published_forms())
+            new = _newly_published(pipeline)
+            if new and checkpoint.position is not None:
+                self.forced_snapshot = self.forced_snapshot or f"newly published: {', '.join(new)}"
+            return pipeline
+        assert checkpoint.position is not None
+        self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
+        return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
+
+    def _new_pipeline(
+        self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
+    ) -> Pipeline:
+        return Pipeline(
+            self._options,
+            checkpoint.position or Position(),
+            list(checkpoint.spaces.values()),
+            server_uuid=self._origin.server_uuid,
+            version=self._origin.version[:2],
+            new_spool=lambda: FileSpool(Path(self._config.state.path)),
+            images=images,
+            replay_until=replay_until,
+        )
+
+
+def _newly_published(pipeline: Pipeline) -> list[str]:
+    """Names of spaces that weren't published up to the pipeline's position."""
+    return [form.name for form in pipeline.published_forms() if not form.schema_version]
