@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -59,23 +60,36 @@ class Delivery(Protocol):
 class _Producing:
     """What both ways share: handing messages over while the producer's queue is bounded."""
 
-    def __init__(self, producer: Producer, is_stopping: Callable[[], bool], partition_count: Callable[[str], int]) -> None:
+    def __init__(
+        self,
+        producer: Producer,
+        is_stopping: Callable[[], bool],
+        partition_count: Callable[[str], int],
+        turn: AbstractContextManager[object],
+    ) -> None:
         self._producer = producer
         self._is_stopping = is_stopping
         self._partition_count = partition_count
+        # Whose turn it is to work for milliseconds without letting go of the interpreter; see Publisher.
+        self._turn = turn
 
     def _hand_over(self, messages: list[Any]) -> None:
         produce = self._producer.produce
-        start = 0
+        start = partition = 0
         while True:
             try:
-                for message in messages[start:] if start else messages:
-                    if type(message) is tuple:
-                        topic, key, value = message
-                        produce(topic, value, key)
-                    else:
-                        self._broadcast(message)
-                    start += 1
+                with self._turn:
+                    for message in messages[start:] if start else messages:
+                        if type(message) is tuple:
+                            topic, key, value = message
+                            produce(topic, value, key)
+                        else:
+                            count = self._partition_count(message.topic)
+                            while partition < count:
+                                produce(message.topic, message.value, partition=partition)
+                                partition += 1
+                            partition = 0
+                        start += 1
             except BufferError:
                 # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
                 if self._is_stopping():
@@ -86,17 +100,6 @@ class _Producing:
             else:
                 self._producer.poll(0)
                 return
-
-    def _broadcast(self, message: Broadcast) -> None:
-        for partition in range(self._partition_count(message.topic)):
-            while True:
-                try:
-                    self._producer.produce(message.topic, message.value, partition=partition)
-                    break
-                except BufferError:
-                    if self._is_stopping():
-                        raise
-                    self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
 
 
 class _Transactions:
@@ -170,9 +173,14 @@ class ExactlyOnce(_Producing):
     """Events and checkpoint in one transaction."""
 
     def __init__(
-        self, producer: Producer, is_stopping: Callable[[], bool], partition_count: Callable[[str], int], topic: str
+        self,
+        producer: Producer,
+        is_stopping: Callable[[], bool],
+        partition_count: Callable[[str], int],
+        turn: AbstractContextManager[object],
+        topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, partition_count)
+        super().__init__(producer, is_stopping, partition_count, turn)
         self._transactions = _Transactions(producer, is_stopping)
         self._checkpoint_topic = topic
 
@@ -208,9 +216,10 @@ class AtLeastOnce(_Producing):
         checkpoint_producer: Producer,
         is_stopping: Callable[[], bool],
         partition_count: Callable[[str], int],
+        turn: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, partition_count)
+        super().__init__(producer, is_stopping, partition_count, turn)
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         self._checkpoint_topic = topic

@@ -94,6 +94,9 @@ class Publisher:
         self._topics = topics.TopicNames(config.topic_prefix)
         self._partitions: dict[str, int] = {}
         self._is_stopping = threading.Event()
+        self.turn = threading.Lock()
+        """Held by whichever thread works on rows. Both let go of the interpreter for an instant at every row, one to look
+        into the store, the other to hand a message over; without taking turns they would fight for it at every row."""
         self._next_complaint = 0.0
         self._delivery, self._producer = self._make_delivery()
         self._admin = self._new_admin()
@@ -230,6 +233,13 @@ class Publisher:
         if hanging.still_open(admin, self._own_topics(admin), MARKERS_SECONDS):
             return None
         return self._read()
+
+    def newest_seq(self) -> int:
+        """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
+        config, admin = self._config, self._new_admin()
+        _, ends = hanging.open_partitions(admin, self._own_topics(admin))
+        settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
+        return hanging.newest_seq(settings, config.topic_prefix, ends)
 
     def _own_topics(self, admin: AdminClient) -> dict[str, int]:
         prefix = self._config.topic_prefix + "."
@@ -503,7 +513,7 @@ class Publisher:
         stopping: Callable[[], bool] = self._is_stopping.is_set
         if config.delivery == "exactly_once":
             producer = Producer({**common, "transactional.id": self._name, "delivery.report.only.error": True})
-            return ExactlyOnce(producer, stopping, self._partition_count, topic), producer
+            return ExactlyOnce(producer, stopping, self._partition_count, self.turn, topic), producer
         checkpoint_producer = Producer({**common, "transactional.id": self._name})
         delivery: AtLeastOnce
 
@@ -520,5 +530,5 @@ class Publisher:
                 "on_delivery": report,
             }
         )
-        delivery = AtLeastOnce(producer, checkpoint_producer, stopping, self._partition_count, topic)
+        delivery = AtLeastOnce(producer, checkpoint_producer, stopping, self._partition_count, self.turn, topic)
         return delivery, producer

@@ -31,6 +31,7 @@ from cdc.position import Position
 from cdc.publisher import Publisher
 from cdc.schema import published_forms
 from cdc.spool import FileSpool
+from cdc.state_files import told
 from cdc.state_writer import StateWriter
 from cdc.status import Status
 from cdc.vclock import VClock
@@ -113,10 +114,10 @@ class Settlement:
         return newest_seq
 
     def take(self, batches: Iterator[Batch]) -> None:
-        """Hand over batches as they are made, one by one. Raises as `submit`, and what their making raises."""
+        """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
         turn = self._publisher.turn
         while True:
-            with turn:
+            with turn, told(self._config.state.path / "images"):
                 batch = next(batches, None)
             if batch is None:
                 return
