@@ -1,47 +1,189 @@
 """`tarantool-cdc check`: what would happen at start, found out without changing anything.
 
 It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
-system spaces end: that proves the right to replicate and shows the spaces. On Kafka's side it reads the checkpoint as any
-consumer could; it takes no transactional id, so a daemon that runs goes on undisturbed.
+system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
+decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
+any consumer could; it takes no transactional id, so a daemon that runs goes on undisturbed. It doesn't open the state store
+either, which belongs to that daemon: logs that only the store would need are not looked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 from uuid import UUID
 
 from confluent_kafka.admin import AdminClient
 
-from cdc import checkpoint, resume, topics
+from cdc import checkpoint, resume, topics, upstreams
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
 from cdc.daemon import instance_uuid
-from cdc.errors import CdcError
-from cdc.follower import SNAPSHOT_TIMEOUT_SECONDS, greet, vote
+from cdc.errors import CdcError, PositionError
+from cdc.follower import SNAPSHOT_TIMEOUT_SECONDS
+from cdc.handshake import greet, vote
 from cdc.protocol.codec import Frames
-from cdc.protocol.constants import Key
+from cdc.protocol.constants import CLUSTER_SPACE, Key
 from cdc.protocol.session import SnapshotFinished, SnapshotRows
 from cdc.publisher import list_topics
 from cdc.schema import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, SpaceForm, replicaset_uuid_in
 from cdc.sources.tarantool import Connection
+from cdc.upstreams import Answer, Choice, Needed, Rules, Standing
+from cdc.vclock import VClock
+
+Say = Callable[[str], None]
+
+_USER_SPACE: Final = 304
+_PRIVILEGE_SPACE: Final = 312
+_WRITE: Final = 2
 
 
-def check(config: Config, say: Callable[[str], None]) -> bool:
+class RightsError(CdcError):
+    """The user may not do what the configured mode needs."""
+
+
+def check(config: Config, say: Say) -> bool:
     """Say, line by line, what was found. Returns whether the daemon could start."""
     kafka = _Check(say, "kafka")
     stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
+    position = stored.position
     if kafka.is_good:
-        position = stored.position
         where = f"at {position.vclock}" if position else "not there yet"
         say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
-    good = [kafka.is_good]
-    for member in config.source.members():
-        upstream = _Check(say, member.address)
-        upstream.attempt(partial(_check_member, config, member, stored, existing, say), None)
-        good.append(upstream.is_good)
-    return all(good)
+    needed = _needed(config, stored)
+    found = [_look(config, member, stored, needed, say) for member in config.source.members()]
+    schema = next((member.contents.schema for member in found if member.contents is not None), None)
+    if schema is not None:
+        for line in _published(config, schema, existing):
+            say(line)
+    is_followed = _choose(config, [member.answer for member in found], needed, say)
+    return kafka.is_good and is_followed and not any(member.is_foreign for member in found)
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What the system spaces of a snapshot say."""
+
+    schema: SchemaTracker = field(default_factory=SchemaTracker)
+    replicaset_uuid: UUID | None = None
+    users: list[Any] = field(default_factory=list)
+    privileges: list[Any] = field(default_factory=list)
+    instances: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    answer: Answer
+    contents: _Contents | None = None
+    is_foreign: bool = False
+
+
+def _needed(config: Config, stored: Checkpoint) -> Needed:
+    position = stored.position
+    due = resume.snapshot_due(position, mode=config.snapshot.mode, is_first_connect=True)
+    reached = position.vclock if position is not None else VClock()
+    return Needed(reached, reached, takes_snapshot=due is not None, ignored=frozenset(config.source.exclude_origins))
+
+
+def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, say: Say) -> _Member:
+    """One member by itself. What goes wrong is a finding."""
+    try:
+        # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
+        connection = greet(member, instance_uuid(f"{config.name} check"), frame_bytes_max=config.source.frame_bytes_max)
+        try:
+            greeting = connection.session.greeting
+            ballot = vote(connection)
+            mode = "read-only" if ballot.is_read_only else "writable"
+            say(
+                f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, "
+                f"logs kept from {ballot.gc_vclock}"
+            )
+            contents = _read_contents(connection)
+        finally:
+            connection.close()
+        say(f"{member.address}: {member.user} may replicate{_registration(config, member, contents)}")
+    except CdcError as error:
+        say(f"{member.address}: FAILED: {error}")
+        return _Member(Answer(member.address, error=error))
+    answer = Answer(member.address, ballot, greeting.version_text, greeting.uuid)
+    try:
+        if stored.position is not None:
+            resume.check_replicaset(stored.position, contents.replicaset_uuid)
+    except PositionError as error:
+        say(f"{member.address}: FAILED: {error}")
+        return _Member(answer, contents, is_foreign=True)
+    standing = upstreams.standing(answer, needed)
+    if standing is Standing.GOOD:
+        due = resume.snapshot_due(stored.position, mode=config.snapshot.mode, is_first_connect=True)
+        say(f"{member.address}: would " + (f"take a snapshot: {due.reason}" if due else f"go on from {needed.published}"))
+        if not needed.takes_snapshot:
+            headroom = upstreams.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
+            say(f"{member.address}: keeps the logs of {headroom} rows before the checkpoint")
+    else:
+        say(upstreams.explained(answer, standing, needed))
+    return _Member(answer, contents)
+
+
+def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> bool:
+    """Say which member would be followed, and why. Returns whether one would be, now or after waiting for others."""
+    source = config.source
+    rules = Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, source.divergence_wait_ms)
+    try:
+        choice = upstreams.choose(answers, needed, rules)
+        if not isinstance(choice, Choice):
+            say(f"nobody can be followed now: {choice.reason}")
+            # What would become of it if nothing changed while it waits.
+            choice = upstreams.choose(answers, needed, rules, waited_ms=float("inf"))
+    except CdcError as error:
+        say(f"FAILED: {error}")
+        return False
+    if not isinstance(choice, Choice):
+        return False
+    if choice.is_settled:
+        say(f"{answers[choice.place].address} would be followed, with a snapshot first: {choice.reason}")
+    elif len(answers) > 1:
+        say(f"{answers[choice.place].address} would be followed: {choice.reason}")
+    return True
+
+
+# Rights.
+
+
+def _registration(config: Config, member: Member, contents: _Contents) -> str:
+    """How it stands with an id in the replica set, for mode = "registered". Raises RightsError if there is none to be had."""
+    if config.source.mode != "registered":
+        return ""
+    ours = str(instance_uuid(config.name))
+    ids = [row[0] for row in contents.instances if row[1] == ours]
+    if ids:
+        return f"; the daemon is registered as instance {ids[0]}"
+    if not may_write(member.user, CLUSTER_SPACE, contents.users, contents.privileges):
+        raise RightsError(
+            f"{member.user} may not write to _cluster, and the daemon has no id in the replica set yet",
+            f"Grant it: box.schema.user.grant('{member.user}', 'replication').",
+        )
+    return " and register"
+
+
+def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileges: Iterable[Sequence[Any]]) -> bool:
+    """Whether a user may write to a space by itself or by a role, from rows of `_user` and `_priv`."""
+    granted: dict[int, list[Sequence[Any]]] = {}
+    for row in privileges:
+        granted.setdefault(row[1], []).append(row)
+    waiting = [row[0] for row in users if row[2] == user]
+    seen: set[int] = set()
+    while waiting:
+        grantee = waiting.pop()
+        if grantee in seen:
+            continue
+        seen.add(grantee)
+        for _, _, kind, object_id, bits in (row[:5] for row in granted.get(grantee, ())):
+            if kind == "role":
+                waiting.append(object_id)
+            elif bits & _WRITE and (kind == "universe" or (kind == "space" and object_id in (space_id, ""))):
+                return True
+    return False
 
 
 class _Check:
@@ -71,70 +213,46 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     return checkpoint.read(kafka.bootstrap_servers, kafka.properties, topic, config.name), existing
 
 
-def _check_member(
-    config: Config, member: Member, stored: Checkpoint, existing: dict[str, int], say: Callable[[str], None]
-) -> None:
-    # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
-    connection = greet(member, instance_uuid(f"{config.name} check"), frame_bytes_max=config.source.frame_bytes_max)
-    try:
-        greeting = connection.session.greeting
-        ballot = vote(connection)
-        mode = "read-only" if ballot.is_read_only else "writable"
-        say(f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, logs kept from {ballot.gc_vclock}")
-        schema, replicaset_uuid = _read_schema(connection)
-        if stored.position is not None:
-            resume.check_replicaset(stored.position, replicaset_uuid)
-        decision = resume.decide(
-            stored.position,
-            ballot,
-            mode=config.snapshot.mode,
-            on_gap=config.source.on_gap,
-            on_divergence=config.source.on_divergence,
-            is_first_connect=True,
-        )
-    finally:
-        connection.close()
-    match decision:
-        case resume.Continue():
-            say(f"{member.address}: would go on from {stored.position.vclock if stored.position else None}")
-        case resume.TakeSnapshot(reason):
-            say(f"{member.address}: would take a snapshot: {reason}")
+def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) -> list[str]:
+    """A line for each space that is published."""
     is_published = topics.SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
     names = topics.TopicNames(config.kafka.topic_prefix)
-    for form in schema.forms():
-        if is_published(form.space_id, form.name) and form.is_replicated:
-            say(f"{member.address}: {_published(form, names.of_space(form.space_id, form.name), existing)}")
+    return [
+        _published_space(form, names.of_space(form.space_id, form.name), existing)
+        for form in schema.forms()
+        if is_published(form.space_id, form.name) and form.is_replicated
+    ]
 
 
-def _published(form: SpaceForm, topic: str, existing: dict[str, int]) -> str:
+def _published_space(form: SpaceForm, topic: str, existing: dict[str, int]) -> str:
     state = f"{existing[topic]} partitions" if topic in existing else "to be created"
-    synchronous = "; SYNCHRONOUS: this version stops at its first transaction" if form.is_sync else ""
+    synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
     return f"{form.name} ({form.space_id}) to {topic} ({state}){synchronous}"
 
 
-def _read_schema(connection: Connection) -> tuple[SchemaTracker, UUID | None]:
-    """The schema as a snapshot tells it, read no further than the system spaces."""
+def _read_contents(connection: Connection) -> _Contents:
+    """What the system spaces say, as a snapshot tells it, read no further than them."""
     connection.session.fetch_snapshot(keeps_logs=False)
     connection.send()
-    schema = SchemaTracker()
-    replicaset_uuid: UUID | None = None
+    contents = _Contents()
     while True:
-        events = connection.receive(SNAPSHOT_TIMEOUT_SECONDS)
-        for event in events:
+        for event in connection.receive(SNAPSHOT_TIMEOUT_SECONDS):
             match event:
                 case SnapshotRows(frames):
-                    replicaset_uuid = _fold(frames, schema) or replicaset_uuid
+                    _fold(frames, contents)
                     if frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
-                        return schema, replicaset_uuid
+                        return contents
                 case SnapshotFinished():
-                    return schema, replicaset_uuid
+                    return contents
 
 
-def _fold(frames: Frames, schema: SchemaTracker) -> UUID | None:
-    found: UUID | None = None
+def _fold(frames: Frames, contents: _Contents) -> None:
+    rows = {_USER_SPACE: contents.users, _PRIVILEGE_SPACE: contents.privileges, CLUSTER_SPACE: contents.instances}
     for header, body in zip(frames.headers, frames.bodies, strict=True):
-        if body.get(Key.SPACE_ID) in TRACKED_SPACES:
-            schema.apply(header[Key.REQUEST_TYPE], body)
+        space_id = body.get(Key.SPACE_ID)
+        if space_id in TRACKED_SPACES:
+            contents.schema.apply(header[Key.REQUEST_TYPE], body)
+        elif space_id in rows:
+            rows[space_id].append(body[Key.TUPLE])
         else:
-            found = replicaset_uuid_in(body) or found
-    return found
+            contents.replicaset_uuid = replicaset_uuid_in(body) or contents.replicaset_uuid

@@ -61,8 +61,13 @@ def _parser() -> argparse.ArgumentParser:
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
     snapshot.add_argument("spaces", nargs="+", metavar="SPACE", help="a published space's name")
     add_configured("verify", _verify, "compare the state store with the master; the daemon must be stopped")
-    decode = add("decode", _decode, "print a captured replication stream as JSON lines")
-    decode.add_argument("file", type=Path, metavar="FILE", help="bytes of a server's side of a connection, plain or gzip")
+    unregister = add_configured("unregister", _unregister, "give back the id that a registered daemon has; it must be stopped")
+    unregister.add_argument("--yes", action="store_true", help="don't ask for confirmation")
+    replay = add_configured("replay", _replay, "publish the changes in a server's .snap and .xlog files, to the same checkpoint")
+    replay.add_argument("--follow", action="store_true", help="go on with what the server writes; SIGTERM stops it cleanly")
+    replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
+    decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
+    decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends by itself")
     demo.add_argument("--keep", action="store_true", help="leave the demo's directory behind")
     return parser
@@ -90,7 +95,7 @@ def _check(options: argparse.Namespace) -> int:
 
 def _status(options: argparse.Namespace) -> int:
     status = _ask_daemon(config.load(options.config), "/status")
-    print(json.dumps(status, indent=1) if options.json else _readable(status))
+    print(json.dumps(status, indent=1) if options.json else readable(status))
     return 0
 
 
@@ -114,6 +119,23 @@ def _verify(options: argparse.Namespace) -> int:
     result = verify(settings, print)
     print(result.sentence, file=sys.stderr)
     return 0 if result.is_equal else 1
+
+
+def _unregister(options: argparse.Namespace) -> int:
+    if not options.yes and not sys.stdin.isatty():
+        print("tarantool-cdc: there is no terminal to ask for confirmation. Say --yes.", file=sys.stderr)
+        return 2
+    settings = config.load(options.config)
+    log.configure(settings.log.format, "warning")
+    from cdc.unregister import unregister
+
+    def confirm(question: str) -> bool:
+        try:
+            return options.yes or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+        except EOFError:
+            return False
+
+    return 0 if unregister(settings, print, confirm) else 1
 
 
 def _ask_daemon(settings: config.Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -146,7 +168,8 @@ def _refusal(body: bytes) -> str | None:
         return None
 
 
-def _readable(status: dict[str, Any]) -> str:
+def readable(status: dict[str, Any]) -> str:
+    """/status for people."""
     upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
     lines = [
         ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
@@ -165,7 +188,33 @@ def _readable(status: dict[str, Any]) -> str:
     if request is not None:
         wanted = ", ".join(request["spaces"]) or "nothing yet"
         lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
+    lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def _member_line(member: dict[str, Any]) -> str:
+    parts = [f"{member['address']} {member['state']}"]
+    if member["vclock"] is not None:
+        parts.append(f"{member['version']}, {'read-only' if member['read_only'] else 'writable'}, uuid {member['uuid']}")
+        parts.append(f"at {member['vclock']}, {member['lag_rows']} rows behind the first, logs from {member['gc_vclock']}")
+    headroom = member["headroom_rows"]
+    if headroom is not None:
+        parts.append(f"{headroom} rows until a gap" if headroom >= 0 else f"a gap of {-headroom} rows")
+    if member["error"]:
+        parts.append(member["error"])
+    return "; ".join(parts)
+
+
+def _replay(options: argparse.Namespace) -> int:
+    settings = config.load(options.config)
+    log.configure(settings.log.format, settings.log.level)
+    from cdc.replay import Replay
+
+    replay = Replay(settings, options.directory, follows=options.follow)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: replay.stop())
+    replay.run()
+    return 0
 
 
 def _decode(options: argparse.Namespace) -> int:

@@ -17,6 +17,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.errors import ConfigurationError
+from cdc.vclock import VCLOCK_MAX
 
 ENVIRONMENT_PREFIX: Final = "TARANTOOL_CDC__"
 
@@ -35,8 +36,22 @@ def _name(text: str) -> str:
     return text
 
 
+def _origin(number: int) -> int:
+    if not 0 < number < VCLOCK_MAX:
+        raise ValueError(f"is no id of a member: they are 1 to {VCLOCK_MAX - 1}")
+    return number
+
+
+def _instance_name(text: str) -> str:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text):
+        raise ValueError("begins with a small letter, and has small letters, digits, '_' and '-' only, 63 at most")
+    return text
+
+
 Pattern = Annotated[str, AfterValidator(_regular_expression)]
 Name = Annotated[str, AfterValidator(_name)]
+InstanceName = Annotated[str, AfterValidator(_instance_name)]
+Origin = Annotated[int, AfterValidator(_origin)]
 
 
 class _Section(BaseModel):
@@ -68,9 +83,29 @@ class SourceSection(_Section):
     user: str | None = None
     password: SecretStr | None = None
     password_file: Path | None = None
-    mode: Literal["anonymous"] = "anonymous"
+    mode: Literal["anonymous", "registered"] = "anonymous"
+    """`registered`: a member of the replica set with an id, for which every version of the server keeps the logs."""
+    instance_name: InstanceName | None = None
+    """What a registered daemon is called in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"
     on_divergence: Literal["fail", "resnapshot"] = "fail"
+    prefer: Literal["replica", "leader", "order"] = "order"
+    """Of several members that could be followed: the first that is read-only, that is writable, or the first of `uris`."""
+    divergence_wait_ms: int = Field(default=30_000, ge=0, le=3_600_000)
+    """Where none of several members has what is needed: how long one may lag, load or be away until the policies apply."""
+    survey_interval_ms: int = Field(default=10_000, ge=0, le=3_600_000)
+    """How often every member is asked for its ballot, for /status, /metrics and a gap that the stream doesn't show yet. 0: only
+    when one is to be chosen among several, or the followed one of several has fallen silent."""
+    vote_timeout_ms: int = Field(default=1_000, ge=50, le=60_000)
+    """For connect, greeting and ballot together. Who takes longer counts as unreachable where there are several members."""
+    probe_after_ms: int = Field(default=1_250, ge=100)
+    """With several members: after so much silence of the followed one it is asked for its ballot over another connection,
+    and left if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second, and
+    answers in any case; one that scans its log sends nothing and answers too, and stays. So nothing is dropped that lives,
+    and a master that stopped is left after probe_after_ms + vote_timeout_ms + ack_interval_ms at most: 3 s, where a replica of
+    Tarantool's own would need four replication_timeouts, 4 s. With one member there is nobody to go to, and nothing is asked."""
+    exclude_origins: list[Origin] = []
+    """Ids of members whose own changes the server is not to send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
     silence_timeout_ms: int = Field(default=10_000, ge=100)
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
@@ -80,13 +115,25 @@ class SourceSection(_Section):
     def _uris_can_be_read(self) -> SourceSection:
         for uri in self.uris:
             self._member(uri.get_secret_value())
+        addresses = [member.address for member in self._without_passwords()]
+        if len(set(addresses)) < len(addresses):
+            raise ValueError("uris names a member twice")
         if self.password is not None and self.password_file is not None:
             raise ValueError("password and password_file exclude each other")
+        if self.instance_name is not None and self.mode != "registered":
+            raise ValueError('instance_name needs mode = "registered": an anonymous replica has no name in the replica set')
         return self
+
+    def addresses(self) -> list[tuple[str, int]]:
+        """Hosts and ports in order."""
+        return [(member.host, member.port) for member in self._without_passwords()]
 
     def members(self) -> list[Member]:
         """The servers in order. Raises ConfigurationError if the password's file can't be read."""
         return [self._member(uri.get_secret_value(), read_file=True) for uri in self.uris]
+
+    def _without_passwords(self) -> list[Member]:
+        return [self._member(uri.get_secret_value()) for uri in self.uris]
 
     def _member(self, uri: str, *, read_file: bool = False) -> Member:
         # The URI itself may hold a password, so no message here repeats it.
@@ -226,6 +273,15 @@ class Config(BaseSettings):
     format: FormatSection = FormatSection()
     http: HttpSection = HttpSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _origins_can_be_left_out(self) -> Config:
+        if self.source.exclude_origins and self.state.images != "none":
+            raise ValueError(
+                'source.exclude_origins needs state.images = "none": a key that such a member has written would be kept here as '
+                "it was before, and the next change's images would be wrong"
+            )
+        return self
 
     @classmethod
     def settings_customise_sources(

@@ -1,5 +1,14 @@
 """The daemon's life: keep a publisher, keep a connection, and know which trouble heals by waiting.
 
+    publisher ─▶ ask all members ─▶ choose one ─▶ connect ─▶ its ballot once more ─▶ follow ─┐
+        ▲           ▲                   │ nobody         └───────── an error ◀───────────────┘
+        │           │                   ▼                             │ of one of several members: pass it over, at once
+        │           └─────────────── back-off ◀───────────────────────┤ else, if it heals by waiting
+        └─────────────────────────────────────────────────────────────┘ of Kafka: from the checkpoint
+
+A round ends with the back-off: then those that were passed over are tried again. While one is followed that works, nothing
+is changed for another that would be preferred: each change costs a pause, and a preference isn't worth one.
+
 After trouble on the source's side, what was submitted is settled first, and the next connection goes on from there: no event
 is made twice. After an aborted Kafka transaction the next connection goes on from the checkpoint in Kafka: the way to
 recover is the way to start.
@@ -10,16 +19,29 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
 import uuid
 from typing import Final
 
 import structlog
 
+from cdc import resume, upstreams
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.delivery import FencedError
-from cdc.errors import CdcError, ConnectionLostError, KeysChangedError, PublishAborted, Remedy, ReplayError, StateLostError
-from cdc.follower import Follower, Goal, greet, vote
+from cdc.errors import (
+    CdcError,
+    ConnectionLostError,
+    KeysChangedError,
+    PositionError,
+    PublishAborted,
+    Remedy,
+    ReplayError,
+    SilenceError,
+    StateLostError,
+)
+from cdc.follower import Follower, Goal
+from cdc.handshake import greet, vote
 from cdc.http import StatusServer
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
@@ -27,9 +49,15 @@ from cdc.snapshot_requests import SnapshotRequests
 from cdc.state import set_aside
 from cdc.state_writer import StateWriter
 from cdc.status import Status
+from cdc.survey import Survey
+from cdc.upstreams import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait
+from cdc.vclock import VClock
 
 BACK_OFF_FIRST_SECONDS: Final = 0.1
 BACK_OFF_MAX_SECONDS: Final = 5.0
+STEADY_SECONDS: Final = 10.0
+"""A member that was followed for so long, and then closed the connection, is asked again like all others; one that fails
+sooner, or falls silent, is passed over while another can be followed."""
 
 # The daemon's replica has the same UUID whenever it has the same name: a master from 3.3 on keeps logs for each UUID it sees.
 _INSTANCE_NAMESPACE: Final = uuid.UUID("a2bb4f0e-8d5f-5c0d-9a59-6f3a5e0a4c1b")
@@ -83,11 +111,17 @@ class Daemon:
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
         self._connect_count = 0
+        # The member of the present connection, those of this round that failed, and since when nobody has what is needed.
+        self._place: int | None = None
+        self._failures: dict[int, CdcError] = {}
+        self._was_steady = False
+        self._short_since: float | None = None
         self._back_off = BackOff()
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
         self._requests = SnapshotRequests()
         self.status = Status(config.name, requests=self._requests)
+        self._survey = Survey(config.source, self.status)
         self._server = StatusServer(config.http.address, self.status) if config.http.address else None
 
     @property
@@ -106,6 +140,7 @@ class Daemon:
         try:
             if self._config.state.images == "full":
                 self._writer = self._open_store()
+            self._survey.start()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
@@ -122,6 +157,7 @@ class Daemon:
             self._stop_publisher()
             if self._writer is not None:
                 self._writer.close()
+            self._survey.close()
             if self._server is not None:
                 self._server.close()
 
@@ -137,16 +173,21 @@ class Daemon:
     # Following.
 
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
-        """One connection. Returns whether the goal was reached."""
+        """One connection to a member that suits. Returns whether the goal was reached."""
         self.status.state = "connecting"
-        # One upstream at a time, the first that answers; choosing among several is the next step of this product.
-        member = self._config.source.members()[self._connect_count % len(self._config.source.uris)]
-        is_first_connect = self._connect_count == 0
-        self._connect_count += 1
-        self.status.reconnect_count = self._connect_count - 1
+        needed = self._needed()
+        self._survey.needed = needed
+        choice = self._choose(needed)
+        member = self._config.source.members()[choice.place]
+        self._place, self._was_steady = choice.place, False
         connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
+        began = time.monotonic()
         try:
             ballot = vote(connection)
+            _check_again(choice, Answer(connection.address, ballot=ballot), needed)
+            is_first_connect = self._connect_count == 0
+            self._connect_count += 1
+            self.status.reconnect_count = self._connect_count - 1
             follower = Follower(
                 self._config,
                 connection,
@@ -157,9 +198,11 @@ class Daemon:
                 goal=goal,
                 writer=self._writer,
                 requests=self._requests,
+                is_lost=self._survey.is_lost,
             )
             try:
-                forced, self._forced_snapshot = self._forced_snapshot, None
+                forced, self._forced_snapshot = self._forced_snapshot or choice.snapshot, None
+                self._survey.follow(choice.place)
                 return follower.run(ballot, is_first_connect=is_first_connect, forced_snapshot=forced)
             except PublishAborted:
                 raise
@@ -167,14 +210,86 @@ class Daemon:
                 follower.settle_submitted()
                 raise
             finally:
+                self._survey.follow(None)
                 if follower.has_streamed:
                     self._back_off.reset()
+                    self._short_since = None
+                    self._was_steady = time.monotonic() - began >= STEADY_SECONDS
+        except PositionError as error:
+            if connection.address not in error.message:
+                error.message = f"{connection.address}: {error.message}"
+            raise
         finally:
             connection.close()
+
+    # Choosing.
+
+    def _needed(self) -> Needed:
+        """What a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
+        position, source = self._checkpoint.position, self._config.source
+        due = resume.snapshot_due(position, mode=self._config.snapshot.mode, is_first_connect=self._connect_count == 0)
+        takes_snapshot = due is not None or self._forced_snapshot is not None
+        logs_from = position.vclock if position is not None else VClock()
+        if self._writer is not None:
+            self._writer.flush(is_forced=True)
+            stored = self._writer.position
+            beginning = resume.reconcile(position, stored)
+            takes_snapshot = takes_snapshot or beginning.reason is not None
+            if beginning.replays and stored is not None:
+                logs_from = stored.vclock
+        return Needed(
+            published=position.vclock if position is not None else VClock(),
+            logs_from=logs_from,
+            takes_snapshot=takes_snapshot,
+            ignored=frozenset(source.exclude_origins),
+        )
+
+    def _choose(self, needed: Needed) -> Choice:
+        """The member to follow. Raises NobodyError if there is nobody now, and as upstreams.choose."""
+        config = self._config
+        if len(config.source.uris) == 1:
+            return Choice(0, "there is no other", is_settled=True)
+        answers = self._survey.take(self._failures)
+        self._survey.show(answers, needed)
+        rules = Rules(
+            prefer=config.source.prefer,
+            mode=config.snapshot.mode,
+            on_gap=config.source.on_gap,
+            on_divergence=config.source.on_divergence,
+            wait_ms=config.source.divergence_wait_ms,
+        )
+        now = time.monotonic()
+        waited_ms = (now - self._short_since) * 1000 if self._short_since is not None else 0.0
+        choice = upstreams.choose(answers, needed, rules, waited_ms=waited_ms)
+        if isinstance(choice, Wait):
+            if not choice.is_short:
+                self._short_since = None
+            elif self._short_since is None:
+                self._short_since = now
+            raise NobodyError(choice.reason)
+        self._log.info("chosen", upstream=answers[choice.place].address, reason=choice.reason)
+        return choice
+
+    def _pass_over(self, error: CdcError) -> bool:
+        """Whether this was the failure of one of several members, so that the others are to be looked at, at once."""
+        place, self._place = self._place, None
+        if place is None or len(self._config.source.uris) == 1 or not upstreams.is_of_one_member(error):
+            return False
+        self._log.warning("looking for another member", reason=str(error))
+        self._survey.blame(place, error)
+        if self._was_steady:
+            self._failures.clear()  # they are as old
+        if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
+            self._failures[place] = error
+        return True
+
+    # Trouble.
 
     def _recover(self, error: CdcError) -> None:
         """Do what makes another round worth trying, or raise the error again."""
         match error:
+            case _ if self._pass_over(error):
+                pass
             case PublishAborted():
                 self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
                 self._go_back()
@@ -195,6 +310,8 @@ class Daemon:
                 self.status.error = str(error)
                 self._log.warning("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
+                # What a stream has told of missing logs, no ballot may tell; everybody else gets another chance.
+                self._failures = {place: found for place, found in self._failures.items() if isinstance(found, XlogGapError)}
             case _:
                 raise error
 
@@ -256,3 +373,10 @@ def _discard(publisher: Publisher) -> None:
     little reason to run while nothing flows, would end them."""
     publisher.stop(0)
     gc.collect()
+
+
+def _check_again(choice: Choice, answer: Answer, needed: Needed) -> None:
+    """A moment has passed since the member was chosen, and with several members another may be the right one by now."""
+    standing = upstreams.standing(answer, needed)
+    if not choice.is_settled and standing is not Standing.GOOD:
+        raise ConnectionLostError(f"{answer.address} can't be followed any more: {standing.value}")

@@ -1,9 +1,15 @@
 """One connection's work: socket, session, pipeline and publisher, joined by one loop.
 
     greet ─▶ authenticate ─▶ vote ─▶ resume.decide ─┬─▶ snapshot ─▶ wait until it is durable ─┐
-                                                    └──────────────▶ subscribe ◀──────────────┘
+                                                    └─▶ (register) ─▶ subscribe ◀─────────────┘
                                                                         │ rows ─▶ pipeline ─▶ publisher
                                                                         └ settled ─▶ ledger ─▶ ACK
+
+In registered mode JOIN brings every snapshot, not FETCH_SNAPSHOT: where the master has given up on keeping our logs (its disk
+was full, or it was started anew), only JOIN has it keep them again, and from before the contents. JOIN's last rows lead from the
+snapshot on, so they are the stream's first. The rows that answer REGISTER are left aside: old masters (2.6.0 among them) begin
+them at their own position, behind a hole, and the stream brings them again. Both requests have the master keep logs from the end
+of what they sent; what lies before that and isn't durable yet is kept no better than for an anonymous replica.
 
 The loop never waits longer than until the next ACK is due, so the master hears from us while Kafka is away and nothing is
 read. It contains the I/O and no decisions: those are resume's, the session's and the pipeline's.
@@ -12,107 +18,48 @@ read. It contains the I/O and no decisions: those are resume's, the session's an
 from __future__ import annotations
 
 import gc
-import select
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Final, TypeVar
-from uuid import UUID
+from typing import Final
 
 import structlog
 
-from cdc import resume
-from cdc.change import Batch
+from cdc import registration, resume
 from cdc.checkpoint import Checkpoint
-from cdc.config import Config, Member
-from cdc.errors import ConnectionLostError, PublishAborted, Remedy, ServerError
-from cdc.images import Images
-from cdc.options import PipelineOptions
+from cdc.config import Config
+from cdc.errors import SilenceError
+from cdc.handshake import expect, greet, vote
 from cdc.pipeline import Pipeline
-from cdc.position import Position
 from cdc.progress import SnapshotProgress
 from cdc.protocol.ballot import Ballot
-from cdc.protocol.constants import ErrorCode
 from cdc.protocol.session import (
-    Authenticated,
     Event,
-    Greeted,
     Heartbeat,
-    Identified,
-    Session,
+    Joined,
+    Registered,
     SnapshotFinished,
     SnapshotRows,
     SnapshotStarted,
     StreamRows,
     Subscribed,
-    Voted,
 )
 from cdc.publisher import Publisher
-from cdc.schema import published_forms
+from cdc.settlement import Origin, Settlement
 from cdc.snapshot_requests import SnapshotRequests
 from cdc.sources.tarantool import Connection
-from cdc.spool import FileSpool
 from cdc.state_files import told
 from cdc.state_writer import StateWriter
 from cdc.status import Status
 from cdc.vclock import VClock
 
-HANDSHAKE_TIMEOUT_SECONDS: Final = 15.0
+__all__ = ["SNAPSHOT_TIMEOUT_SECONDS", "Follower", "Goal", "expect", "greet", "vote"]
+
 SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
-"""Silence that a master may keep during FETCH_SNAPSHOT: it waits for the limbo and its disk before the first row."""
+"""Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""
 REQUEST_TURN_SECONDS: Final = 0.005
 """While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""
-
-_E = TypeVar("_E", bound=Event)
-
-
-def greet(member: Member, instance_uuid: UUID, *, frame_bytes_max: int) -> Connection:
-    """Connect, and become the configured user. Raises ConnectionLostError, ServerError or ProtocolError."""
-    connection = Connection(member.host, member.port, Session(instance_uuid, frame_bytes_max=frame_bytes_max))
-    try:
-        session = connection.session
-        expect(connection, Greeted)
-        if session.can_identify:
-            session.identify()
-            expect(connection, Identified)
-        if member.password is not None:
-            session.authenticate(member.user, member.password.get_secret_value())
-            expect(connection, Authenticated)
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-def vote(connection: Connection) -> Ballot:
-    """Ask for the ballot. Raises a ServerError that heals by waiting if the server is still loading."""
-    connection.session.vote()
-    ballot = expect(connection, Voted).ballot
-    if not ballot.is_ready:
-        raise ServerError(
-            f"the server {connection.address} is still loading its data", code=ErrorCode.LOADING, remedy=Remedy.WAIT
-        )
-    return ballot
-
-
-def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HANDSHAKE_TIMEOUT_SECONDS) -> _E:
-    """Send what is to be said and wait for one event; those that came with it and after it are received next.
-
-    Raises ConnectionLostError if it doesn't come in time.
-    """
-    connection.send()
-    deadline = time.monotonic() + timeout_seconds
-    while (remaining := deadline - time.monotonic()) > 0:
-        events = connection.receive(remaining)
-        for place, event in enumerate(events, 1):
-            if isinstance(event, wanted):
-                connection.unread(events[place:])
-                return event
-    raise ConnectionLostError(
-        f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",
-        "Check that source.uris names Tarantool's binary port.",
-    )
 
 
 @dataclass(slots=True)
@@ -138,8 +85,11 @@ class Follower:
         goal: Goal,
         writer: StateWriter | None = None,
         requests: SnapshotRequests | None = None,
+        is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        self._writer = writer
+        """`is_lost` is asked in silence: whether the server has been found not to answer at all."""
+        self._is_lost = is_lost
+        self._ignored = frozenset(config.source.exclude_origins)
         self._requests = SnapshotRequests() if requests is None else requests
         self._requests.restart()
         self._config = config
@@ -151,86 +101,29 @@ class Follower:
         self._goal = goal
         self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
         greeting = connection.session.greeting
-        self._options = PipelineOptions(
-            prefix=config.kafka.topic_prefix,
-            include=list(config.spaces.include),
-            exclude=list(config.spaces.exclude),
-            tombstones=config.kafka.tombstones,
-            transaction_topic=config.kafka.transaction_topic,
-            on_error=config.format.on_error,
-            transaction_bytes_max=config.source.transaction_bytes_max,
+        # A snapshot that nobody follows needs no id.
+        self._is_registered = config.source.mode == "registered" and config.snapshot.mode != "initial_only"
+        self._settlement = Settlement(
+            config,
+            publisher,
+            checkpoint,
+            Origin(greeting.uuid, greeting.version, connection.address),
+            status=status,
+            is_stopping=is_stopping,
+            writer=writer,
+            flushes_at_once=goal.until_caught_up,
+            while_waiting=self._acknowledge,
         )
-        self._forced_snapshot: str | None = None
-        self._unkept_count = 0
-        self._pipeline = self._begin()
-        if writer is not None:
-            self._show_store(writer)
+        self._submit, self._settle = self._settlement.submit, self._settlement.settle
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._next_ack = 0.0
-        self._last_timestamp: float | None = None
         self._last_heard = time.monotonic()
         self.has_streamed = False
-        position = self._pipeline.position
-        status.received = status.published = status.checkpoint = position.vclock
-        status.seq, status.schema_version = position.seq, position.schema_version
-        status.upstream, status.upstream_version = connection.address, greeting.version_text
-        status.server_uuid = str(greeting.uuid)
+        status.upstream_version = greeting.version_text
 
-    def _begin(self) -> Pipeline:
-        """The pipeline, at the checkpoint, or before it if the images have yet to come there.
-
-        Raises PositionError or StateError.
-        """
-        checkpoint, writer = self._checkpoint, self._writer
-        if writer is None:
-            return self._new_pipeline(checkpoint)
-        writer.flush(is_forced=True)
-        stored = writer.checkpoint()
-        beginning = resume.reconcile(checkpoint.position, stored.position)
-        self._forced_snapshot = beginning.reason
-        if not beginning.is_store_good:
-            self._log.warning("emptying the state store", reason=beginning.reason or "there is no checkpoint")
-            writer.restart()
-            stored = Checkpoint()
-        kept = published_forms(stored.spaces.values())
-        version = self._connection.session.greeting.version[:2]
-        if beginning.replays and self._newly_published(self._new_pipeline(checkpoint)):
-            self._forced_snapshot = "newly published spaces"
-            return self._afresh()
-        if not beginning.replays:
-            pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
-            writer.keep_only(form.space_id for form in pipeline.published_forms())
-            new = self._newly_published(pipeline)
-            if new and checkpoint.position is not None:
-                self._forced_snapshot = self._forced_snapshot or f"newly published: {', '.join(new)}"
-            return pipeline
-        assert checkpoint.position is not None
-        self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
-        return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
-
-    def _afresh(self) -> Pipeline:
-        """A pipeline at the checkpoint with an empty store."""
-        assert self._writer is not None
-        self._writer.restart()
-        return self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._connection.session.greeting.version[:2]))
-
-    @staticmethod
-    def _newly_published(pipeline: Pipeline) -> list[str]:
-        """Names of spaces that weren't published up to the pipeline's position."""
-        return [form.name for form in pipeline.published_forms() if not form.schema_version]
-
-    def _new_pipeline(
-        self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
-    ) -> Pipeline:
-        return Pipeline(
-            self._options,
-            checkpoint.position or Position(),
-            list(checkpoint.spaces.values()),
-            server_uuid=self._connection.session.greeting.uuid,
-            new_spool=lambda: FileSpool(Path(self._config.state.path)),
-            images=images,
-            replay_until=replay_until,
-        )
+    @property
+    def _pipeline(self) -> Pipeline:
+        return self._settlement.pipeline
 
     def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
         """Take a snapshot if one is needed, then follow the stream.
@@ -239,10 +132,10 @@ class Follower:
         """
         config = self._config
         if self._goal.target is None:
-            self._goal.target = ballot.vclock
+            self._goal.target = resume.target(ballot.vclock, self._ignored)
         self._status.master_vclock = ballot.vclock
         decision: resume.Continue | resume.TakeSnapshot
-        forced = forced_snapshot or self._forced_snapshot
+        forced = forced_snapshot or self._settlement.forced_snapshot
         if forced is not None:
             decision = resume.TakeSnapshot(forced, publish=config.snapshot.mode != "never")
         else:
@@ -254,13 +147,11 @@ class Follower:
                 on_gap=config.source.on_gap,
                 on_divergence=config.source.on_divergence,
                 is_first_connect=is_first_connect,
+                ignored=self._ignored,
             )
         try:
             if isinstance(decision, resume.TakeSnapshot):
                 self._log.info("taking a snapshot", reason=decision.reason)
-                if self._pipeline.is_replaying:
-                    # The store can't be brought to where consumers are, so there is nothing to compare with.
-                    self._pipeline = self._afresh()
                 if not self._take_snapshot(publish=decision.publish):
                     return False
             if config.snapshot.mode == "initial_only":
@@ -274,21 +165,24 @@ class Follower:
 
         Raises PublishAborted if it won't be, and what else ended the publisher.
         """
-        ledger = self._pipeline.ledger
         self._status.state = "connecting"
-        while ledger.unsettled_count and not self._is_stopping.is_set():
-            _wait_readable(self._publisher.wake_fd, 1.0)
-            self._settle(is_forced=True)
+        self._settlement.wait_until_settled()
 
     # Snapshot.
 
     def _take_snapshot(self, *, publish: bool) -> bool:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
+        after_seq = self._settlement.prepare_snapshot()
         pipeline, connection, status = self._pipeline, self._connection, self._status
         previous = self._checkpoint.position.snapshot if self._checkpoint.position else None
         progress = SnapshotProgress(previous.row_count if previous else 0)
         status.state, status.snapshot_rows = "snapshot", 0
-        connection.session.fetch_snapshot()
+        if self._is_registered:
+            if registration.find_id(connection) is None:
+                registration.check_others(connection, self._config)
+            connection.session.join(self._config.source.instance_name)
+        else:
+            connection.session.fetch_snapshot()
         connection.send()
         self._last_heard = time.monotonic()
         try:
@@ -299,26 +193,27 @@ class Follower:
                 for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS):
                     match event:
                         case SnapshotStarted(vclock):
-                            self._submit(pipeline.begin_snapshot(vclock, _now_us()))
+                            self._submit(pipeline.begin_snapshot(vclock, _now_us(), after_seq=after_seq))
                         case SnapshotRows(frames):
-                            batch = pipeline.feed_snapshot(frames, _now_us(), publish=publish)
+                            with self._publisher.turn:
+                                batch = pipeline.feed_snapshot(frames, _now_us(), publish=publish)
                             status.snapshot_rows += batch.event_count
                             progress.advance(batch.event_count)
                             self._submit(batch)
                         case SnapshotFinished():
-                            for batch in pipeline.end_snapshot(_now_us()):
-                                self._submit(batch)
+                            self._settlement.take(pipeline.end_snapshot(_now_us()))
+                            is_complete = not self._is_registered
+                        case StreamRows(frames):
+                            self._settlement.take(pipeline.feed(frames, _now_us()))
+                        case Joined():
                             is_complete = True
                         case _:
                             raise AssertionError(f"{event} in a snapshot")
         finally:
             progress.finish()
         # Nothing is acknowledged to the master before the snapshot is durable, so nothing is subscribed to either.
-        while pipeline.ledger.unsettled_count:
-            if self._is_stopping.is_set():
-                return False
-            _wait_readable(self._publisher.wake_fd, 1.0)
-            self._settle(is_forced=True)
+        if not self._settlement.wait_until_settled():
+            return False
         position = pipeline.ledger.checkpoint
         self._log.info("the snapshot is complete", rows=status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
         # Hundreds of thousands of objects were made and dropped; what is left lives as long as the daemon.
@@ -328,11 +223,34 @@ class Follower:
 
     # Stream.
 
+    def _register(self, vclock: VClock) -> bool:
+        """Have an id in the replica set. Returns False if a stop was asked for meanwhile."""
+        connection = self._connection
+        if registration.find_id(connection) is not None:
+            return True
+        registration.check_others(connection, self._config)
+        self._log.info("registering", vclock=str(vclock))
+        connection.session.register(vclock, self._config.source.instance_name)
+        connection.send()
+        self._last_heard = time.monotonic()
+        while not self._is_stopping.is_set():
+            if any(isinstance(event, Registered) for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS)):
+                return True
+        return False
+
     def _stream(self) -> bool:
         connection, pipeline, status = self._connection, self._pipeline, self._status
         position = pipeline.position
         assert position.replicaset_uuid is not None
-        connection.session.subscribe(position.replicaset_uuid, position.vclock)
+        if self._is_registered and not self._register(self._told(position.vclock)):
+            return False
+        connection.session.subscribe(
+            position.replicaset_uuid,
+            self._told(position.vclock),
+            self._ignored,
+            is_anonymous=not self._is_registered,
+            instance_name=self._config.source.instance_name,
+        )
         subscribed = expect(connection, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
         status.replicaset_uuid = str(position.replicaset_uuid)
@@ -345,8 +263,7 @@ class Follower:
             for event in events:
                 match event:
                     case StreamRows(frames):
-                        for batch in pipeline.feed(frames, _now_us()):
-                            self._submit(batch)
+                        self._settlement.take(pipeline.feed(frames, _now_us()))
                     case Heartbeat():
                         pass  # that it came is what it says
                     case _:
@@ -398,84 +315,24 @@ class Follower:
         now = time.monotonic()
         if events or not status.is_reading:
             self._last_heard = now
-        elif now - self._last_heard > silence_timeout_seconds:
-            raise ConnectionLostError(f"the server {connection.address} has been silent for {silence_timeout_seconds:.0f} s")
+        elif now - self._last_heard > silence_timeout_seconds or self._is_lost():
+            raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")
         status.received_bytes = connection.received_bytes
         status.last_heard_at = self._last_heard
         status.queued_bytes = publisher.queued_bytes
         status.open_transaction_bytes = self._pipeline.open_byte_count
+        status.limbo, status.received = self._pipeline.limbo, self._pipeline.ledger.received
         return events
-
-    def _submit(self, batch: Batch) -> None:
-        """Hand a batch to the publisher; between the pieces of a transaction that was spooled, wait for room."""
-        while not self._publisher.has_room and not batch.is_boundary:
-            self._publisher.wait_for_room(self._ack_interval)
-            self._settle()
-            self._acknowledge()
-            if self._is_stopping.is_set():
-                raise PublishAborted("stopped in the middle of a large transaction")
-        if batch.is_replayed:
-            assert self._writer is not None
-            self._writer.submit(batch)
-            self._writer.settle(batch.position)
-            self._status.row_count += batch.row_count
-            return
-        if self._writer is not None:
-            self._writer.submit(batch)
-        for space_id, space in batch.stored.items():
-            if space is None:
-                self._checkpoint.spaces.pop(space_id, None)
-            else:
-                self._checkpoint.spaces[space_id] = space
-        self._publisher.submit(batch)
-        images = self._pipeline.images
-        if images is not None and len(images.unkept) > self._unkept_count:
-            self._unkept_count = len(images.unkept)
-            self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
-        status = self._status
-        status.row_count += batch.row_count
-        if batch.timestamp:
-            self._last_timestamp = status.last_row_timestamp = batch.timestamp
-            status.first_row_timestamp = status.first_row_timestamp or batch.timestamp
-        if batch.is_boundary:
-            status.received = status.published = batch.position.vclock
-            status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
-            if batch.position.snapshot is not None:
-                status.snapshot_id = batch.position.snapshot.snapshot_id
-
-    def _settle(self, *, is_forced: bool = False) -> None:
-        """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
-        ledger, writer = self._pipeline.ledger, self._writer
-        for position in self._publisher.collect():
-            self._checkpoint.position = position
-            self._status.checkpoint = position.vclock
-            if writer is None:
-                ledger.settle(position)
-            else:
-                writer.settle(position)
-        if writer is not None:
-            stored = writer.flush(is_forced=is_forced or self._goal.until_caught_up)
-            if stored is not None:
-                ledger.settle(stored)
-                self._show_store(writer)
-
-    def _show_store(self, writer: StateWriter) -> None:
-        status = self._status
-        status.stored = writer.position.vclock if writer.position is not None else VClock()
-        status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
 
     def _acknowledge(self) -> None:
         """Tell the master what is durable, whether or not that is news: a silent replica is dropped."""
-        self._connection.session.acknowledge(self._pipeline.ledger.acknowledged, self._last_timestamp)
+        self._connection.session.acknowledge(self._told(self._pipeline.ledger.acknowledged), self._settlement.last_timestamp)
         self._connection.send()
         self._next_ack = time.monotonic() + self._ack_interval
+
+    def _told(self, vclock: VClock) -> VClock:
+        return resume.told(vclock, self._status.master_vclock, self._ignored)
 
 
 def _now_us() -> int:
     return time.time_ns() // 1000
-
-
-def _wait_readable(fd: int, timeout_seconds: float) -> None:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    poller.poll(timeout_seconds * 1000)

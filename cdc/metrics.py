@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.status import Status
+from cdc.upstreams import Upstream
 from cdc.vclock import VClock
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
@@ -38,13 +39,37 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         "Bytes of the source transaction whose end has not arrived",
         lambda s: s.open_transaction_bytes,
     ),
+    "tarantool_cdc_limbo_transactions": (
+        "Transactions that wait for a quorum, or behind one that does",
+        lambda s: s.limbo.transaction_count,
+    ),
+    "tarantool_cdc_limbo_bytes": ("Their bytes in memory", lambda s: s.limbo.memory_byte_count),
+    "tarantool_cdc_limbo_disk_bytes": ("Their bytes on disk", lambda s: s.limbo.disk_byte_count),
+    "tarantool_cdc_limbo_seconds": ("How long the oldest of them has been waiting", lambda s: s.limbo_seconds(time.time())),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
 }
 
+UPSTREAM_GAUGES: Final[dict[str, tuple[str, Callable[[Upstream], float | None]]]] = {
+    "tarantool_cdc_upstream_following": ("1 for the member that is followed", lambda u: float(u.is_following)),
+    "tarantool_cdc_upstream_read_only": ("1 for a member that is read-only", lambda u: u.is_read_only),
+    "tarantool_cdc_upstream_lag_rows": ("Rows that a member lacks of what the most advanced ones have", lambda u: u.lag_rows),
+    "tarantool_cdc_upstream_headroom_rows": (
+        "Headroom until a gap: rows before the daemon's position whose logs a member keeps; negative: rows whose logs are gone",
+        lambda u: u.headroom_rows,
+    ),
+}
+"""By member, as it was when all were last asked (source.survey_interval_ms), with the label `upstream`, its address. What isn't
+known, because the member doesn't answer, is absent."""
+
 VCLOCKS: Final = ("master", "received", "published", "checkpoint", "state")
 """Values of the label `position` of tarantool_cdc_lsn, beside the label `replica_id`."""
+
+
+UPSTREAM_STATE: Final = "1 with each member's state, as /status names it, its uuid and its version"
+UPSTREAM_LSN: Final = "By member: how far it is (vclock), and from where it keeps logs (gc_vclock)"
+UPSTREAM_IDLE: Final = "How long the followed member hasn't been heard"
 
 
 class StatusCollector(Collector):
@@ -66,3 +91,26 @@ class StatusCollector(Collector):
             for origin, value in vclock.items():
                 lsn.add_metric([position, str(origin)], value)
         yield lsn
+        yield from self._upstreams()
+
+    def _upstreams(self) -> Iterator[Metric]:
+        upstreams = self._status.upstreams
+        for name, (help_text, read) in UPSTREAM_GAUGES.items():
+            gauge = GaugeMetricFamily(name, help_text, labels=["upstream"])
+            for upstream in upstreams:
+                value = read(upstream)
+                if value is not None:
+                    gauge.add_metric([upstream.address], value)
+            yield gauge
+        state = GaugeMetricFamily("tarantool_cdc_upstream_state", UPSTREAM_STATE, labels=["upstream", "state", "uuid", "version"])
+        lsn = GaugeMetricFamily("tarantool_cdc_upstream_lsn", UPSTREAM_LSN, labels=["upstream", "position", "replica_id"])
+        for upstream in upstreams:
+            state.add_metric([upstream.address, upstream.state, upstream.server_uuid or "", upstream.version or ""], 1.0)
+            for position, vclock in (("vclock", upstream.vclock), ("gc_vclock", upstream.gc_vclock)):
+                for origin, value in vclock.items() if vclock is not None else ():
+                    lsn.add_metric([upstream.address, position, str(origin)], value)
+        yield state
+        yield lsn
+        idle = self._status.idle_seconds
+        if idle is not None:
+            yield GaugeMetricFamily("tarantool_cdc_upstream_idle_seconds", UPSTREAM_IDLE, value=idle)

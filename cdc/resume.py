@@ -11,6 +11,10 @@ P, by component:
 With images, there are two positions: the checkpoint K in Kafka, and S ≤ K, at which the store has the tuples. What lies
 between them is read again, for the store alone.
 
+Origins that are left out (`source.exclude_origins`) say nothing about either: the server doesn't send their rows, so P stays
+where it was in their components. A server is told, at SUBSCRIBE and in ACKs, that they are as far as it is itself: it would
+look for its logs from there, and keep them.
+
 The server may also belong to another replica set; a ballot doesn't say, so that is looked at once more when it answers
 SUBSCRIBE.
 """
@@ -18,12 +22,13 @@ SUBSCRIBE.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 from uuid import UUID
 
 from cdc.errors import PositionError
 from cdc.position import Position
 from cdc.protocol.ballot import Ballot
+from cdc.vclock import VClock
 
 SnapshotMode = Literal["initial", "always", "never", "initial_only", "when_needed"]
 Policy = Literal["fail", "resnapshot"]
@@ -42,6 +47,45 @@ class TakeSnapshot:
     publish: bool = True
 
 
+def snapshot_due(position: Position | None, *, mode: SnapshotMode, is_first_connect: bool) -> TakeSnapshot | None:
+    """The snapshot that is to be taken whatever the server says, if there is one."""
+    if position is None or position.snapshot is None:
+        if mode == "never":
+            return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
+        return TakeSnapshot("there is no checkpoint")
+    if not position.snapshot.is_complete:
+        return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
+    if mode == "always" and is_first_connect:
+        return TakeSnapshot("snapshot.mode is always")
+    return None
+
+
+def lost_history(published: VClock, ballot: Ballot, ignored: frozenset[int] = frozenset()) -> str:
+    """What was published and the server lacks, by component; empty if it has everything."""
+    behind = ballot.vclock.lacking(published)
+    parts = [f"origin {o}: server {theirs}, published {ours}" for o, (theirs, ours) in behind.items() if o not in ignored]
+    return "; ".join(parts)
+
+
+def missing_logs(needed: VClock, ballot: Ballot, ignored: frozenset[int] = frozenset()) -> str:
+    """From where logs are needed that the server no longer has, by component; empty if it has them all."""
+    missing = needed.lacking(ballot.gc_vclock)
+    parts = [f"origin {o}: needed from {ours}, kept from {theirs}" for o, (ours, theirs) in missing.items() if o not in ignored]
+    return "; ".join(parts)
+
+
+def fails_on_gap(on_gap: Policy, mode: SnapshotMode) -> bool:
+    """Whether the policy is to stop."""
+    return on_gap == "fail" and mode != "when_needed"
+
+
+DIVERGENCE_HINT: Final = (
+    "If it was restored from a backup and its contents are what you want, set source.on_divergence = "
+    '"resnapshot"; otherwise name a member of the replica set that has them.'
+)
+GAP_HINT: Final = 'source.on_gap = "resnapshot" starts again from a snapshot.'
+
+
 def decide(
     position: Position | None,
     ballot: Ballot,
@@ -51,42 +95,47 @@ def decide(
     on_divergence: Policy,
     is_first_connect: bool,
     store: Position | None = None,
+    ignored: frozenset[int] = frozenset(),
 ) -> Continue | TakeSnapshot:
     """What to do with this server, where the stream has to be read from `store`'s position if there is one.
 
-    Raises PositionError where the policy is to fail.
+    Origins in `ignored` are left out. Raises PositionError where the policy is to fail.
     """
-    if position is None or position.snapshot is None:
-        if mode == "never":
-            return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
-        return TakeSnapshot("there is no checkpoint")
-    if not position.snapshot.is_complete:
-        return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
-    if mode == "always" and is_first_connect:
-        return TakeSnapshot("snapshot.mode is always")
-    behind = ballot.vclock.lacking(position.vclock)
-    if behind:
-        report = "; ".join(f"origin {origin}: server {theirs}, published {ours}" for origin, (theirs, ours) in behind.items())
+    due = snapshot_due(position, mode=mode, is_first_connect=is_first_connect)
+    if due is not None:
+        return due
+    assert position is not None
+    report = lost_history(position.vclock, ballot, ignored)
+    if report:
         if on_divergence == "fail":
             raise PositionError(
                 f"the server lacks changes that were published: it is at {ballot.vclock}, the checkpoint at {position.vclock} "
                 f"({report})",
-                "If it was restored from a backup and its contents are what you want, set source.on_divergence = "
-                '"resnapshot"; otherwise name a member of the replica set that has them.',
+                DIVERGENCE_HINT,
             )
         return TakeSnapshot(f"the server lacks changes that were published ({report})")
-    missing = (store or position).vclock.lacking(ballot.gc_vclock)
-    if missing:
-        parts = [f"origin {origin}: needed from {ours}, kept from {theirs}" for origin, (ours, theirs) in missing.items()]
-        report = "; ".join(parts)
-        if on_gap == "fail" and mode != "when_needed":
+    report = missing_logs((store or position).vclock, ballot, ignored)
+    if report:
+        if fails_on_gap(on_gap, mode):
             raise PositionError(
                 f"the server no longer has the logs after the checkpoint: it keeps them from {ballot.gc_vclock}, "
                 f"the checkpoint is at {position.vclock} ({report})",
-                'source.on_gap = "resnapshot" starts again from a snapshot.',
+                GAP_HINT,
             )
         return TakeSnapshot(f"the server no longer has the logs after the checkpoint ({report})")
     return Continue()
+
+
+def told(vclock: VClock, master: VClock, ignored: frozenset[int]) -> VClock:
+    """The position to tell a master that was at `master`: as far as itself in the origins whose rows it doesn't send."""
+    if not ignored:
+        return vclock
+    return VClock({**vclock, **{origin: max(vclock[origin], master[origin]) for origin in ignored}})
+
+
+def target(master: VClock, ignored: frozenset[int]) -> VClock:
+    """What will have been followed once everything up to `master` has come."""
+    return VClock({origin: lsn for origin, lsn in master.items() if origin not in ignored})
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,10 @@ import time
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from cdc.limbo import LimboState
 from cdc.publisher import PublisherStatistics
 from cdc.snapshot_requests import SnapshotRequests
+from cdc.upstreams import Upstream
 from cdc.vclock import VClock
 
 State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stopping", "failed"]
@@ -21,6 +23,7 @@ class Status:
     state: State = "starting"
     error: str | None = None
     upstream: str | None = None
+    upstreams: tuple[Upstream, ...] = ()
     upstream_version: str | None = None
     server_uuid: str | None = None
     replicaset_uuid: str | None = None
@@ -39,6 +42,7 @@ class Status:
     first_row_timestamp: float = 0.0
     last_row_timestamp: float = 0.0
     open_transaction_bytes: int = 0
+    limbo: LimboState = field(default_factory=LimboState)
     queued_bytes: int = 0
     is_reading: bool = True
     stored: VClock | None = None
@@ -60,6 +64,15 @@ class Status:
             return 0.0
         return max(0.0, now - newest)
 
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long the server hasn't been heard; None before it was heard at all."""
+        return time.monotonic() - self.last_heard_at if self.last_heard_at else None
+
+    def limbo_seconds(self, now: float) -> float:
+        """How long the oldest transaction has been waiting for a quorum; 0 if none waits."""
+        return max(0.0, now - self.limbo.oldest_us / 1e6) if self.limbo.oldest_us else 0.0
+
     def to_json(self) -> dict[str, Any]:
         """For /status and `tarantool-cdc status --json`."""
         now = time.time()
@@ -75,9 +88,10 @@ class Status:
                 "uuid": self.server_uuid,
                 "replicaset_uuid": self.replicaset_uuid,
                 "vclock": self.master_vclock.to_json(),
-                "idle_seconds": round(time.monotonic() - self.last_heard_at, 3) if self.last_heard_at else None,
+                "idle_seconds": _rounded(self.idle_seconds),
                 "reconnects": self.reconnect_count,
             },
+            "upstreams": [self._upstream_to_json(upstream) for upstream in self.upstreams],
             "position": {
                 "received": self.received.to_json(),
                 "published": self.published.to_json(),
@@ -94,6 +108,13 @@ class Status:
             if self.stored is None
             else {"position": self.stored.to_json(), "rows": self.state_rows, "bytes": self.state_bytes},
             "snapshot_request": self.requests.to_json() if self.requests is not None else None,
+            "limbo": {
+                "transactions": self.limbo.transaction_count,
+                "rows": self.limbo.row_count,
+                "bytes": self.limbo.memory_byte_count,
+                "bytes_on_disk": self.limbo.disk_byte_count,
+                "oldest_seconds": round(self.limbo_seconds(now), 3),
+            },
             "buffers": {
                 "queued_bytes": self.queued_bytes,
                 "open_transaction_bytes": self.open_transaction_bytes,
@@ -108,3 +129,22 @@ class Status:
                 "commit_ms_max": round(recent[-1] * 1000, 2) if recent else None,
             },
         }
+
+    def _upstream_to_json(self, upstream: Upstream) -> dict[str, Any]:
+        return {
+            "address": upstream.address,
+            "state": upstream.state,
+            "uuid": upstream.server_uuid,
+            "version": upstream.version,
+            "read_only": upstream.is_read_only,
+            "vclock": upstream.vclock.to_json() if upstream.vclock is not None else None,
+            "gc_vclock": upstream.gc_vclock.to_json() if upstream.gc_vclock is not None else None,
+            "lag_rows": upstream.lag_rows,
+            "headroom_rows": upstream.headroom_rows,
+            "idle_seconds": _rounded(self.idle_seconds) if upstream.is_following else None,
+            "error": upstream.error,
+        }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None

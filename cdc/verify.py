@@ -183,6 +183,7 @@ class _Verifier:
                 position,
                 list(self._stored.spaces.values()),
                 server_uuid=stream.session.greeting.uuid,
+                version=version,
                 new_spool=lambda: FileSpool(self._directory),
                 images=images,
                 replay_until=None if position.vclock == vclock else replace(position, vclock=vclock),
@@ -210,7 +211,9 @@ class _Verifier:
         """Feed the stream's rows until the images are where they are wanted, and no further."""
         position = pipeline.position
         assert position.replicaset_uuid is not None
-        stream.session.subscribe(position.replicaset_uuid, position.vclock)
+        # A server knows the daemon's UUID as that of a member, or of nobody, and answers accordingly.
+        is_anonymous = self._config.source.mode == "anonymous"
+        stream.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         resume.check_replicaset(position, expect(stream, Subscribed).replicaset_uuid)
         last_rows = time.monotonic()
         next_ack = 0.0

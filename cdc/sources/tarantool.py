@@ -28,12 +28,14 @@ SEND_TIMEOUT_SECONDS: Final = 10.0
 class Connection:
     """One TCP connection to one server, with the session that speaks on it."""
 
-    def __init__(self, host: str, port: int, session: Session) -> None:
-        """Connect. Raises ConnectionLostError if nobody answers in CONNECT_TIMEOUT_SECONDS."""
+    def __init__(
+        self, host: str, port: int, session: Session, *, connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
+    ) -> None:
+        """Connect. Raises ConnectionLostError if nobody answers in time."""
         self.session = session
         self.address = f"{host}:{port}"
         try:
-            self._socket = socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_SECONDS)
+            self._socket = socket.create_connection((host, port), timeout=connect_timeout_seconds)
         except OSError as error:
             raise ConnectionLostError(
                 f"can't connect to Tarantool at {self.address}: {error}",

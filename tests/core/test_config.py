@@ -67,8 +67,19 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("source", {"source": {"uris": [f"u:{SECRET}@host:port"]}}, "port is not a number"),
     ("source", {"source": {"uris": [f"u:{SECRET}@host:99999"]}}, "port is not a number"),
     ("source", {"source": {"password": SECRET, "password_file": "x"}}, "exclude each other"),
-    ("source.mode", {"source": {"mode": "registered"}}, "anonymous"),
+    ("source.mode", {"source": {"mode": "joined"}}, "'anonymous' or 'registered'"),
+    ("source.instance_name", {"source": {"mode": "registered", "instance_name": "Reader"}}, "small letter"),
+    ("source.instance_name", {"source": {"mode": "registered", "instance_name": "x" * 64}}, "63 at most"),
+    ("source", {"source": {"instance_name": "reader"}}, 'instance_name needs mode = "registered"'),
     ("source.on_gap", {"source": {"on_gap": "ignore"}}, "resnapshot"),
+    ("source.prefer", {"source": {"prefer": "master"}}, "'replica', 'leader' or 'order'"),
+    ("source.divergence_wait_ms", {"source": {"divergence_wait_ms": -1}}, "greater than or equal to 0"),
+    ("source.survey_interval_ms", {"source": {"survey_interval_ms": -1}}, "greater than or equal to 0"),
+    ("source.vote_timeout_ms", {"source": {"vote_timeout_ms": 1}}, "greater than or equal to 50"),
+    ("source", {"source": {"uris": ["a:1@h:3301", "h:3302", "b:2@h:3301"]}}, "names a member twice"),
+    ("source.exclude_origins.0", {"source": {"exclude_origins": [0]}}, "no id of a member"),
+    ("source.exclude_origins.1", {"source": {"exclude_origins": [31, 32]}}, "no id of a member"),
+    ("configuration", {"source": {"exclude_origins": [2]}}, 'needs state.images = "none"'),
     ("source.ack_interval_ms", {"source": {"ack_interval_ms": 1}}, "greater than or equal to 10"),
     ("source.frame_bytes_max", {"source": {"frame_bytes_max": "many"}}, "valid integer"),
     ("source.pasword", {"source": {"pasword": SECRET}}, "no such key"),
@@ -111,6 +122,12 @@ def test_what_is_missing_is_told(missing: str) -> None:
     del values[missing]
     with pytest.raises(ConfigurationError, match=f"  {missing}: is missing"):
         parse(values, "shop.toml")
+
+
+def test_registered_mode() -> None:
+    source = parse(changed(source={"mode": "registered", "instance_name": "cdc-reader_1"}), "shop.toml").source
+    assert (source.mode, source.instance_name) == ("registered", "cdc-reader_1")
+    assert parse(changed(), "shop.toml").source.mode == "anonymous"
 
 
 # Secrets.
@@ -164,6 +181,21 @@ def test_user_and_password_apart() -> None:
     source = {"uris": ["h:1", "own:word@h:2"], "user": "cdc", "password": SECRET}
     first, second = parse(changed(source=source), "shop.toml").source.members()
     assert (first.user, second.user) == ("cdc", "own")
+
+
+def test_addresses_need_no_secrets(tmp_path: Path) -> None:
+    values = changed(source={"uris": ["cdc@h:3301", "[::1]:3302"], "password_file": str(tmp_path / "none")})
+    assert parse(values, "shop.toml").source.addresses() == [("h", 3301), ("::1", 3302)]
+
+
+def test_origins_can_be_left_out_without_images() -> None:
+    config = parse(changed(source={"exclude_origins": [2, 31]}, state={"images": "none"}), "shop.toml")
+    assert config.source.exclude_origins == [2, 31]
+
+
+@pytest.mark.parametrize("file", sorted(Path("config").glob("*.toml")), ids=lambda file: file.name)
+def test_the_examples_can_be_used(file: Path) -> None:
+    assert load(file).source.addresses()
 
 
 # The environment.

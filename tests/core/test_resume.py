@@ -12,7 +12,17 @@ import pytest
 from cdc.errors import PositionError
 from cdc.position import Position, SnapshotState
 from cdc.protocol.ballot import Ballot
-from cdc.resume import Continue, Policy, SnapshotMode, TakeSnapshot, check_replicaset, decide, reconcile
+from cdc.resume import (
+    Continue,
+    Policy,
+    SnapshotMode,
+    TakeSnapshot,
+    check_replicaset,
+    decide,
+    reconcile,
+    target,
+    told,
+)
 from cdc.vclock import VClock
 
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
@@ -88,6 +98,44 @@ def test_errors_name_the_components_and_the_way_out() -> None:
     decision = decide(POSITIONS["gap"], BALLOT, mode="initial", on_gap="resnapshot", on_divergence="fail", is_first_connect=True)
     assert isinstance(decision, TakeSnapshot)
     assert "origin 1: needed from 9, kept from 10" in decision.reason
+
+
+LEFT_OUT: dict[str, tuple[Position, frozenset[int], str]] = {
+    "its position stays behind its logs": (at(o1=15), frozenset({2}), "continue"),
+    "it is ahead, which says nothing": (at(o1=15, o2=9), frozenset({2}), "continue"),
+    "another one is ahead": (at(o1=21, o2=9), frozenset({2}), "fail: divergence"),
+    "another one has a gap": (at(o1=9, o2=9), frozenset({2}), "fail: gap"),
+    "one that nobody knows": (at(o1=15, o2=5, o3=9), frozenset({3}), "continue"),
+}
+
+
+@pytest.mark.parametrize("case", LEFT_OUT)
+def test_origins_that_are_left_out(case: str) -> None:
+    position, ignored, outcome = LEFT_OUT[case]
+    ballot = Ballot(vclock=REACHED, gc_vclock=VClock({1: 10, 2: 4}), is_read_only=False, is_ready=True)
+    try:
+        decision = decide(
+            position, ballot, mode="initial", on_gap="fail", on_divergence="fail", is_first_connect=True, ignored=ignored
+        )
+        found = "continue" if isinstance(decision, Continue) else "snapshot"
+    except PositionError as error:
+        found = "fail: gap" if "no longer has the logs" in str(error) else "fail: divergence"
+    assert found == outcome
+
+
+def test_what_a_master_is_told_of_origins_that_are_left_out() -> None:
+    """As far as itself: from the position that stays where it was, it would look for its logs, and keep them."""
+    ours, master = VClock({1: 15, 2: 3, 3: 9}), VClock({1: 20, 2: 8, 3: 7, 4: 1})
+    assert told(ours, master, frozenset()) is ours
+    assert told(ours, master, frozenset({2})) == VClock({1: 15, 2: 8, 3: 9})
+    assert told(ours, master, frozenset({3})) == ours, "never back"
+    assert told(ours, master, frozenset({2, 4, 9})) == VClock({1: 15, 2: 8, 3: 9, 4: 1})
+
+
+def test_target_without_origins_that_are_left_out() -> None:
+    assert target(REACHED, frozenset()) == REACHED
+    assert target(REACHED, frozenset({2})) == VClock({1: 20})
+    assert VClock({1: 20}).covers(target(REACHED, frozenset({2})))
 
 
 def test_replica_sets() -> None:

@@ -66,7 +66,8 @@ class Scene:
     def proxy(self, course: Callable[[], Straight] = Straight, on_ack: Callable[[dict[int, int]], None] | None = None) -> Proxy:
         """Put a proxy between the master and the daemon, which must not run yet."""
         proxy = self._exits.enter_context(Proxy(self.tarantool.port, course, on_ack))
-        self.daemon.settings["source"]["uris"] = [proxy.uri(self.tarantool.uri)]
+        # The connections that a proxy counts and spoils are those that follow.
+        self.daemon.settings["source"] |= {"uris": [proxy.uri(self.tarantool.uri)], "survey_interval_ms": 0}
         return proxy
 
     def run_workload(self, steps: int = 100) -> None:
