@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: help setup demo test test-servers test-spark soak bench lint lock system clean
+.PHONY: help setup demo test test-core test-live test-spark soak bench lint lock system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
@@ -25,15 +25,20 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
-# Two processes: one mostly waits for its servers, the other mostly computes. Each shows its output at its end.
+# Three processes: one computes, one mostly waits for its servers, and one is Spark. Each shows its output at its end.
 test: setup lint
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target test-servers test-spark
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-live test-spark test-core
 
-test-servers:
-	$(BIN)/python -m pytest -m 'not soak' --durations=20 --ignore=tests/spark --ignore=tests/test_demo.py
+PYTEST := $(BIN)/python -m pytest -m 'not soak' --durations=20
+
+test-core:
+	$(PYTEST) --ignore=tests/live --ignore=tests/local --ignore=tests/bench --ignore=tests/spark --ignore=tests/test_demo.py
+
+test-live:
+	$(PYTEST) tests/live tests/local tests/bench
 
 test-spark:
-	$(BIN)/python -m pytest -m 'not soak' --durations=20 tests/spark tests/test_demo.py
+	$(PYTEST) tests/spark tests/test_demo.py
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
