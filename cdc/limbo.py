@@ -82,6 +82,8 @@ class Limbo:
         # `_space` rows as they will be when everything that waits is released; None for a space that will be gone.
         self._space_rows: dict[int, list[Any] | None] = {}
         self._row_count = 0
+        # Those among them of transactions that are certain, and aren't handled yet.
+        self._ahead_rows: list[Row] = []
         self.received: dict[int, int] = {}
         """By origin with a queue: the lsn of the last row that has arrived, waiting or not."""
 
@@ -120,6 +122,26 @@ class Limbo:
         self.received[transaction.replica_id] = transaction.lsn
         self._fold(self._space_rows, space_rows)
         return True
+
+    def look_ahead(self, transaction: Transaction) -> None:
+        """A certain transaction is handled later: its spaces are what they will be."""
+        if self._reads_spaces:
+            _, rows = self._look_at_spaces(transaction)
+            self._ahead_rows += rows
+            self._fold(self._space_rows, rows)
+
+    def caught_up(self) -> None:
+        """All of these are handled now."""
+        if self._ahead_rows:
+            self._ahead_rows = []
+            self._refold()
+
+    def _refold(self) -> None:
+        self._space_rows = {}
+        self._fold(self._space_rows, self._ahead_rows)
+        for queue in self._queues.values():
+            for entry in queue:
+                self._fold(self._space_rows, entry.space_rows)
 
     def passes(self, replica_id: int, lsn: int) -> bool:
         """A row that only moves the position has arrived; returns whether it does so at once."""
@@ -185,10 +207,7 @@ class Limbo:
             del self._queues[owner]
         if self._space_rows:
             # What was released is in the schema, what vanished never will be: what waits says what is to come.
-            self._space_rows = {}
-            for queue in self._queues.values():
-                for entry in queue:
-                    self._fold(self._space_rows, entry.space_rows)
+            self._refold()
 
     # Which spaces are synchronous, where the master's rows don't say.
 

@@ -181,6 +181,7 @@ class Pipeline:
             yield from self._handle(transaction, suffix)
         elif transaction.lsn > until.vclock.get(transaction.replica_id, 0):
             self._check_replay(transaction.replica_id)
+            self._limbo.look_ahead(transaction)
             self._ahead.append(self._waiting.put(transaction))
         else:
             self._replay(transaction, suffix)
@@ -192,6 +193,7 @@ class Pipeline:
                 self._replay_until = None
                 while self._ahead:
                     yield from self._handle(self._waiting.take(self._ahead.popleft()), suffix)
+                self._limbo.caught_up()
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of a transaction."""

@@ -113,6 +113,8 @@ class ErrorCode:
     CONNECTION_TO_SELF: Final = 117
     PROTOCOL: Final = 104
     REPLICA_NOT_ANON: Final = 207
+    SYNC_QUORUM_TIMEOUT: Final = 216
+    SYNC_ROLLBACK: Final = 217
     XLOG_GAP: Final = 219
     TOO_EARLY_SUBSCRIBE: Final = 220
 

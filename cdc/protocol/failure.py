@@ -46,6 +46,8 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
         "A daemon that was registered gives its id back with `tarantool-cdc unregister` before it is anonymous.",
     ),
     ErrorCode.REPLICA_NOT_ANON: (Remedy.WAIT, "The replica has got its id just now."),
+    ErrorCode.SYNC_QUORUM_TIMEOUT: (Remedy.WAIT, "A snapshot waits for the quorum of what was written before it."),
+    ErrorCode.SYNC_ROLLBACK: (Remedy.WAIT, "A synchronous transaction that the snapshot waited for was rolled back."),
     ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
 }
 

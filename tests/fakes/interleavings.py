@@ -210,10 +210,14 @@ class WatchedReplica(Replica):
         self._synchronous = master
         # Of this connection: the last lsn of each origin that was published.
         self._last: dict[int, int] = {}
+        # What was committed before it; its stream may begin earlier, where the store is.
+        self._since: dict[int, int] | None = None
 
     def connect(self) -> None:
         """A new connection."""
         self._last = {}
+        position = self.topics.checkpoint().position
+        self._since = dict(position.vclock) if position is not None else None
         super().connect()
 
     @property
@@ -225,7 +229,8 @@ class WatchedReplica(Replica):
     def fates(self) -> Fates:
         """Of what this connection has been told, and what was committed before it."""
         assert self.relay.subscribed is not None
-        return Fates.of(self._synchronous.written, self.sent_count, self.relay.subscribed[Key.VCLOCK])
+        since = self._since if self._since is not None else self.relay.subscribed[Key.VCLOCK]
+        return Fates.of(self._synchronous.written, self.sent_count, since)
 
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the publisher."""

@@ -14,7 +14,8 @@ writer knows of it, whatever the flags on the rows say.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import random
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from cdc.protocol.constants import Key, Type
@@ -213,6 +214,34 @@ class SynchronousMaster(Master):
                 self._restore(before, entry.origin)
                 self._stable = self._state()
                 return
+
+    def reorder(self, rng: random.Random, begin: int) -> None:
+        """From row `begin` on, have the log of another member: the origins' transactions meet in another order there.
+
+        Each origin's own order is the same in every log, and nothing goes past a row about the limbo.
+        """
+        written, log = self.written, self.log
+        self.written, self.log = [entry for entry in written if entry.end <= begin], log[:begin]
+        between: dict[int, list[Written]] = {}
+        for entry in written[len(self.written) :]:
+            if entry.kind is not None:
+                self._append_mixed(rng, between)
+                between = {}
+                self._append(entry)
+            else:
+                between.setdefault(entry.origin, []).append(entry)
+        self._append_mixed(rng, between)
+
+    def _append_mixed(self, rng: random.Random, between: dict[int, list[Written]]) -> None:
+        while between:
+            origin = rng.choice(sorted(between))
+            self._append(between[origin].pop(0))
+            if not between[origin]:
+                del between[origin]
+
+    def _append(self, entry: Written) -> None:
+        self.log += entry.rows
+        self.written.append(replace(entry, end=len(self.log)))
 
     # Its memory.
 

@@ -34,6 +34,8 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.UNKNOWN_REPLICA, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.REPLICA_NOT_ANON, Remedy.WAIT, "got its id just now"),
+        (ErrorCode.SYNC_QUORUM_TIMEOUT, Remedy.WAIT, "waits for the quorum"),
+        (ErrorCode.SYNC_ROLLBACK, Remedy.WAIT, "was rolled back"),
         (ErrorCode.PROTOCOL, Remedy.OPERATOR, "tarantool-cdc unregister"),
         (9999, Remedy.OPERATOR, r"\(error 9999\)$"),
     ],
