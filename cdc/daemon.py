@@ -21,6 +21,7 @@ import random
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -207,7 +208,7 @@ class Daemon:
             except PublishAborted:
                 raise
             except CdcError:
-                follower.settle_submitted()
+                self._settle_or_go_back(follower.settle_submitted)
                 raise
             finally:
                 self._survey.follow(None)
@@ -314,6 +315,14 @@ class Daemon:
                 self._failures = {place: found for place, found in self._failures.items() if isinstance(found, XlogGapError)}
             case _:
                 raise error
+
+    def _settle_or_go_back(self, settle_submitted: Callable[[], object]) -> None:
+        """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed."""
+        try:
+            settle_submitted()
+        except PublishAborted as error:
+            self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+            self._go_back()
 
     # The publisher's life.
 

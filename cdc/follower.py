@@ -29,7 +29,7 @@ import structlog
 from cdc import registration, resume
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
-from cdc.errors import SilenceError
+from cdc.errors import ProtocolError, SilenceError
 from cdc.handshake import expect, greet, vote
 from cdc.pipeline import Pipeline
 from cdc.progress import SnapshotProgress
@@ -253,6 +253,11 @@ class Follower:
         )
         subscribed = expect(connection, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
+        if subscribed.replica_id in self._ignored:
+            raise ProtocolError(
+                f"the server {connection.address} is instance {subscribed.replica_id}, which source.exclude_origins leaves out",
+                "An ACK names what it has of them, which a quorum would count: name another member in source.uris.",
+            )
         status.replicaset_uuid = str(position.replicaset_uuid)
         status.state, status.error = "streaming", None
         self.has_streamed = True

@@ -12,11 +12,16 @@ synchronous, WAIT_SYNC that it waits. Before that nothing in the row does, and t
 touches decides; of the spaces as they were when it was written, which may be ahead of the schema at which rows are decoded,
 because DDL waits here like everything else. So the `_space` rows that wait are folded here, for this one question.
 
+Rows without flags from a server that knows them were written before it was upgraded, so the spaces always count.
+
 An asynchronous transaction waits if its origin's queue isn't empty, whatever its flags say: it was written behind what waits.
 
     CONFIRM N     from the head, everything comes out up to the first synchronous transaction past lsn N
     ROLLBACK N    the first synchronous transaction from lsn N on vanishes, and all behind it
     PROMOTE N     confirms up to N and rolls back the rest, for the former owner; DEMOTE does the same
+
+The master has one limbo with one owner. Here every origin has a queue, because an instance that comes back may have rows in its
+log that another leader's PROMOTE, further back in everybody else's, has undone; the next change of ownership drops those too.
 
 A queue pins the position of its origin alone, in front of its head. The position of an origin jumps over what vanished, and
 over the rows that spoke about it, when its queue is empty. What the rows mean, and terms and elections, this module refuses to
@@ -39,12 +44,12 @@ from cdc.errors import ProtocolError, SynchronousReplicationError
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.schema import SPACE_SPACE, SchemaTracker
-from cdc.vclock import VClock
 from cdc.waiting import Held, Waiting
 
 FLAGS_SINCE: Final = (2, 8)
 """The first version whose rows say which transactions wait."""
 
+_OF_SPACES: Final = DATA_TYPES | {Type.NOP}
 _LSN_SPAN: Final = 1 << 64
 """An lsn is a signed number of 64 bits, written as unsigned: 2.6 rolls back "from -1 on", which is everything that waits, where
 an asynchronous transaction, which has no lsn in its queue, stands first."""
@@ -76,14 +81,14 @@ class Limbo:
         """`schema` is the one at which released rows are decoded; `version` is the master's."""
         self._schema = schema
         self._waiting = waiting
-        self._reads_spaces = version < FLAGS_SINCE
+        self._has_flags = version >= FLAGS_SINCE
         # Invariant: no queue in it is empty, unless its last transaction is being released.
         self._queues: dict[int, deque[_Entry]] = {}
         # `_space` rows as they will be when everything that waits is released; None for a space that will be gone.
         self._space_rows: dict[int, list[Any] | None] = {}
         self._row_count = 0
-        # Those among them of transactions that are certain, and aren't handled yet.
-        self._ahead_rows: list[Row] = []
+        # By owner: the last synchronous transaction that was confirmed here.
+        self._confirmed: dict[int, int] = {}
         self.received: dict[int, int] = {}
         """By origin with a queue: the lsn of the last row that has arrived, waiting or not."""
 
@@ -108,10 +113,8 @@ class Limbo:
     def holds(self, transaction: Transaction, now_us: int) -> bool:
         """Take a transaction in if it has to wait; returns whether it has to. Raises what a full disk raises."""
         queue = self._queues.get(transaction.replica_id)
-        is_synchronous, space_rows = bool(transaction.flags & Flag.WAIT_ACK), list[Row]()
-        if self._reads_spaces:
-            touches, space_rows = self._look_at_spaces(transaction)
-            is_synchronous = is_synchronous or touches
+        touches, space_rows = self._look_at_spaces(transaction)
+        is_synchronous = touches or bool(transaction.flags & Flag.WAIT_ACK)
         if queue is None and not is_synchronous:
             # Asynchronous and flagged as waiting, it was written while the last confirmation was on its way.
             return False
@@ -123,26 +126,6 @@ class Limbo:
         self._fold(self._space_rows, space_rows)
         return True
 
-    def look_ahead(self, transaction: Transaction) -> None:
-        """A certain transaction is handled later: its spaces are what they will be."""
-        if self._reads_spaces:
-            _, rows = self._look_at_spaces(transaction)
-            self._ahead_rows += rows
-            self._fold(self._space_rows, rows)
-
-    def caught_up(self) -> None:
-        """All of these are handled now."""
-        if self._ahead_rows:
-            self._ahead_rows = []
-            self._refold()
-
-    def _refold(self) -> None:
-        self._space_rows = {}
-        self._fold(self._space_rows, self._ahead_rows)
-        for queue in self._queues.values():
-            for entry in queue:
-                self._fold(self._space_rows, entry.space_rows)
-
     def passes(self, replica_id: int, lsn: int) -> bool:
         """A row that only moves the position has arrived; returns whether it does so at once."""
         if replica_id not in self._queues:
@@ -152,25 +135,30 @@ class Limbo:
 
     # What is said about them.
 
-    def apply(self, transaction: Transaction, released: VClock) -> Iterator[Transaction]:
+    def apply(self, transaction: Transaction) -> Iterator[Transaction]:
         """A transaction of one control row: yields what it releases, in order, and drops what it rolls back.
 
-        Each must be handled before the next is asked for. Raises ProtocolError for a row that can't be understood,
-        SynchronousReplicationError if it undoes what is at or before `released`, the position.
+        Each must be handled before the next is asked for. A row that comes again, or that speaks about what nobody has seen,
+        changes nothing. Raises ProtocolError for a row that can't be understood, SynchronousReplicationError if it undoes
+        what was confirmed.
         """
         kind, _, body, _ = transaction.rows[0]
         owner, lsn = _checked(kind, body, transaction)
         if kind == Type.RAFT_ROLLBACK:
-            if not self._undo(owner, lsn) and 0 < lsn <= released.get(owner, 0):
+            if not self._undo(owner, lsn) and 0 < lsn <= self._confirmed.get(owner, 0):
                 raise SynchronousReplicationError(
-                    f"{TYPE_NAMES[kind]} of everything of origin {owner} from lsn {lsn} on arrived at {released}",
+                    f"{TYPE_NAMES[kind]} of everything of origin {owner} from lsn {lsn} on arrived at "
+                    f"{transaction.replica_id}:{transaction.lsn}, and {owner}:{self._confirmed[owner]} had been confirmed",
                     'What was published has been rolled back: take a new snapshot with snapshot.mode = "always", '
                     "and look at how the replica set lost its quorum.",
                 )
             return
-        yield from self._confirmed(owner, lsn)
+        yield from self._release(owner, lsn)
         if kind != Type.RAFT_CONFIRM:
             self._undo(owner, lsn + 1)
+            for other in list(self._queues):
+                if other != owner:
+                    self._undo(other, 0)
 
     def unpinned(self) -> dict[int, int]:
         """Origins whose queue has become empty since the last call, with the lsn that they have been received up to."""
@@ -178,14 +166,16 @@ class Limbo:
             return {}
         return {origin: self.received.pop(origin) for origin in list(self.received) if origin not in self._queues}
 
-    def _confirmed(self, owner: int, lsn: int) -> Iterator[Transaction]:
+    def _release(self, owner: int, lsn: int) -> Iterator[Transaction]:
         queue = self._queues.get(owner)
         if queue is None:
             return
         while queue and (not queue[0].is_synchronous or queue[0].held.lsn <= lsn):
-            held = queue.popleft().held
-            self._row_count -= held.row_count
-            yield self._waiting.take(held)
+            entry = queue.popleft()
+            self._row_count -= entry.held.row_count
+            if entry.is_synchronous:
+                self._confirmed[owner] = entry.held.lsn
+            yield self._waiting.take(entry.held)
         self._tidy(owner)
 
     def _undo(self, owner: int, lsn: int) -> bool:
@@ -207,7 +197,10 @@ class Limbo:
             del self._queues[owner]
         if self._space_rows:
             # What was released is in the schema, what vanished never will be: what waits says what is to come.
-            self._refold()
+            self._space_rows = {}
+            for queue in self._queues.values():
+                for entry in queue:
+                    self._fold(self._space_rows, entry.space_rows)
 
     # Which spaces are synchronous, where the master's rows don't say.
 
@@ -215,6 +208,8 @@ class Limbo:
         """Whether a transaction touches a synchronous space, and its rows of `_space`."""
         if transaction.spool is None:
             return self._touched(transaction.rows, {})
+        if self._has_flags and not (self._schema.synchronous or self._space_rows):
+            return False, []  # it isn't read twice for a space that it makes synchronous itself
         is_synchronous, space_rows, ahead = False, list[Row](), dict[int, list[Any] | None]()
         for rows in self._waiting.rows_in_pieces(transaction.spool):
             touches, found = self._touched(rows, ahead)
@@ -223,8 +218,10 @@ class Limbo:
         return is_synchronous, space_rows
 
     def _touched(self, rows: list[Row], ahead: dict[int, list[Any] | None]) -> tuple[bool, list[Row]]:
+        # Before there were flags, a row that a trigger had turned into nothing counted like any other of its space.
+        kinds = DATA_TYPES if self._has_flags else _OF_SPACES
         try:
-            space_ids = {body.get(Key.SPACE_ID) for _, _, body, _ in rows}
+            space_ids = {body.get(Key.SPACE_ID) for kind, _, body, _ in rows if kind in kinds}
         except TypeError:
             return False, []  # an array where an id should be: its row is refused where it is handled
         if SPACE_SPACE not in space_ids:
@@ -239,7 +236,7 @@ class Limbo:
             if space_id == SPACE_SPACE:
                 space_rows.append(row)
                 self._fold(ahead, [row])
-            elif kind in DATA_TYPES and self._is_synchronous(space_id, ahead):
+            elif kind in kinds and self._is_synchronous(space_id, ahead):
                 is_synchronous = True
         return is_synchronous, space_rows
 

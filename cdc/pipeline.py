@@ -71,6 +71,7 @@ class Pipeline:
         self._replayed_changes: list[tuple[bytes, bytes | None]] = []
         # While replaying: what has arrived and is not out yet.
         self._ahead: deque[Held] = deque()
+        self._ahead_origins: set[int] = set()
         self.images = images
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
@@ -146,8 +147,7 @@ class Pipeline:
                 done = events.singles(transactions, done, suffix)
                 if done == len(transactions):
                     break
-            for transaction in self._certain(transactions[done], now_us):
-                yield from self._take(transaction, suffix)
+            yield from self._arrive(transactions[done], suffix)
             done += 1
         if self._replay_until is not None:
             yield self._replayed()
@@ -156,44 +156,64 @@ class Pipeline:
         elif not limbo.is_empty:
             self.ledger.receive(self._received())
 
-    def _certain(self, transaction: Transaction, now_us: int) -> Iterator[Transaction]:
-        """What can be handled now that this transaction has arrived, in order; itself only if it is certain and new."""
+    def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
+        """Handle what can be handled now that this transaction has arrived.
+
+        While replaying, what lies past the events that are out is put aside, and looked at when all of those have been seen:
+        only then the schema is the one at its position. But it may be what decides over a transaction that is out.
+        """
+        until = self._replay_until
+        if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
+            if transaction.replica_id not in self._ahead_origins:
+                self._check_replay(transaction.replica_id)
+                self._ahead_origins.add(transaction.replica_id)
+            if is_control(transaction) and not self._limbo.is_empty:
+                for ready in self._decided(transaction):
+                    yield from self._take(ready, suffix)
+            self._ahead.append(self._waiting.put(transaction))
+        else:
+            for ready in self._certain(transaction):
+                yield from self._take(ready, suffix)
+        while self._ahead and self._replay_until is None:
+            for ready in self._certain(self._waiting.take(self._ahead.popleft())):
+                yield from self._handle(ready, suffix)
+
+    def _certain(self, transaction: Transaction) -> Iterator[Transaction]:
+        """What is certain now that this transaction has arrived, in order; itself only if it is certain and new."""
         events, limbo, origin = self._events, self._limbo, transaction.replica_id
         if transaction.lsn <= limbo.received.get(origin, events.vclock.get(origin, 0)):
             # It came by another way already.
             if transaction.spool is not None:
                 transaction.spool.close()
-            return
-        if is_control(transaction):
-            yield from limbo.apply(transaction, VClock(events.vclock))
-            # What it rolled back is passed over together with its own row, so no position lies between the two.
-            if freed := limbo.unpinned():
-                events.jump(freed)
+        elif is_control(transaction):
+            yield from self._decided(transaction)
             if limbo.passes(origin, transaction.lsn):
                 yield transaction
-        elif not limbo.holds(transaction, now_us):
+        elif not limbo.holds(transaction, events.now_us):
             yield transaction
+
+    def _decided(self, control: Transaction) -> Iterator[Transaction]:
+        """What a control row releases, in order.
+
+        What it rolls back is passed over together with the row itself, so no position lies between the two.
+        """
+        yield from self._limbo.apply(control)
+        if freed := self._limbo.unpinned():
+            self._events.jump(freed)
 
     def _take(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle a transaction that is certain, if it is new to consumers; else only to the images."""
         until = self._replay_until
         if until is None:
             yield from self._handle(transaction, suffix)
-        elif transaction.lsn > until.vclock.get(transaction.replica_id, 0):
-            self._check_replay(transaction.replica_id)
-            self._limbo.look_ahead(transaction)
-            self._ahead.append(self._waiting.put(transaction))
-        else:
-            self._replay(transaction, suffix)
-            if VClock(self._events.vclock) == until.vclock:
-                yield self._replayed()
-                self._outbox.restart(until.seq)
-                self._spaces.schema.schema_version = until.schema_version
-                self._events.base = replace(self._events.base, snapshot=until.snapshot)
-                self._replay_until = None
-                while self._ahead:
-                    yield from self._handle(self._waiting.take(self._ahead.popleft()), suffix)
-                self._limbo.caught_up()
+            return
+        self._replay(transaction, suffix)
+        if VClock(self._events.vclock) == until.vclock:
+            yield self._replayed()
+            self._outbox.restart(until.seq)
+            self._spaces.schema.schema_version = until.schema_version
+            self._events.base = replace(self._events.base, snapshot=until.snapshot)
+            self._replay_until = None
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of a transaction."""
@@ -249,8 +269,8 @@ class Pipeline:
     def _check_replay(self, origin: int) -> None:
         """What comes next of an origin isn't out. Raises ReplayError if its last transaction wasn't the last that is out."""
         assert self._replay_until is not None
-        vclock = self._replay_until.vclock
-        if self._events.vclock.get(origin, 0) != vclock.get(origin, 0):
+        vclock, known = self._replay_until.vclock, self._events.vclock | self._limbo.received
+        if known.get(origin, 0) != vclock.get(origin, 0):
             raise ReplayError(f"this server's log doesn't lead from the state store to {vclock}")
 
     def _replayed(self) -> Batch:

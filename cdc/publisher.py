@@ -110,6 +110,7 @@ class Publisher:
         self._state = _State.RUNNING
         self._error: CdcError | None = None
         self._should_drain = False
+        self._abandoned: str | None = None
         # A byte in the pipe wakes the daemon's poll: something was settled, or went wrong.
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -213,6 +214,15 @@ class Publisher:
         settled, self._settled = self._settled, []
         return settled
 
+    def abandon(self, reason: str) -> None:
+        """What was submitted last is a part of a transaction whose rest won't come: have all that isn't settled aborted.
+
+        `collect` raises PublishAborted when that is done.
+        """
+        with self._lock:
+            self._abandoned = reason
+            self._lock.notify_all()
+
     def reset(self) -> None:
         """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
         with self._lock:
@@ -220,7 +230,7 @@ class Publisher:
             self._queue.clear()
             self._queued_bytes = 0
             self._settled.clear()
-            self._error = None
+            self._error = self._abandoned = None
             self._state = _State.RUNNING
             self._lock.notify_all()
 
@@ -305,6 +315,8 @@ class Publisher:
         while True:
             # In the middle of a source transaction there is nothing to commit, so nothing is due.
             batch = self._take(opened_at + interval - time.monotonic() if pending is not None else IDLE_SECONDS)
+            if self._abandoned is not None:
+                raise PublishAborted(self._abandoned)
             if batch is not None:
                 self._ensure(batch.topics)
                 if not opened_at:
@@ -343,7 +355,8 @@ class Publisher:
     def _take(self, timeout_seconds: float) -> Batch | None:
         with self._lock:
             self._lock.wait_for(
-                lambda: self._queue or self._should_drain or self._is_stopping.is_set(), max(0.0, timeout_seconds)
+                lambda: self._queue or self._should_drain or self._abandoned or self._is_stopping.is_set(),
+                max(0.0, timeout_seconds),
             )
             if not self._queue:
                 return None

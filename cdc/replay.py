@@ -79,7 +79,7 @@ class Replay(Daemon):
         except PublishAborted:
             raise
         except CdcError:
-            replayer.settle_submitted()
+            self._settle_or_go_back(replayer.settle_submitted)
             raise
         finally:
             if replayer.has_streamed:
@@ -171,13 +171,17 @@ class Replayer:
     def _origin_at(self, start: VClock | None) -> Origin:
         """Whose files these are, with the version of the one that is read first."""
         logs, snapshots = self._directory.logs(), self._directory.snapshots()
-        before = [log for log in logs if start is not None and start.covers(log.vclock)]
+        before = [log for log in logs if start is not None and self._told(start, log.vclock).covers(log.vclock)]
         file = (before[-1:] or snapshots[:1] or logs[-1:])[0]
         if file.meta.instance_uuid is None:
             raise ConfigurationError(
                 f"{file.path} doesn't say which instance wrote it", "Name a directory of Tarantool's own files."
             )
         return Origin(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
+
+    def _told(self, vclock: VClock, there: VClock) -> VClock:
+        """A position that counts the origins that are left out as far as `there`."""
+        return resume.told(vclock, there, self._excluded)
 
     def _check_replicaset(self) -> None:
         """Raises PositionError if the files are of another replica set than the checkpoint."""
@@ -251,7 +255,12 @@ class Replayer:
     def _stream(self) -> bool:
         settlement, status = self._settlement, self._status
         pipeline = settlement.pipeline
-        stream = LogStream(self._directory, pipeline.position.vclock, follows=self._follows, excluded=self._excluded)
+        stream = LogStream(
+            self._directory,
+            self._told(pipeline.position.vclock, self._ballot.vclock),
+            follows=self._follows,
+            excluded=self._excluded,
+        )
         position = pipeline.position
         status.replicaset_uuid = str(position.replicaset_uuid)
         status.state, status.error = "streaming", None
@@ -294,7 +303,7 @@ class Replayer:
         if not self._settlement.wait_until_settled():
             return False
         position = self._settlement.pipeline.position.vclock
-        if not position.covers(file.vclock):
+        if not self._told(position, file.vclock).covers(file.vclock):
             waiting = self._settlement.pipeline.limbo.transaction_count
             raise PositionError(
                 f"the server's version changes with {file.path}, which begins at {file.vclock}, and the rows before it "

@@ -23,7 +23,7 @@ from cdc import resume
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
-from cdc.errors import PublishAborted
+from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.images import Images
 from cdc.options import PipelineOptions
 from cdc.pipeline import Pipeline
@@ -87,6 +87,8 @@ class Settlement:
             transaction_bytes_max=config.source.transaction_bytes_max,
         )
         self._unkept_count = 0
+        # Whether the last batch ended within a transaction.
+        self._is_inside = False
         self.last_timestamp: float | None = None
         """Of the newest row that was handed over."""
         self.forced_snapshot: str | None = None
@@ -103,15 +105,24 @@ class Settlement:
     def prepare_snapshot(self) -> int:
         """Be where a snapshot can be compared with what consumers have, or with nothing; returns the `seq` to go on after.
 
-        Raises StateError or ConnectionLostError.
+        Raises StateError.
         """
-        # At least once, consumers may have events that the checkpoint doesn't know of.
-        newest_seq = self._publisher.newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
+        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
         if self._writer is not None and (self.pipeline.is_replaying or newest_seq > self.pipeline.position.seq):
             # The store can't be brought to where consumers are.
             self._writer.restart()
             self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version[:2]))
         return newest_seq
+
+    def _newest_seq(self) -> int:
+        """At least once, consumers may have events that the checkpoint doesn't know of. Waits while Kafka is away."""
+        while not self._is_stopping.is_set():
+            try:
+                return self._publisher.newest_seq()
+            except ConnectionLostError as error:
+                self._log.warning("waiting", reason=str(error))
+                self._is_stopping.wait(1.0)
+        return 0
 
     def take(self, batches: Iterator[Batch]) -> None:
         """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
@@ -148,6 +159,7 @@ class Settlement:
             else:
                 self._checkpoint.spaces[space_id] = space
         self._publisher.submit(batch)
+        self._is_inside = not batch.is_boundary
         images = self.pipeline.images
         if images is not None and len(images.unkept) > self._unkept_count:
             self._unkept_count = len(images.unkept)
@@ -181,8 +193,13 @@ class Settlement:
                 self._show_store(writer)
 
     def wait_until_settled(self) -> bool:
-        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile. Raises as `settle`."""
-        while self.pipeline.ledger.unsettled_count:
+        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile. Raises as `settle`.
+
+        If it ends within a transaction, that can't be: it is aborted, and PublishAborted says when.
+        """
+        if self._is_inside:
+            self._publisher.abandon("the source ended within a transaction that was being published")
+        while self._is_inside or self.pipeline.ledger.unsettled_count:
             if self._is_stopping.is_set():
                 return False
             self.wait(1.0)

@@ -8,13 +8,17 @@ import pytest
 
 from cdc.change import Transaction
 from cdc.errors import ProtocolError, SynchronousReplicationError
+from cdc.images import Images
 from cdc.limbo import Limbo, LimboState, is_control
+from cdc.position import Position, SnapshotState
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema import SchemaTracker
 from cdc.vclock import VClock
 from cdc.waiting import Waiting
 from tests.fakes import wire
-from tests.fakes.pipelines import MemorySpool
+from tests.fakes.master import SERVER
+from tests.fakes.pipelines import MemorySpool, frames_of, pipeline
+from tests.fakes.tuples import MemoryTuples
 
 SYNC, ASYNC = Flag.WAIT_SYNC | Flag.WAIT_ACK, 0
 
@@ -31,10 +35,10 @@ class Queue:
         """One transaction of one row; returns whether it waits."""
         return self.limbo.holds(transaction(lsn, flags, origin=origin), now_us)
 
-    def say(self, kind: int, owner: int, lsn: int, *, released: dict[int, int] | None = None) -> list[int]:
+    def say(self, kind: int, owner: int, lsn: int) -> list[int]:
         """A control row; the lsns that it releases."""
         row = transaction(1000, origin=3, kind=kind, body={Key.REPLICA_ID: owner, Key.LSN: lsn})
-        return [found.lsn for found in self.limbo.apply(row, VClock(released or {}))]
+        return [found.lsn for found in self.limbo.apply(row)]
 
 
 def transaction(lsn: int, flags: int = 0, *, origin: int = 1, kind: int = Type.INSERT, body: Any = None) -> Transaction:
@@ -114,29 +118,51 @@ def test_rows_that_only_move_the_position() -> None:
 
 def test_rollback_of_what_is_out_stops_it() -> None:
     queue = Queue()
-    assert queue.say(Type.RAFT_ROLLBACK, 1, 8, released={1: 7}) == []
-    with pytest.raises(SynchronousReplicationError, match=r"RAFT_ROLLBACK of everything of origin 1 from lsn 7 on arrived at"):
-        queue.say(Type.RAFT_ROLLBACK, 1, 7, released={1: 7})
+    queue.arrive(7, SYNC)
+    queue.arrive(8)
+    assert queue.say(Type.RAFT_CONFIRM, 1, 7) == [7, 8]
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 8) == []
+    with pytest.raises(SynchronousReplicationError, match=r"RAFT_ROLLBACK of everything of origin 1 from lsn 7 on arrived at 3:"):
+        queue.say(Type.RAFT_ROLLBACK, 1, 7)
+
+
+def test_rollback_that_comes_twice() -> None:
+    """On 2.6 the leader whose quorum didn't come and the one that clears its queue both say so."""
+    queue = Queue()
+    queue.arrive(7, SYNC)
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 7) == []
+    assert queue.limbo.unpinned() == {1: 7}
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 7) == []
+
+
+@pytest.mark.parametrize("kind", [Type.RAFT_PROMOTE, Type.RAFT_DEMOTE])
+def test_another_owner_undoes_what_nobody_owns(kind: int) -> None:
+    """The log of a leader that came back, whose last transactions others have undone long ago."""
+    queue = Queue()
+    queue.arrive(45, SYNC)
+    queue.arrive(46)
+    assert queue.say(kind, 2, 7) == []
+    assert queue.limbo.is_empty
+    assert queue.limbo.unpinned() == {1: 46}
 
 
 def test_rollback_of_everything_as_26_says_it() -> None:
     """An asynchronous transaction at the head of its queue has no lsn there; -1, written as an unsigned number."""
     queue = Queue()
-    assert queue.say(Type.RAFT_ROLLBACK, 1, 2**64 - 1, released={1: 19}) == []
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 2**64 - 1) == []
     queue.arrive(20, SYNC)
     queue.arrive(21)
-    assert queue.say(Type.RAFT_ROLLBACK, 1, 2**64 - 1, released={1: 19}) == []
+    assert queue.say(Type.RAFT_ROLLBACK, 1, 2**64 - 1) == []
     assert queue.limbo.is_empty
     queue.arrive(22, SYNC)
     assert queue.say(Type.RAFT_CONFIRM, 1, 2**64 - 1) == []
     assert queue.say(Type.RAFT_CONFIRM, 1, 22) == [22]
 
 
-@pytest.mark.parametrize("kind", [Type.RAFT_CONFIRM, Type.RAFT_PROMOTE, Type.RAFT_DEMOTE])
-def test_control_rows_about_nothing_that_waits(kind: int) -> None:
+def test_confirmation_of_nothing_that_waits() -> None:
     queue = Queue()
     queue.arrive(9, SYNC)
-    assert queue.say(kind, 2, 10**9) == []
+    assert queue.say(Type.RAFT_CONFIRM, 2, 10**9) == []
     assert queue.limbo.state.transaction_count == 1
 
 
@@ -144,7 +170,7 @@ def test_control_rows_about_nothing_that_waits(kind: int) -> None:
 def test_malformed_control_rows(body: dict[int, Any]) -> None:
     queue = Queue()
     with pytest.raises(ProtocolError, match="RAFT_CONFIRM"):
-        list(queue.limbo.apply(transaction(5, kind=Type.RAFT_CONFIRM, body=body), VClock()))
+        list(queue.limbo.apply(transaction(5, kind=Type.RAFT_CONFIRM, body=body)))
 
 
 def test_what_is_a_control_row() -> None:
@@ -176,7 +202,7 @@ def test_what_is_on_disk_comes_back_as_it_was() -> None:
     queue = Queue(memory=0)
     queue.arrive(1, SYNC)
     row = transaction(1000, origin=3, kind=Type.RAFT_CONFIRM, body={Key.REPLICA_ID: 1, Key.LSN: 1})
-    (found,) = queue.limbo.apply(row, VClock())
+    (found,) = queue.limbo.apply(row)
     expected = transaction(1, SYNC)
     assert (found.rows, found.tsn, found.lsn, found.flags) == (expected.rows, 1, 1, SYNC)
 
@@ -201,3 +227,54 @@ def test_rolled_back_from_disk() -> None:
     assert queue.limbo.state == LimboState()
     queue.waiting.close()
     assert all(spool.is_closed for spool in queue.spools)
+
+
+# While what is out already is read again, for the images alone.
+
+
+def at(vclock: dict[int, int]) -> Position:
+    return Position(VClock(vclock), replicaset_uuid=SERVER, server_uuid=SERVER, snapshot=SnapshotState(1, is_complete=True))
+
+
+def row(origin: int, lsn: int, flags: int = 0, kind: int = Type.NOP, **body: int) -> bytes:
+    header = {Key.REQUEST_TYPE: kind, Key.REPLICA_ID: origin, Key.LSN: lsn, Key.TIMESTAMP: 1.0}
+    return wire.frame(
+        header | ({Key.FLAGS: flags} if flags else {}), {Key.REPLICA_ID: body["owner"], Key.LSN: body["up_to"]} if body else {}
+    )
+
+
+CONFIRM = row(1, 51, kind=Type.RAFT_CONFIRM, owner=1, up_to=50)
+PROMOTE = row(2, 10, kind=Type.RAFT_PROMOTE, owner=1, up_to=50)
+
+
+@pytest.mark.parametrize(
+    ("rows", "end"),
+    [
+        ([row(1, 50), row(3, 7), row(1, 51)], {1: 51, 2: 9, 3: 7}),
+        ([row(1, 50, SYNC), CONFIRM, row(3, 7)], {1: 51, 2: 9, 3: 7}),
+        ([row(1, 50, SYNC), PROMOTE, row(3, 7), row(3, 8)], {1: 50, 2: 10, 3: 8}),
+        ([row(1, 50), row(1, 51, SYNC), row(1, 52), PROMOTE, row(3, 7), row(2, 11)], {1: 52, 2: 11, 3: 7}),
+        ([row(1, 50, SYNC), row(3, 7)], {1: 49, 2: 9, 3: 7}),
+    ],
+)
+def test_what_is_not_out_yet_waits_for_what_is_and_then_for_its_quorum(rows: list[bytes], end: dict[int, int]) -> None:
+    """Another member's log has origin 1 far ahead of origin 3, of which a row is still to be seen."""
+    images = Images(MemoryTuples(), version=(2, 11))
+    target = pipeline(at({1: 44, 2: 9, 3: 6}), version=(2, 11), images=images, replay_until=at({1: 49, 2: 9, 3: 7}))
+    for part in [row(1, lsn) for lsn in range(45, 50)] + rows:
+        for _ in target.feed(frames_of(part), 1):
+            pass
+    assert not target.is_replaying
+    assert target.position.vclock == VClock(end)
+
+
+def test_what_is_out_is_decided_by_what_is_not() -> None:
+    """A commit fell between two transactions that one CONFIRM released."""
+    images = Images(MemoryTuples(), version=(2, 11))
+    target = pipeline(at({1: 44}), version=(2, 11), images=images, replay_until=at({1: 46}))
+    for part in [row(1, 45, SYNC), row(1, 46), row(1, 47, SYNC), row(1, 48, kind=Type.RAFT_CONFIRM, owner=1, up_to=45)]:
+        for _ in target.feed(frames_of(part), 1):
+            pass
+    assert not target.is_replaying
+    assert target.position.vclock == VClock({1: 46})
+    assert target.limbo.transaction_count == 1

@@ -593,6 +593,18 @@ def test_space_that_becomes_synchronous_behind_what_waits() -> None:
     assert [sent.key for sent in shop.events()] == [{"id": 3}]
 
 
+def test_logs_of_26_served_by_a_later_version() -> None:
+    """They have no flags: the space tells as it did when they were written."""
+    shop = Shop("2.11")
+    shop.master.create_space("syn", USERS, flags={"is_sync": True})
+    shop.master.insert("syn", 1)
+    lsn = shop.master.vclock[1]
+    assert shop.events() == []
+    shop.master.synchro(Type.RAFT_ROLLBACK, 1, lsn)
+    assert shop.events() == []
+    assert shop.replica.pipeline.limbo == LimboState()
+
+
 def test_transaction_that_makes_its_space_synchronous() -> None:
     shop = Shop("2.6")
     space_id = shop.master.id_of("users")
@@ -633,8 +645,15 @@ def test_rollback_stops_it_and_the_other_control_rows_do_not() -> None:
     shop.master.synchro(Type.RAFT_CONFIRM, 1, 5)
     assert shop.follow() == []
     assert shop.replica.pipeline.ledger.acknowledged == VClock(shop.master.vclock)
-    shop.master.synchro(Type.RAFT_ROLLBACK, 1, 5)
-    with pytest.raises(SynchronousReplicationError, match="RAFT_ROLLBACK of everything of origin 1 from lsn 5 on arrived at"):
+    shop.master.begin()
+    shop.master.insert("users", 3)
+    shop.master.commit(is_sync=True)
+    lsn = shop.master.vclock[1]
+    shop.master.synchro(Type.RAFT_CONFIRM, 1, lsn)
+    shop.master.synchro(Type.RAFT_ROLLBACK, 1, lsn)
+    with pytest.raises(
+        SynchronousReplicationError, match=f"RAFT_ROLLBACK of everything of origin 1 from lsn {lsn} on arrived at"
+    ):
         shop.follow()
 
 
