@@ -9,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 
-.PHONY: help setup demo test test-core test-live test-spark soak bench lint lock system clean
+.PHONY: help setup demo test test-spark test-live test-servers test-core soak bench lint lock system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
@@ -25,20 +25,25 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
-# Three processes: one computes, one mostly waits for its servers, and one is Spark. Each shows its output at its end.
+# Three processes at a time: most of them wait for their servers most of the time. Each shows its output at its end.
 test: setup lint
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-live test-spark test-core
+	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-spark test-live test-servers test-core
 
 PYTEST := $(BIN)/python -m pytest -m 'not soak' --durations=20
-
-test-core:
-	$(PYTEST) --ignore=tests/live --ignore=tests/local --ignore=tests/bench --ignore=tests/spark --ignore=tests/test_demo.py
-
-test-live:
-	$(PYTEST) tests/live tests/local tests/bench
+# The first half by name; what is added later falls to the second.
+LIVE := $(wildcard tests/live/test_[a-k]*.py)
 
 test-spark:
 	$(PYTEST) tests/spark tests/test_demo.py
+
+test-live:
+	$(PYTEST) $(LIVE)
+
+test-servers:
+	$(PYTEST) $(LIVE:%=--ignore=%) tests/live tests/local tests/bench
+
+test-core:
+	$(PYTEST) --ignore=tests/live --ignore=tests/local --ignore=tests/bench --ignore=tests/spark --ignore=tests/test_demo.py
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

@@ -209,11 +209,13 @@ class Pipeline:
             return
         self._replay(transaction, suffix)
         if VClock(self._events.vclock) == until.vclock:
-            yield self._replayed()
+            batch = self._replayed()
             self._outbox.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot)
+            # Whoever wants no more than this takes one batch and asks whether it is there.
             self._replay_until = None
+            yield batch
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of a transaction."""

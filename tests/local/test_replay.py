@@ -37,6 +37,7 @@ class Taken:
     def __init__(self) -> None:
         self.wake_fd, self._wakes = os.pipe()
         os.write(self._wakes, b"!")
+        self.turn = threading.Lock()
         self.batches: list[Batch] = []
         self._new: list[Position] = []
 
