@@ -126,7 +126,7 @@ def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: flo
     scene.tarantool.eval("flooding = false")
     scene.workload.stop()
     scene.catch_up()
-    # Kafka, back again, may have ended the open transaction, and the daemon goes back to the checkpoint by a connection of its own.
+    # Kafka, back again, may have ended the open transaction; going back to the checkpoint takes another connection.
     status = scene.daemon.status()
     assert status is not None
     assert scene.daemon.terminate() == 0
