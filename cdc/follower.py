@@ -330,7 +330,12 @@ class Follower:
         return events
 
     def _acknowledge(self) -> None:
-        """Tell the master what is durable, whether or not that is news: a silent replica is dropped."""
+        """Tell the master what is durable, whether or not that is news: a silent replica is dropped.
+
+        Not while a snapshot comes, nor the last rows of a JOIN: there a master waits for nothing.
+        """
+        if self._status.state != "streaming":
+            return
         self._connection.session.acknowledge(self._told(self._pipeline.ledger.acknowledged), self._settlement.last_timestamp)
         self._connection.send()
         self._next_ack = time.monotonic() + self._ack_interval
