@@ -17,7 +17,6 @@ read. It contains the I/O and no decisions: those are resume's, the session's an
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from collections.abc import Callable
@@ -32,7 +31,6 @@ from cdc.config import Config
 from cdc.errors import ProtocolError, SilenceError
 from cdc.handshake import expect, greet, vote
 from cdc.pipeline import Pipeline
-from cdc.progress import SnapshotProgress
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.session import (
     Event,
@@ -47,6 +45,7 @@ from cdc.protocol.session import (
 )
 from cdc.publisher import Publisher
 from cdc.settlement import Origin, Settlement
+from cdc.snapshot_intake import SnapshotIntake
 from cdc.snapshot_requests import SnapshotRequests
 from cdc.sources.tarantool import Connection
 from cdc.state_files import told
@@ -114,7 +113,6 @@ class Follower:
             flushes_at_once=goal.until_caught_up,
             while_waiting=self._acknowledge,
         )
-        self._submit, self._settle = self._settlement.submit, self._settlement.settle
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._next_ack = 0.0
         self._last_heard = time.monotonic()
@@ -172,11 +170,10 @@ class Follower:
 
     def _take_snapshot(self, *, publish: bool) -> bool:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
-        after_seq = self._settlement.prepare_snapshot()
-        pipeline, connection, status = self._pipeline, self._connection, self._status
-        previous = self._checkpoint.position.snapshot if self._checkpoint.position else None
-        progress = SnapshotProgress(previous.row_count if previous else 0)
-        status.state, status.snapshot_rows = "snapshot", 0
+        connection = self._connection
+        intake = SnapshotIntake(
+            self._settlement, self._checkpoint, self._status, self._publisher.turn, self._log, publish=publish
+        )
         if self._is_registered:
             if registration.find_id(connection) is None:
                 registration.check_others(connection, self._config)
@@ -185,7 +182,7 @@ class Follower:
             connection.session.fetch_snapshot()
         connection.send()
         self._last_heard = time.monotonic()
-        try:
+        with intake:
             is_complete = False
             while not is_complete:
                 if self._is_stopping.is_set():
@@ -193,33 +190,20 @@ class Follower:
                 for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS):
                     match event:
                         case SnapshotStarted(vclock):
-                            self._submit(pipeline.begin_snapshot(vclock, _now_us(), after_seq=after_seq))
+                            intake.begin(vclock)
                         case SnapshotRows(frames):
-                            with self._publisher.turn:
-                                batch = pipeline.feed_snapshot(frames, _now_us(), publish=publish)
-                            status.snapshot_rows += batch.event_count
-                            progress.advance(batch.event_count)
-                            self._submit(batch)
+                            intake.rows(frames)
                         case SnapshotFinished():
-                            self._settlement.take(pipeline.end_snapshot(_now_us()))
+                            intake.end()
                             is_complete = not self._is_registered
                         case StreamRows(frames):
-                            self._settlement.take(pipeline.feed(frames, _now_us()))
+                            self._settlement.take(self._pipeline.feed(frames, _now_us()))
                         case Joined():
                             is_complete = True
                         case _:
                             raise AssertionError(f"{event} in a snapshot")
-        finally:
-            progress.finish()
         # Nothing is acknowledged to the master before the snapshot is durable, so nothing is subscribed to either.
-        if not self._settlement.wait_until_settled():
-            return False
-        position = pipeline.ledger.checkpoint
-        self._log.info("the snapshot is complete", rows=status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
-        # Hundreds of thousands of objects were made and dropped; what is left lives as long as the daemon.
-        gc.collect()
-        gc.freeze()
-        return True
+        return intake.wait_until_durable()
 
     # Stream.
 
@@ -286,7 +270,7 @@ class Follower:
             with told(self._config.state.path / "images"):
                 batch = requests.chunk(self._pipeline, _now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
             if batch is not None:
-                self._submit(batch)
+                self._settlement.submit(batch)
 
     def _is_goal_reached(self) -> bool:
         target, ledger = self._goal.target, self._pipeline.ledger
@@ -302,7 +286,7 @@ class Follower:
     def _receive(self, silence_timeout_seconds: float) -> list[Event]:
         """One turn: settle, acknowledge when due, and read if there is room for what comes."""
         publisher, connection, status = self._publisher, self._connection, self._status
-        self._settle()
+        self._settlement.settle()
         is_streaming = status.state == "streaming"
         now = time.monotonic()
         if is_streaming and now >= self._next_ack:

@@ -15,7 +15,6 @@ don't mark synchronous transactions alike, and don't compute alike.
 
 from __future__ import annotations
 
-import gc
 import threading
 import time
 from pathlib import Path
@@ -29,9 +28,9 @@ from cdc.config import Config
 from cdc.daemon import Daemon
 from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted
 from cdc.follower import Goal
-from cdc.progress import SnapshotProgress
 from cdc.publisher import Publisher
 from cdc.settlement import Origin, Settlement
+from cdc.snapshot_intake import SnapshotIntake
 from cdc.sources.files import LogDirectory, LogFile, LogStream, join
 from cdc.state_writer import StateWriter
 from cdc.status import Status
@@ -224,33 +223,17 @@ class Replayer:
 
     def _take_snapshot(self, file: LogFile, *, publish: bool) -> bool:
         """Publish a snapshot and wait until it is durable. Returns False if a stop was asked for meanwhile."""
-        settlement, status = self._settlement, self._status
-        after_seq = settlement.prepare_snapshot()
-        pipeline = settlement.pipeline
-        previous = self._checkpoint.position.snapshot if self._checkpoint.position else None
-        progress = SnapshotProgress(previous.row_count if previous else 0)
-        status.state, status.snapshot_rows = "snapshot", 0
-        try:
-            settlement.submit(pipeline.begin_snapshot(file.vclock, _now_us(), after_seq=after_seq))
+        intake = SnapshotIntake(
+            self._settlement, self._checkpoint, self._status, self._publisher.turn, self._log, publish=publish
+        )
+        with intake:
+            intake.begin(file.vclock)
             for frames in self._directory.snapshot_rows(file):
-                with self._publisher.turn:
-                    batch = pipeline.feed_snapshot(frames, _now_us(), publish=publish)
-                status.snapshot_rows += batch.event_count
-                progress.advance(batch.event_count)
-                settlement.submit(batch)
+                intake.rows(frames)
                 if not self._has_room():
                     return False
-            settlement.take(pipeline.end_snapshot(_now_us()))
-        finally:
-            progress.finish()
-        if not settlement.wait_until_settled():
-            return False
-        position = pipeline.ledger.checkpoint
-        self._log.info("the snapshot is complete", rows=status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
-        # Hundreds of thousands of objects were made and dropped; what is left lives as long as the process.
-        gc.collect()
-        gc.freeze()
-        return True
+            intake.end()
+        return intake.wait_until_durable()
 
     def _stream(self) -> bool:
         settlement, status = self._settlement, self._status

@@ -87,6 +87,7 @@ OUTER: Final = [
     "cdc.handshake",
     "cdc.registration",
     "cdc.settlement",
+    "cdc.snapshot_intake",
     "cdc.follower",
     "cdc.survey",
     "cdc.daemon",
@@ -325,4 +326,4 @@ def test_the_checks_above_can_fail(tmp_path: Path) -> None:
     slash = "/"
     assert MACHINE.search(f"path = '{slash}home{slash}somebody'")
     assert MACHINE.search(f"see {slash}work{slash}main")
-    assert not MACHINE.search("a/home/b and https://example.org/work/x")
+    assert not MACHINE.search(f"a{slash}home{slash}b and https://example.org{slash}work{slash}x")

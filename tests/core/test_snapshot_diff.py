@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import KeysChangedError, PositionError, ReplayError
+from cdc.errors import CdcError, KeysChangedError, PositionError, ReplayError
 from cdc.json_values import encode, plain
 from cdc.protocol.constants import Flag
 from cdc.protocol.extensions import OpaqueExtension
@@ -56,6 +56,13 @@ class Life:
         if forget:
             self.master.gc_vclock = self.master.vclock
         return self.connect()
+
+    def heal(self, error: CdcError) -> None:
+        """The error has ended the daemon's pipeline, and only a snapshot helps: go on by one."""
+        self.replica.crash()
+        self.replica.forced_snapshot = error.message
+        self.connect()
+        self.follow()
 
     def completed(self) -> dict[str, int]:
         """By space: `sweep_seq` of the last snapshot."""
@@ -189,10 +196,7 @@ def test_key_that_could_not_be_kept_is_altered_to_one_that_can() -> None:
     life.master.update("texts", [1], ["=", 2, "ONE"])
     with pytest.raises(KeysChangedError) as raised:
         life.follow()
-    life.replica.crash()
-    life.replica.forced_snapshot = raised.value.message
-    life.connect()
-    life.follow()
+    life.heal(raised.value)
     life.check("texts")
 
 
@@ -341,10 +345,7 @@ def test_replay_over_a_log_that_has_no_end_where_events_are_out() -> None:
     life.connect()
     with pytest.raises(ReplayError) as raised:
         life.follow()
-    life.replica.crash()
-    life.replica.forced_snapshot = raised.value.message
-    life.connect()
-    life.follow()
+    life.heal(raised.value)
     life.check("users")
 
 
