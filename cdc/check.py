@@ -26,9 +26,9 @@ from cdc.handshake import greet, vote
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
 from cdc.protocol.session import SnapshotFinished, SnapshotRows
-from cdc.publisher import list_topics
 from cdc.schema import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, SpaceForm, replicaset_uuid_in
 from cdc.sources.tarantool import Connection
+from cdc.topic_admin import list_topics
 from cdc.upstreams import Answer, Choice, Needed, Rules, Standing
 from cdc.vclock import VClock
 

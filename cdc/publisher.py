@@ -22,9 +22,8 @@ from enum import Enum, auto
 from typing import Any, Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
 
 from cdc import checkpoint, hanging, topics
 from cdc.change import Batch
@@ -33,34 +32,14 @@ from cdc.config import KafkaSection
 from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, FencedError, now_ms
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.json_values import encode
+from cdc.kafka_clients import KafkaClients
 from cdc.position import Position
+from cdc.topic_admin import TopicAdmin, list_topics
 
-ADMIN_TIMEOUT_SECONDS: Final = 10.0
 IDLE_SECONDS: Final = 0.5
 COMPLAINT_SECONDS: Final = 10.0
 MARKERS_SECONDS: Final = 3.0
 """How long Kafka may take to write the markers of a transaction that it says has ended."""
-LOG_LEVEL: Final = 2
-"""librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
-
-_CHECKPOINT_CONFIG: Final = {
-    "cleanup.policy": "compact",
-    # A record comes with every commit: small segments and eager compaction keep what a start has to read small.
-    "segment.bytes": str(16 * 1024 * 1024),
-    "min.cleanable.dirty.ratio": "0.1",
-}
-
-
-def list_topics(admin: AdminClient, bootstrap_servers: str) -> dict[str, int]:
-    """Topics and their numbers of partitions. Raises ConnectionLostError before librdkafka says it in its own way."""
-    try:
-        found = admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics
-    except KafkaException as error:
-        raise ConnectionLostError(
-            f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
-            "Check kafka.bootstrap_servers, and that the brokers run.",
-        ) from error
-    return {name: len(topic.partitions) for name, topic in found.items()}
 
 
 class _State(Enum):
@@ -87,19 +66,19 @@ class PublisherStatistics:
 class Publisher:
     """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
 
-    def __init__(self, name: str, config: KafkaSection, writer: str) -> None:
+    def __init__(self, name: str, config: KafkaSection, writer: str, clients: KafkaClients | None = None) -> None:
         self._name = name
         self._config = config
         self._writer = writer
         self._topics = topics.TopicNames(config.topic_prefix)
-        self._partitions: dict[str, int] = {}
+        self._clients = clients or KafkaClients(name, config)
         self._is_stopping = threading.Event()
         self.turn = threading.Lock()
         """Held by whichever thread works on rows. Both let go of the interpreter for an instant at every row, one to look
         into the store, the other to hand a message over; without taking turns they would fight for it at every row."""
         self._next_complaint = 0.0
-        self._delivery, self._producer = self._make_delivery()
-        self._admin = self._new_admin()
+        self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
+        self._delivery = self._make_delivery()
         self.statistics = PublisherStatistics()
 
         # Shared with the publisher's thread, under the lock.
@@ -131,8 +110,8 @@ class Publisher:
         not show its own record yet. If anybody else has written since, that one is not fenced in turn. Raises
         ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or ConfigurationError.
         """
-        list_topics(self._admin, self._config.bootstrap_servers)
-        self._ensure([self._topics.control(topics.CHECKPOINT)])
+        list_topics(self._clients.admin(), self._config.bootstrap_servers)
+        self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
         if expected_writers and self._read().writer not in expected_writers:
             raise FencedError(
                 f"another daemon has taken the name {self._name!r}",
@@ -239,14 +218,14 @@ class Publisher:
 
         Raises ConnectionLostError or ConfigurationError.
         """
-        admin = self._new_admin()
+        admin = self._clients.admin()
         if hanging.still_open(admin, self._own_topics(admin), MARKERS_SECONDS):
             return None
         return self._read()
 
     def newest_seq(self) -> int:
         """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
-        config, admin = self._config, self._new_admin()
+        config, admin = self._config, self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._own_topics(admin))
         settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
         return hanging.newest_seq(settings, config.topic_prefix, ends)
@@ -274,7 +253,7 @@ class Publisher:
         return stored
 
     def _end_hanging(self) -> None:
-        config, admin = self._config, self._new_admin()
+        config, admin = self._config, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._own_topics(admin))
         settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
         known = self._read().position
@@ -318,7 +297,7 @@ class Publisher:
             if self._abandoned is not None:
                 raise PublishAborted(self._abandoned)
             if batch is not None:
-                self._ensure(batch.topics)
+                self._topic_admin.ensure(batch.topics)
                 if not opened_at:
                     opened_at = time.monotonic()
                 self._delivery.produce(batch)
@@ -370,7 +349,7 @@ class Publisher:
 
     def _heartbeat(self, position: Position) -> None:
         topic = self._topics.control(topics.HEARTBEAT)
-        self._ensure([topic])
+        self._topic_admin.ensure([topic])
         moment = {"ts_ms": now_ms(), "vclock": position.vclock.to_json(), "seq": position.seq}
         message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
@@ -431,117 +410,18 @@ class Publisher:
             self._next_complaint = now + COMPLAINT_SECONDS
             structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
 
-    # Topics.
-
-    def _partition_count(self, topic: str) -> int:
-        return self._partitions[topic]
-
-    def _ensure(self, wanted: list[str]) -> None:
-        """Make sure that topics exist, with sensible settings, before anything is written to them."""
-        for topic in wanted:
-            if topic in self._partitions:
-                continue
-            count = self._existing_partitions(topic)
-            if count is None and self._config.create_topics:
-                self._create(topic)
-                count = self._await_topic(topic)
-            if count is None:
-                raise PublishError(
-                    f"the topic {topic} doesn't exist, or this daemon may not see it",
-                    "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
-                )
-            self._partitions[topic] = count
-
-    def _existing_partitions(self, topic: str) -> int | None:
-        # Asked for all topics, not for this one: a broker may create what is asked for by name, with its own settings.
-        try:
-            return list_topics(self._admin, self._config.bootstrap_servers).get(topic)
-        except ConnectionLostError as error:
-            raise PublishAborted(error.message, error.hint) from error
-
-    def _create(self, topic: str) -> None:
-        suffix = topic.removeprefix(self._config.topic_prefix + ".")
-        settings = {"max.message.bytes": str(self._config.message_bytes_max)}
-        if suffix == topics.CHECKPOINT:
-            settings |= _CHECKPOINT_CONFIG
-        elif suffix == topics.SCHEMA:
-            settings["cleanup.policy"] = "compact"
-        new = NewTopic(
-            topic,
-            num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,
-            replication_factor=self._config.replication_factor,
-            config=settings,
-        )
-        try:
-            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
-        except KafkaException as error:
-            cause = error.args[0]
-            if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is wrong.
-            is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
-            if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-                raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
-            raise PublishError(
-                f"the topic {topic} can't be created: {cause.str()}",
-                "Create it, grant this daemon's principal CREATE, or correct kafka.partitions and kafka.replication_factor.",
-            ) from error
-
-    def _await_topic(self, topic: str) -> int | None:
-        """A topic that was just created is known to its broker a little later."""
-        deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
-        while time.monotonic() < deadline and not self._is_stopping.wait(0.02):
-            count = self._existing_partitions(topic)
-            if count:
-                return count
-        return None
-
-    # Producers.
-
-    def _new_admin(self) -> AdminClient:
-        """A client that remembers nothing: who leads a partition, an old one goes on believing after a broker's restart."""
-        config = self._config
-        return AdminClient({"log_level": LOG_LEVEL, **config.properties, "bootstrap.servers": config.bootstrap_servers})
-
-    def _make_delivery(self) -> tuple[Delivery, Producer]:
-        config = self._config
+    def _make_delivery(self) -> Delivery:
         topic = self._topics.control(topics.CHECKPOINT)
-        common: dict[str, Any] = {
-            "log_level": LOG_LEVEL,
-            "error_cb": self._complain,
-            "client.id": f"tarantool-cdc-{self._name}",
-            "compression.type": "lz4",
-            "linger.ms": 5,
-            "batch.size": 1024 * 1024,
-            "queue.buffering.max.kbytes": 64 * 1024,
-            "queue.buffering.max.messages": 1_000_000,
-            "transaction.timeout.ms": 60_000,
-            **config.properties,
-            "bootstrap.servers": config.bootstrap_servers,
-            "message.max.bytes": config.message_bytes_max,
-            "enable.idempotence": True,
-            "acks": "all",
-            "partitioner": "murmur2_random",  # as Java's producers place keys
-        }
         stopping: Callable[[], bool] = self._is_stopping.is_set
-        if config.delivery == "exactly_once":
-            producer = Producer({**common, "transactional.id": self._name, "delivery.report.only.error": True})
-            return ExactlyOnce(producer, stopping, self._partition_count, self.turn, topic), producer
-        checkpoint_producer = Producer({**common, "transactional.id": self._name})
+        count = self._topic_admin.partition_count
+        transactional = self._clients.transactional(self._complain)
+        if self._config.delivery == "exactly_once":
+            return ExactlyOnce(transactional, stopping, count, self.turn, topic)
         delivery: AtLeastOnce
 
         def report(error: KafkaError | None, message: Message) -> None:
             delivery.on_failed_delivery(error, message)
 
-        settings = {name: value for name, value in common.items() if name != "transaction.timeout.ms"}
-        producer = Producer(
-            {
-                # Messages wait as long as Kafka is away; what ends them is a refusal.
-                "message.timeout.ms": 0,
-                **settings,
-                "delivery.report.only.error": True,
-                "on_delivery": report,
-            }
-        )
-        delivery = AtLeastOnce(producer, checkpoint_producer, stopping, self._partition_count, self.turn, topic)
-        return delivery, producer
+        producer = self._clients.idempotent(self._complain, report)
+        delivery = AtLeastOnce(producer, transactional, stopping, count, self.turn, topic)
+        return delivery

@@ -73,6 +73,8 @@ OUTER: Final = [
     "cdc.log",
     "cdc.checkpoint",
     "cdc.hanging",
+    "cdc.kafka_clients",
+    "cdc.topic_admin",
     "cdc.delivery",
     "cdc.publisher",
     "cdc.snapshot_requests",

@@ -89,7 +89,7 @@ def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.Monkey
     """Its thread runs, without a broker."""
     publisher = Publisher("x", config.kafka, "w")
     monkeypatch.setattr(publisher, "_delivery", delivery)
-    monkeypatch.setattr(publisher, "_ensure", lambda _: None)
+    monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
     publisher._thread.start()
     yield publisher
     delivery.gate.set()
