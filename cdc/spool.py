@@ -20,7 +20,7 @@ class FileSpool:
     def __init__(self, directory: Path) -> None:
         """Raises ConfigurationError if the directory can't be written to."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=directory, prefix="transaction-")  # noqa: SIM115 - close() ends it
         except OSError as error:
             raise _unusable(error) from error

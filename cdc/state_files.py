@@ -7,6 +7,9 @@
     owner.lock    locked by the process that uses the store
     lost/         the store that was set aside last
 
+They hold every published row, so nobody but the daemon's own user may read them, whatever the umask: 0600 in a directory of
+0700. A store that an older version has left open to others is closed to them when it is opened.
+
 A machine that stops may have written a page of a tree and not those under it, and LMDB couldn't tell. `condition` is on the
 disk before the first page that isn't, so a store that is unsynced since another boot is lost.
 
@@ -19,6 +22,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
@@ -32,6 +36,11 @@ DATA_FILE: Final = "data.mdb"
 
 _READERS, _CONDITION, _LOCK, _LOST = "lock.mdb", "condition", "owner.lock", "lost"
 _READERS_BYTES: Final = 16_384
+_NAMES: Final = (DATA_FILE, _READERS, _CONDITION, f"{_CONDITION}.new", _LOCK)
+_OPEN_TO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
+DIRECTORY_MODE: Final = stat.S_IRWXU
+"""Of every directory that is made for the daemon's files."""
+_FILE_MODE: Final = stat.S_IRUSR | stat.S_IWUSR
 _MAP_BYTES: Final = 1 << 40
 _MAP_BYTES_MIN: Final = 1 << 30
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -55,7 +64,7 @@ def set_aside(path: Path) -> Path:
         try:
             aside = path / _LOST
             shutil.rmtree(aside, ignore_errors=True)
-            aside.mkdir()
+            aside.mkdir(mode=DIRECTORY_MODE)
             for name in (DATA_FILE, _READERS, _CONDITION):
                 with contextlib.suppress(FileNotFoundError):
                     (path / name).rename(aside / name)
@@ -74,7 +83,7 @@ def remove_files(path: Path) -> None:
 def write_condition(path: Path, text: str) -> None:
     """Put down durably what may be trusted. Raises OSError."""
     draft = path / f"{_CONDITION}.new"
-    with draft.open("w") as file:
+    with open(draft, "w", opener=_private) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -85,18 +94,43 @@ def write_condition(path: Path, text: str) -> None:
 def lock(path: Path) -> int:
     """Take the directory, which is made if need be, for this process until the returned descriptor is closed.
 
-    Raises StateError if another process has it, OSError if it can't be made.
+    Raises StateError if another process has it or another user owns it, OSError if it can't be made.
     """
-    path.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    for directory in (path.parent, path):
+        directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
+    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _close_to_others(path)
     except BlockingIOError as error:
         os.close(descriptor)
         raise StateError(
             f"the state store {path} is in use by another daemon", "Stop that one, or give this one another state.path."
         ) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
     return descriptor
+
+
+def _close_to_others(path: Path) -> None:
+    """Take group's and others' rights from the store's directory and files. Raises StateError if they aren't this user's."""
+    for place in (path, *(path / name for name in _NAMES), path / _LOST, *(path / _LOST / name for name in _NAMES)):
+        try:
+            mode = stat.S_IMODE(place.lstat().st_mode)
+            if mode & _OPEN_TO_OTHERS:
+                place.chmod(mode & ~_OPEN_TO_OTHERS)
+        except FileNotFoundError:
+            continue
+        except PermissionError as error:
+            raise StateError(
+                f"{place} can be read by others (mode {mode:04o}), and belongs to another user who alone can change that",
+                f"Make the daemon's user the owner (chown -R USER {path}), or run the daemon as its owner.",
+            ) from error
+
+
+def _private(name: str, flags: int) -> int:
+    return os.open(name, flags, _FILE_MODE)
 
 
 def is_clean(path: Path) -> bool:
@@ -139,7 +173,14 @@ def _opened(path: Path) -> lmdb.Environment:
     while True:
         try:
             return lmdb.open(
-                str(path), map_size=map_bytes, max_dbs=8, sync=False, metasync=False, readahead=False, meminit=False, mode=0o666
+                str(path),
+                map_size=map_bytes,
+                max_dbs=8,
+                sync=False,
+                metasync=False,
+                readahead=False,
+                meminit=False,
+                mode=_FILE_MODE,
             )
         except (lmdb.MemoryError, MemoryError):
             map_bytes //= 2
@@ -149,7 +190,7 @@ def _opened(path: Path) -> lmdb.Environment:
 
 def _reserve(path: Path) -> None:
     """LMDB writes its table of readers through a map: it gets its room now, where a full disk is an error."""
-    with path.open("ab") as file:
+    with open(path, "ab", opener=_private) as file:
         os.posix_fallocate(file.fileno(), 0, _READERS_BYTES)
 
 

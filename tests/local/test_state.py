@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import resource
 import shutil
@@ -11,7 +13,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from cdc import state, state_files
 from cdc.errors import StateError, StateLostError
 from cdc.keys import space_prefix
+from cdc.spool import FileSpool
 from cdc.state import CLEAR, Change, StateStore, set_aside, told
 
+STORE_FILES = {"data.mdb", "lock.mdb", "condition", "owner.lock"}
 SPACES = [1, 512, 513]
 KEYS = st.builds(lambda space, rest: space_prefix(space) + rest, st.sampled_from(SPACES), st.binary(max_size=2))
 CHANGES = st.one_of(
@@ -185,6 +189,7 @@ WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     from cdc.keys import space_prefix
+from cdc.spool import FileSpool
     from cdc.state import CLEAR, StateStore
     store = StateStore(Path(sys.argv[1]))
     prefix = space_prefix(513)
@@ -291,6 +296,64 @@ def test_two_daemons(store: StateStore, tmp_path: Path) -> None:
     with pytest.raises(StateError, match="in use by another daemon"):
         set_aside(tmp_path / "state")
     store.write([(key(1), b"a")], [])
+
+
+@contextmanager
+def umask(mask: int) -> Iterator[None]:
+    """Of this process."""
+    before = os.umask(mask)
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def modes(path: Path) -> dict[str, str]:
+    """Of a directory and all that is in it, by path."""
+    return {str(place.relative_to(path.parent)): f"{place.stat().st_mode & 0o7777:04o}" for place in (path, *path.rglob("*"))}
+
+
+@pytest.mark.parametrize("mask", [0, 0o022])
+def test_nobody_else_may_read_a_store(tmp_path: Path, mask: int) -> None:
+    with umask(mask):
+        unclosed(tmp_path / "state" / "images")
+        set_aside(tmp_path / "state" / "images")
+        with closing(StateStore(tmp_path / "state" / "images")) as opened:
+            opened.write([(key(number), b"tuple") for number in range(state.SLICE_CHANGES + 1)], [(b"a", b"b")])
+            spool = FileSpool(tmp_path / "spooled")
+            spool.append(b"tuples")
+            found = modes(tmp_path / "state")
+    assert {name for name, mode in found.items() if mode == "0700"} == {"state", "state/images", "state/images/lost"}
+    files = {name.removeprefix("state/images/") for name, mode in found.items() if mode == "0600"}
+    assert files == {*STORE_FILES, "lost/data.mdb", "lost/lock.mdb", "lost/condition"}
+    assert len(found) == 3 + len(files)
+    assert modes(tmp_path / "spooled") == {"spooled": "0700"}, "the file itself has no name"
+
+
+def test_a_store_that_was_open_to_others_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "images"
+    StateStore(path).close()
+    set_aside(path)
+    StateStore(path).close()
+    for place in (path, *path.rglob("*")):
+        place.chmod(0o2755 if place.is_dir() else 0o664)
+    with closing(StateStore(path)):
+        assert set(modes(path).values()) == {"2700", "0600"}
+
+
+def test_a_store_that_belongs_to_another_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "images"
+    StateStore(path).close()
+    path.chmod(0o755)
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "chmod", refuse)
+    with pytest.raises(StateError, match=r"mode 0755.*chown -R"):
+        StateStore(path)
+    monkeypatch.undo()
+    StateStore(path).close()
 
 
 def test_another_version(tmp_path: Path) -> None:
