@@ -1,14 +1,17 @@
 """The configuration: one TOML file, any key overridden by the environment, validated whole before anything connects.
 
 `TARANTOOL_CDC__KAFKA__TOPIC_PREFIX=shop` overrides `topic_prefix` in `[kafka]`. Secrets may stand in a file of their own
-(`source.password_file`) or in the environment, and are never printed.
+(`source.password_file`) or in the environment, and are never printed. A relative path, from wherever it comes, begins at the
+configuration's directory: what a command finds mustn't depend on the directory that it is started in.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import re
 import tomllib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 from urllib.parse import unquote, urlsplit
@@ -173,6 +176,7 @@ class StateSection(_Section):
     """What the daemon keeps on disk."""
 
     path: Path = Path("state")
+    """Relative to the configuration's directory, as all paths are."""
     images: Literal["full", "none"] = "full"
     flush_interval_ms: int = Field(default=500, ge=0, le=60_000)
     """How long the store of images may be behind Kafka; a start reads what it lacks from the master again."""
@@ -296,8 +300,25 @@ class Config(BaseSettings):
         return env_settings, init_settings
 
 
+_PATH_PROPERTIES: Final = (
+    "ssl.ca.location",
+    "ssl.certificate.location",
+    "ssl.crl.location",
+    "ssl.key.location",
+    "ssl.keystore.location",
+    "sasl.kerberos.keytab",
+)
+"""Keys of kafka.properties that name files."""
+
+_NO_PATH: Final = "probe"
+"""With `ssl.ca.location` it has librdkafka look for the system's certificates."""
+
+
 def load(path: Path) -> Config:
-    """Read and validate a configuration file. Raises ConfigurationError that lists every mistake with its key."""
+    """Read and validate a configuration file; relative paths in it, or in the environment, begin at its directory.
+
+    Raises ConfigurationError that lists every mistake with its key.
+    """
     try:
         text = path.read_bytes().decode()
         values: dict[str, Any] = tomllib.loads(text)
@@ -307,7 +328,26 @@ def load(path: Path) -> Config:
         ) from error
     except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"the configuration {path} isn't TOML: {error}") from error
-    return parse(values, str(path))
+    return _placed(parse(values, str(path)), path.absolute().parent)
+
+
+def _placed(config: Config, directory: Path) -> Config:
+    """The configuration with its relative paths as they are seen from `directory`."""
+    source, kafka = config.source, config.kafka
+    if source.password_file is not None:
+        source = source.model_copy(update={"password_file": directory / source.password_file})
+    files = {
+        key: str(directory / value)
+        for key, value in kafka.properties.items()
+        if key in _PATH_PROPERTIES and isinstance(value, str) and value not in ("", _NO_PATH)
+    }
+    return config.model_copy(
+        update={
+            "source": source,
+            "state": config.state.model_copy(update={"path": directory / config.state.path}),
+            "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),
+        }
+    )
 
 
 def parse(values: dict[str, Any], origin: str) -> Config:
@@ -331,10 +371,30 @@ def _mistakes(error: ValidationError) -> str:
         key = ".".join(str(part) for part in mistake["loc"]) or "configuration"
         message = mistake["msg"].removeprefix("Value error, ")
         if mistake["type"] == "extra_forbidden":
-            message = "no such key"
+            message = "no such key" + _suggestion(mistake["loc"])
         elif mistake["type"] == "missing":
             message = "is missing"
         variable = ENVIRONMENT_PREFIX + "__".join(str(part) for part in mistake["loc"]).upper()
         origin = f" (from the environment, {variable})" if variable in os.environ else ""
         lines.append(f"  {key}: {message}{origin}")
     return "\n".join(lines)
+
+
+def _suggestion(place: Sequence[int | str]) -> str:
+    """The key that was probably meant: one of the same section that looks like it, or one of its name in another section."""
+    *sections, wrong = (str(part) for part in place)
+    known = _keys()
+    here = {key.rpartition(".")[2]: key for key in known if key.split(".")[:-1] == sections}
+    alike = difflib.get_close_matches(wrong, here, n=1, cutoff=0.7)
+    found = [here[alike[0]]] if alike else [key for key in known if key.rpartition(".")[2] == wrong]
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _keys() -> list[str]:
+    """All keys, and the names of the sections."""
+    found = list(Config.model_fields)
+    for section, field in Config.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, _Section):
+            found += [f"{section}.{key}" for key in kind.model_fields]
+    return found

@@ -296,3 +296,68 @@ def test_file_with_mistakes_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("listen", "address"), [("", None), ("0.0.0.0:0", ("0.0.0.0", 0)), ("::1:8085", ("::1", 8085))])
 def test_addresses_to_listen_at(listen: str, address: tuple[str, int] | None) -> None:
     assert parse(changed(http={"listen": listen}), "shop.toml").http.address == address
+
+
+# Paths.
+
+
+def file_with(directory: Path, *lines: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    file = directory / "shop.toml"
+    file.write_text(
+        'name = "shop"\n[kafka]\nbootstrap_servers = "k:9092"\ntopic_prefix = "shop"\n'
+        + "\n".join(lines)
+        + '\n[source]\nuris = ["cdc@h:3301"]\npassword_file = "secrets/password"\n'
+    )
+    return file
+
+
+def test_paths_begin_at_the_configuration_and_not_where_it_is_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "etc"
+    properties = 'properties = {"ssl.ca.location" = "ca.pem", "ssl.key.location" = "/keys/key.pem", "client.rack" = "a"}'
+    file = file_with(home, properties)
+    (home / "secrets").mkdir()
+    (home / "secrets" / "password").write_text(SECRET)
+    found = []
+    for start, name in ((tmp_path, "etc/shop.toml"), (home, "shop.toml"), (home / "secrets", "../shop.toml"), (Path("/"), file)):
+        monkeypatch.chdir(start)
+        found.append(load(Path(name)))
+    for config in found:
+        assert config.state.path.resolve() == home / "state"
+        assert config.source.members()[0].password is not None
+        assert config.kafka.properties["ssl.key.location"] == "/keys/key.pem"
+        assert config.kafka.properties["client.rack"] == "a"
+        assert Path(str(config.kafka.properties["ssl.ca.location"])).resolve() == home / "ca.pem"
+
+
+def test_paths_of_the_environment_begin_at_the_configuration_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = file_with(tmp_path)
+    for given, path in (("elsewhere", tmp_path / "elsewhere"), ("/srv/cdc", Path("/srv/cdc"))):
+        monkeypatch.setenv("TARANTOOL_CDC__STATE__PATH", given)
+        assert load(file).state.path == path
+
+
+def test_librdkafkas_word_for_the_systems_certificates_is_no_path(tmp_path: Path) -> None:
+    config = load(file_with(tmp_path, 'properties = {"ssl.ca.location" = "probe"}'))
+    assert config.kafka.properties == {"ssl.ca.location": "probe"}
+
+
+@pytest.mark.parametrize(
+    ("values", "suggestion"),
+    [
+        ({"source": {"pasword": SECRET}}, "source.password"),
+        ({"kafka": {"partitons": 3}}, "kafka.partitions"),
+        ({"kafak": {}}, "kafka"),
+        ({"spaces": {"includes": ["a"]}}, "spaces.include"),
+        ({"kafka": {"include": ["a"]}}, "spaces.include"),
+        ({"listen": "127.0.0.1:1"}, "http.listen"),
+        ({"state": {"format": "x"}}, "format or log.format"),
+    ],
+)
+def test_the_key_that_was_meant_is_told(values: dict[str, Any], suggestion: str) -> None:
+    (line,) = [line for line in mistakes(**values).splitlines() if "no such key" in line]
+    assert line.endswith(f"; did you mean {suggestion}?")
+
+
+def test_nothing_is_suggested_for_what_looks_like_nothing() -> None:
+    assert "did you mean" not in mistakes(kafka={"zookeeper": 1})
