@@ -14,11 +14,13 @@ from typing import Any, Protocol
 import pytest
 
 from cdc.local.interface import KafkaServer, TarantoolServer
+from cdc.local.kafka_cluster import KafkaCluster
+from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.options import TarantoolOptions
-from cdc.local.servers import LocalServers, local_servers, server_kind
+from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
 
 _SEED = pytest.StashKey[int]()
-_SERVER_FIXTURES = {"kafka", "kafka_factory", "tarantool", "tarantool_factory", "servers"}
+_SERVER_FIXTURES = {"kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"}
 
 
 class TarantoolFactory(Protocol):
@@ -105,3 +107,25 @@ def kafka_factory(servers: LocalServers) -> KafkaFactory:
         return servers.start_kafka(f"kafka-{next(numbers)}", properties, heap="512m")
 
     return start
+
+
+KAFKA_USERS = {"cdc": "cdc-secret"}
+"""Who may log in at the secured broker."""
+
+
+@pytest.fixture(scope="session")
+def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+    """A broker where clients log in and have only the rights that a test grants them: leave none behind."""
+    if server_kind() is not ServerKind.PROCESS:
+        pytest.skip("only a process takes the second listener")
+    with local_servers(tmp_path_factory.mktemp("secured-kafka")) as started:
+        yield started.start_secured_kafka(KAFKA_USERS)
+
+
+@pytest.fixture(scope="session")
+def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+    """Three brokers for all tests that kill or freeze some of them: leave them running."""
+    if server_kind() is not ServerKind.PROCESS:
+        pytest.skip("brokers in containers don't find each other at 127.0.0.1")
+    with local_servers(tmp_path_factory.mktemp("kafka-cluster")) as started:
+        yield started.start_kafka_cluster()

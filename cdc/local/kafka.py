@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from confluent_kafka import KafkaException
@@ -85,7 +85,7 @@ class Kafka(LocalServer):
         tools = ["-cp", jars.class_path(jars.KAFKA)]
         self._cluster_id = _stored_cluster_id(data)
         if not self._cluster_id:
-            self._cluster_id = _new_cluster_id()
+            self._cluster_id = self._cluster_id_to_be()
             formatting = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(configuration)]
             self._run_to_end([*java, "-XX:TieredStopAtLevel=1", *tools, *formatting])
         return ChildProcess(
@@ -94,6 +94,10 @@ class Kafka(LocalServer):
             log_file=self._log_file,
             working_directory=self._directory,
         )
+
+    def _cluster_id_to_be(self) -> str:
+        """What its storage is formatted with."""
+        return new_cluster_id()
 
     @property
     def _log_file(self) -> Path:
@@ -129,7 +133,11 @@ class Kafka(LocalServer):
             return str(error)
         if self._cluster_id not in ("", metadata.cluster_id):
             return "another cluster answers on its port"
-        return None if metadata.brokers else "the broker isn't registered yet"
+        return None if self._is_served_by(metadata.brokers) else "the broker isn't registered yet"
+
+    def _is_served_by(self, brokers: Collection[int]) -> bool:
+        """Whether clients are let in, the brokers with these ids being those that the cluster shows."""
+        return bool(brokers)
 
     def _found_port_taken(self, log_text: str) -> bool:
         return "Address already in use" in log_text
@@ -148,6 +156,7 @@ def _stored_cluster_id(data: Path) -> str:
     return entries["cluster.id"]
 
 
-def _new_cluster_id() -> str:
+def new_cluster_id() -> str:
+    """An id that no other cluster has."""
     # 16 bytes in URL-safe base64. The first character is fixed because a dash there would read as an option.
     return "T" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]

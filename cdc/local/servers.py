@@ -13,6 +13,8 @@ from cdc.errors import ConfigurationError
 from cdc.local.containers import KafkaContainer, TarantoolContainer, docker_engine_answers
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.local.kafka import Kafka
+from cdc.local.kafka_cluster import KafkaCluster
+from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.options import TarantoolOptions
 from cdc.local.tarantool import Tarantool
 
@@ -81,6 +83,20 @@ class LocalServers:
         self._started.callback(server.close)
         server.start()
         return server
+
+    def start_secured_kafka(self, users: Mapping[str, str], name: str = "secured-kafka") -> SecuredKafka:
+        """A running broker where these users log in; of processes only. Raises `LocalServerError` if it doesn't start."""
+        server = SecuredKafka(self.directory / name, users, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_kafka_cluster(self, properties: Mapping[str, str] | None = None, name: str = "kafka-cluster") -> KafkaCluster:
+        """Three running brokers, of processes only. Raises `LocalServerError` if they don't start."""
+        cluster = KafkaCluster(self.directory / name, properties, name=name)
+        self._started.callback(cluster.close)
+        cluster.start()
+        return cluster
 
     def close(self) -> None:
         """Stop all of them."""
