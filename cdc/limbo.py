@@ -14,7 +14,12 @@ because DDL waits here like everything else. So the `_space` rows that wait are 
 
 Rows without flags from a server that knows them were written before it was upgraded, so the spaces always count.
 
+A transaction of NOPs alone has nothing to confirm or roll back, so a master with flags lets it past its limbo, and no CONFIRM
+follows. From 3.0 on it may carry WAIT_ACK all the same: a trigger made its rows NOPs, or a member did to rows of a leader that
+had been replaced. It never carries WAIT_SYNC, unless local rows, which aren't relayed, were a part of it: then it did wait.
+
 An asynchronous transaction waits if its origin's queue isn't empty, whatever its flags say: it was written behind what waits.
+So does one of NOPs, as the position of its origin can't move past the head; it is decided by what is in front of it.
 
     CONFIRM N     from the head, everything comes out up to the first synchronous transaction past lsn N
     ROLLBACK N    the first synchronous transaction from lsn N on vanishes, and all behind it
@@ -27,8 +32,8 @@ A queue pins the position of its origin alone, in front of its head. The positio
 over the rows that spoke about it, when its queue is empty. What the rows mean, and terms and elections, this module refuses to
 know: a row that the master's own log holds was accepted by the master.
 
-Sources: src/box/txn_limbo_queue.c (apply_confirm, apply_rollback, transfer_ownership), txn.c (txn_journal_entry), and for the
-absence of flags before 2.8 the captured streams.
+Sources: src/box/txn_limbo_queue.c (apply_confirm, apply_rollback, transfer_ownership), txn.c (txn_journal_entry_new:
+is_fully_nop), applier.cc (applier_synchro_filter_tx, apply_plain_tx), and for the absence of flags before 2.8 the captures.
 """
 
 from __future__ import annotations
@@ -114,7 +119,7 @@ class Limbo:
         """Take a transaction in if it has to wait; returns whether it has to. Raises what a full disk raises."""
         queue = self._queues.get(transaction.replica_id)
         touches, space_rows = self._look_at_spaces(transaction)
-        is_synchronous = touches or bool(transaction.flags & Flag.WAIT_ACK)
+        is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._passes_limbo(transaction))
         if queue is None and not is_synchronous:
             # Asynchronous and flagged as waiting, it was written while the last confirmation was on its way.
             return False
@@ -201,6 +206,14 @@ class Limbo:
             for queue in self._queues.values():
                 for entry in queue:
                     self._fold(self._space_rows, entry.space_rows)
+
+    def _passes_limbo(self, transaction: Transaction) -> bool:
+        """Whether a transaction that has WAIT_ACK changes nothing, so that its master didn't wait either."""
+        if transaction.flags & Flag.WAIT_SYNC:
+            return False
+        spool = transaction.spool
+        pieces = (transaction.rows,) if spool is None else self._waiting.rows_in_pieces(spool)
+        return all(kind == Type.NOP for rows in pieces for kind, _, _, _ in rows)
 
     # Which spaces are synchronous, where the master's rows don't say.
 

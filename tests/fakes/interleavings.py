@@ -75,7 +75,11 @@ class LimboWorkload:
             case "define":
                 self._define()
             case _:
-                master.nop()
+                master.begin()
+                for _ in range(rng.choice([1, 1, 3])):
+                    master.nop()
+                # One that was to wait for a quorum, and of which a trigger, or another member, left nothing.
+                master.commit(is_sync=master.has_promote and rng.random() < 0.5)
 
     # Rows.
 

@@ -168,11 +168,16 @@ class Master:
         self._open = []
 
     def commit(self, *, is_sync: bool = False, waits: bool = False) -> None:
-        """It ends; `is_sync` and `waits` set the flags that masters from 2.8 on set."""
+        """It ends; `is_sync` and `waits` set the flags that masters from 2.8 on set.
+
+        If it has become one of NOPs alone, it waits for nothing, and masters from 3.0 on leave WAIT_ACK on it.
+        """
         rows, self._open = self._open, None
         assert rows, "an empty transaction is never logged"
         flags = Flag.COMMIT
-        if self.version >= (2, 8, 1):
+        if is_sync and all(row.kind == Type.NOP for row in rows):
+            flags |= Flag.WAIT_ACK if self.version >= (3, 0, 0) else 0
+        elif self.version >= (2, 8, 1):
             flags |= (Flag.WAIT_SYNC | Flag.WAIT_ACK) if is_sync else Flag.WAIT_SYNC if waits else 0
         if len(rows) > 1:
             for row in rows:

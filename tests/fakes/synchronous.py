@@ -130,7 +130,7 @@ class SynchronousMaster(Master):
         joins = not passes and (is_sync or (bool(self._waiting) and self.owner == self.origin))
         is_late, self.is_late = self.is_late and not joins and not passes and self.origin == self.owner, False
         super().commit(is_sync=is_sync, waits=waits or joins or is_late)
-        entry = Written(len(self.log), rows, is_sync, passes)
+        entry = Written(len(self.log), rows, is_sync and not passes, passes)
         self.written.append(entry)
         if joins:
             if not self._waiting and not self.has_promote:
