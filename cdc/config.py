@@ -110,6 +110,9 @@ class SourceSection(_Section):
     exclude_origins: list[Origin] = []
     """Ids of members whose own changes the server is not to send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
+    quorum_alert_ms: int = Field(default=10_000, ge=100, le=86_400_000)
+    """A synchronous transaction that waits for its quorum for longer is an error in /status: twice what a leader gives it by
+    default (replication_synchro_timeout)."""
     silence_timeout_ms: int = Field(default=10_000, ge=100)
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
     transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)

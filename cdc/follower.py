@@ -308,9 +308,7 @@ class Follower:
             raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")
         status.received_bytes = connection.received_bytes
         status.last_heard_at = self._last_heard
-        status.queued_bytes = publisher.queued_bytes
-        status.open_transaction_bytes = self._pipeline.open_byte_count
-        status.limbo, status.received = self._pipeline.limbo, self._pipeline.ledger.received
+        self._settlement.show()
         return events
 
     def _acknowledge(self) -> None:

@@ -61,13 +61,15 @@ an asynchronous transaction, which has no lsn in its queue, stands first."""
 
 
 class LimboState(msgspec.Struct, frozen=True):
-    """What waits. `oldest_us` is when the oldest of it arrived, 0 if nothing waits."""
+    """What waits. The oldest arrived at `oldest_us` and is `oldest_origin`:`oldest_lsn`; all three are 0 if nothing waits."""
 
     transaction_count: int = 0
     row_count: int = 0
     memory_byte_count: int = 0
     disk_byte_count: int = 0
     oldest_us: int = 0
+    oldest_origin: int = 0
+    oldest_lsn: int = 0
 
 
 class _Entry(msgspec.Struct, gc=False):
@@ -105,12 +107,18 @@ class Limbo:
     @property
     def state(self) -> LimboState:
         """How much waits, for operators."""
+        heads = [queue[0] for queue in self._queues.values()]
+        if not heads:
+            return LimboState()
+        oldest = min(heads, key=lambda head: head.received_us)
         return LimboState(
             sum(map(len, self._queues.values())),
             self._row_count,
             self._waiting.memory_byte_count,
             self._waiting.disk_byte_count,
-            min((queue[0].received_us for queue in self._queues.values()), default=0),
+            oldest.received_us,
+            oldest.held.replica_id,
+            oldest.held.lsn,
         )
 
     # Arrivals.

@@ -46,6 +46,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_limbo_bytes": ("Their bytes in memory", lambda s: s.limbo.memory_byte_count),
     "tarantool_cdc_limbo_disk_bytes": ("Their bytes on disk", lambda s: s.limbo.disk_byte_count),
     "tarantool_cdc_limbo_seconds": ("How long the oldest of them has been waiting", lambda s: s.limbo_seconds(time.time())),
+    "tarantool_cdc_limbo_overdue": (
+        "1 while one has been waiting for longer than source.quorum_alert_ms; /status names it",
+        lambda s: float(s.overdue is not None),
+    ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),

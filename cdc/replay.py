@@ -311,13 +311,11 @@ class Replayer:
         self._log.info("all files have been read", vclock=str(pipeline.position.vclock), end=str(stream.vclock))
 
     def _show(self, stream: LogStream) -> None:
-        status, pipeline = self._status, self._settlement.pipeline
-        status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
+        self._settlement.show()
+        status = self._status
         status.master_vclock = join(self._ballot.vclock, stream.vclock)
         status.received_bytes = stream.read_byte_count
         status.last_heard_at = time.monotonic()
-        status.queued_bytes = self._publisher.queued_bytes
-        status.open_transaction_bytes = pipeline.open_byte_count
 
 
 def _now_us() -> int:

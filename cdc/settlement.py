@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import select
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from uuid import UUID
 
 import structlog
 
-from cdc import resume
+from cdc import limbo_watch, resume
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
@@ -211,6 +212,19 @@ class Settlement:
         poller = select.poll()
         poller.register(self._publisher.wake_fd, select.POLLIN)
         poller.poll(timeout_seconds * 1000)
+
+    def show(self) -> None:
+        """Have the status say what waits, and where."""
+        pipeline, status = self.pipeline, self._status
+        status.queued_bytes = self._publisher.queued_bytes
+        status.open_transaction_bytes = pipeline.open_byte_count
+        status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
+        alert_ms = self._config.source.quorum_alert_ms
+        status.overdue, news = limbo_watch.look(status.limbo, status.overdue, time.time_ns() // 1000, alert_ms=alert_ms)
+        if news and status.overdue is not None:
+            self._log.warning("waiting for a quorum", reason=news)
+        elif news:
+            self._log.info("the wait for a quorum is over", reason=news)
 
     def _show_store(self, writer: StateWriter) -> None:
         status = self._status

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from cdc.limbo import LimboState
+from cdc.limbo_watch import Overdue
 from cdc.publisher import PublisherStatistics
 from cdc.snapshot_requests import SnapshotRequests
 from cdc.upstreams import Upstream
@@ -43,6 +44,8 @@ class Status:
     last_row_timestamp: float = 0.0
     open_transaction_bytes: int = 0
     limbo: LimboState = field(default_factory=LimboState)
+    overdue: Overdue | None = None
+    """The transaction that has been waiting for a quorum for too long, if there is one."""
     queued_bytes: int = 0
     is_reading: bool = True
     stored: VClock | None = None
@@ -80,7 +83,7 @@ class Status:
         return {
             "name": self.name,
             "state": self.state,
-            "error": self.error,
+            "error": self.error or (self.overdue.sentence(int(now * 1e6)) if self.overdue is not None else None),
             "uptime_seconds": round(now - self.started_at, 1),
             "upstream": {
                 "address": self.upstream,
@@ -114,6 +117,8 @@ class Status:
                 "bytes": self.limbo.memory_byte_count,
                 "bytes_on_disk": self.limbo.disk_byte_count,
                 "oldest_seconds": round(self.limbo_seconds(now), 3),
+                "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
+                "is_overdue": self.overdue is not None,
             },
             "buffers": {
                 "queued_bytes": self.queued_bytes,

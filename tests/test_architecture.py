@@ -41,6 +41,7 @@ CORE: Final = [
     "cdc.assembler",
     "cdc.waiting",
     "cdc.limbo",
+    "cdc.limbo_watch",
     "cdc.ledger",
     "cdc.resume",
     "cdc.upstreams",

@@ -76,7 +76,8 @@ def ids(scene: Scene, *, committed: bool = True) -> set[tuple[str, int]]:
 
 
 def test_quorum_that_is_met_late(scene: Scene, cluster: Cluster) -> None:
-    """While it waits nothing of it is in Kafka, /status shows it, and the position stays in front of it."""
+    """While it waits nothing of it is in Kafka, /status shows it as an error, and the position stays in front of it."""
+    scene.daemon.settings["source"]["quorum_alert_ms"] = 500
     start(scene)
     cluster[0].eval("box.space.quorum:insert{1, 'met at once'} box.space.plain:insert{1, 'x'}")
     scene.catch_up()
@@ -89,12 +90,15 @@ def test_quorum_that_is_met_late(scene: Scene, cluster: Cluster) -> None:
     # Several times as long as it takes to commit.
     scene.daemon.wait_until("it has waited", lambda status: status["limbo"]["oldest_seconds"] > 1)
     status = wait_until_pending(scene, 2)
+    assert f"transaction 1:{before + 1} has been waiting for its quorum" in status["error"]
     assert status["position"]["checkpoint"] == status["position"]["published"] == {"1": before}
     assert ids(scene, committed=False) == {("quorum", 1), ("plain", 1)}
     cluster[1].resume()
     assert (cluster.wait_for_outcome(0, "first"), cluster.wait_for_outcome(0, "behind")) == ("written", "written")
     scene.catch_up()
-    wait_until_pending(scene, 0)
+    assert wait_until_pending(scene, 0)["error"] is None
+    log = scene.daemon.run.log_tail()
+    assert (log.count("waiting for a quorum"), log.count("the wait for a quorum is over")) == (1, 1)
     stream = scene.check()
     words = [event.value["after"]["word"] for event in stream.events]
     assert words == ["met at once", "x", "waits", "behind it", "after it"]

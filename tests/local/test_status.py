@@ -15,6 +15,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from cdc import metrics
 from cdc.cli import readable
 from cdc.http import StatusServer
+from cdc.limbo import LimboState
+from cdc.limbo_watch import look
 from cdc.metrics import StatusCollector
 from cdc.status import Status
 from cdc.upstreams import Upstream
@@ -157,3 +159,17 @@ def test_not_ready_and_not_healthy(server: StatusServer, status: Status) -> None
     for path in ("/ready", "/health"):
         with pytest.raises(urllib.error.HTTPError, match="503"):
             urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=10)
+
+
+def test_a_transaction_that_waits_for_long_is_an_error(status: Status) -> None:
+    status.limbo = LimboState(2, 2, 100, 0, time.time_ns() // 1000 - 12_000_000, 1, 45)
+    assert (status.to_json()["error"], status.to_json()["limbo"]["is_overdue"]) == (None, False)
+    status.overdue, _ = look(status.limbo, None, time.time_ns() // 1000, alert_ms=10_000)
+    shown = status.to_json()
+    assert shown["error"].startswith("transaction 1:45 has been waiting for its quorum for 12 s, and 1 more behind it")
+    assert (shown["limbo"]["oldest"], shown["limbo"]["is_overdue"]) == ("1:45", True)
+    registry = CollectorRegistry()
+    registry.register(StatusCollector(status))
+    assert "tarantool_cdc_limbo_overdue 1.0" in generate_latest(registry).decode()
+    status.error = "something else"
+    assert status.to_json()["error"] == "something else"
