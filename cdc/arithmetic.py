@@ -62,6 +62,8 @@ class OperationRefusedError(SchemaError):
 class IntegerOverflowError(OperationRefusedError):
     """The sum of two integers is none that the server has."""
 
+    sum = 0
+
 
 def read(data: bytes, position: int) -> Scalar:
     """The value at `position`, Kind.NONE if nothing can be computed with it.
@@ -94,7 +96,7 @@ def store(scalar: Scalar, field_type: str = "") -> bytes:
     kind, value = scalar
     match kind:
         case Kind.INTEGER:
-            return integer(value)
+            return integer(value) if INTEGER_MIN <= value <= INTEGER_MAX else _remains(value)
         case Kind.DOUBLE if field_type == "float32":
             return _float(value)
         case Kind.FLOAT if field_type not in ("double", "float64"):
@@ -109,6 +111,25 @@ def store(scalar: Scalar, field_type: str = "") -> bytes:
             return slices.binary(value)
     raw: bytes = value
     return raw
+
+
+def _int64(value: int) -> int:
+    """What the server takes a sum for that has overflowed: its 64 lowest bits, with a sign."""
+    if INTEGER_MIN <= value <= INTEGER_MAX:
+        return value
+    low = value & INTEGER_MAX
+    return low - (1 << 64) if low >> 63 else low
+
+
+def _remains(value: int) -> bytes:
+    """The bytes of a sum that has overflowed: of one that it takes for positive the server writes the last byte.
+
+    Raises SchemaError if that is no value.
+    """
+    rest = _int64(value)
+    if rest >= 0 and 0x80 <= rest & 0xFF < 0xE0:
+        raise SchemaError(f"of the overflow {value} the server has left a byte that is no value")
+    return integer(rest) if rest < 0 else _SMALL[rest & 0xFF]
 
 
 def integer(value: int) -> bytes:
@@ -143,7 +164,7 @@ def _float(value: float) -> bytes:
         return b"\xca" + struct.pack(">f", float("inf") if value > 0 else float("-inf"))
 
 
-def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, int]) -> Scalar:
+def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, ...]) -> Scalar:
     """`left` + `right`, or - `right`. The right one must be a number. Raises OperationRefusedError."""
     if left[0] not in NUMBERS:
         raise OperationRefusedError("the field isn't a number")
@@ -151,10 +172,12 @@ def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, int]) -
     if kind is Kind.INTEGER:
         result = left[1] - right[1] if minus else left[1] + right[1]
         if not INTEGER_MIN <= result <= INTEGER_MAX:
-            raise IntegerOverflowError(f"the result {result} is no 64-bit integer")
+            error = IntegerOverflowError(f"the result {result} is no 64-bit integer")
+            error.sum = result
+            raise error
         return Kind.INTEGER, result
     if kind is not Kind.DECIMAL:
-        one, other = float(left[1]), float(right[1])
+        one, other = (float(_int64(value) if number is Kind.INTEGER else value) for number, value in (left, right))
         total = one - other if minus else one + other
         fits = -_FLOAT_MAX <= total <= _FLOAT_MAX and struct.unpack(">f", struct.pack(">f", total))[0] == total
         return (Kind.FLOAT if fits else Kind.DOUBLE), total
@@ -172,7 +195,7 @@ def _decimal(scalar: Scalar, context: decimal.Context) -> Decimal:
         found: Decimal = value
         return found
     if kind is Kind.INTEGER:
-        return Decimal(value)
+        return Decimal(_int64(value))
     if value - value != 0:
         raise OperationRefusedError("an infinity or NaN is no decimal")
     return context.create_decimal(f"{value:.15g}")
@@ -181,12 +204,12 @@ def _decimal(scalar: Scalar, context: decimal.Context) -> Decimal:
 def bits(code: str, left: Scalar, right: int) -> Scalar:
     """The bits of two unsigned integers, by `&`, `|` or `^`. Raises OperationRefusedError."""
     kind, value = left
-    if kind is not Kind.INTEGER or value < 0:
+    if kind is not Kind.INTEGER or not 0 <= value <= INTEGER_MAX:
         raise OperationRefusedError("the field isn't an unsigned integer")
     return kind, value & right if code == "&" else value | right if code == "|" else value ^ right
 
 
-def splice(text: Scalar, offset: int, cut: int, paste: bytes, *, version: tuple[int, int]) -> Scalar:
+def splice(text: Scalar, offset: int, cut: int, paste: bytes, *, version: tuple[int, ...]) -> Scalar:
     """`text` without `cut` bytes at `offset` (from 0, or negative from behind the end), and `paste` in their place.
 
     A negative `cut` says how many bytes stay at the end. Raises OperationRefusedError.

@@ -66,7 +66,7 @@ class Images:
     `kept` are the forms of the spaces that the store has rows of, as of its position.
     """
 
-    def __init__(self, store: Tuples, kept: Iterable[SpaceForm] = (), version: tuple[int, int] = (3, 9)) -> None:
+    def __init__(self, store: Tuples, kept: Iterable[SpaceForm] = (), version: tuple[int, ...] = (3, 9)) -> None:
         """`version` is the master's: servers don't all compute alike."""
         self.version = version
         self._store = store

@@ -84,7 +84,7 @@ class _Entry(msgspec.Struct, gc=False):
 class Limbo:
     """The queues of one connection, by origin. Its caller drops what the position covers before it comes here."""
 
-    def __init__(self, schema: SchemaTracker, waiting: Waiting, version: tuple[int, int]) -> None:
+    def __init__(self, schema: SchemaTracker, waiting: Waiting, version: tuple[int, ...]) -> None:
         """`schema` is the one at which released rows are decoded; `version` is the master's."""
         self._schema = schema
         self._waiting = waiting

@@ -57,7 +57,7 @@ class Pipeline:
         stored: list[StoredSpace],
         *,
         server_uuid: UUID,
-        version: tuple[int, int],
+        version: tuple[int, ...],
         new_spool: Callable[[], Spool],
         images: Images | None = None,
         replay_until: Position | None = None,

@@ -112,7 +112,7 @@ class Settlement:
         if self._writer is not None and (self.pipeline.is_replaying or newest_seq > self.pipeline.position.seq):
             # The store can't be brought to where consumers are.
             self._writer.restart()
-            self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version[:2]))
+            self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version))
         return newest_seq
 
     def _newest_seq(self) -> int:
@@ -246,7 +246,7 @@ class Settlement:
             writer.restart()
             stored = Checkpoint()
         kept = published_forms(stored.spaces.values())
-        version = self._origin.version[:2]
+        version = self._origin.version
         if beginning.replays and _newly_published(self._new_pipeline(checkpoint)):
             self.forced_snapshot = "newly published spaces"
             writer.restart()
@@ -270,7 +270,7 @@ class Settlement:
             checkpoint.position or Position(),
             list(checkpoint.spaces.values()),
             server_uuid=self._origin.server_uuid,
-            version=self._origin.version[:2],
+            version=self._origin.version,
             new_spool=lambda: FileSpool(Path(self._config.state.path)),
             images=images,
             replay_until=replay_until,

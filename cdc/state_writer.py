@@ -66,7 +66,7 @@ class StateWriter:
         except OSError:
             return 0
 
-    def begin(self, kept: Iterable[SpaceForm], version: tuple[int, int]) -> Images:
+    def begin(self, kept: Iterable[SpaceForm], version: tuple[int, ...]) -> Images:
         """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
         self.flush(is_forced=True)
         self._submitted.clear()

@@ -15,13 +15,13 @@ they were written. Everything else is written as the server writes it: `cdc.arit
 
 Rows of a log are what a server has accepted, so an operation that can't be carried out is a SchemaError: either the tuple
 isn't the one that the server had, or the server is of a kind that this module doesn't know. `version` is the master's: it
-decides about the digits of decimals, and about what an UPSERT goes on without. Rows of UPDATEs come out right with the newest
-rules whatever the version is, but for decimals that are rounded at 38 digits; see `cdc.update_tree` for the rest.
+decides about the digits of decimals, and about operations that meet at one path (see `cdc.update_tree`).
 
 What it refuses to know: keys, and formats beyond names and types of the top fields. A number inside of a field, for which an
 index with a JSON path declares a type `double`, comes out as if nobody had.
 
-Sources: src/box/xrow_update.c, xrow_update_field.c, compared from 2.6 to 3.9.
+Sources: src/box/xrow_update.c, xrow_update_field.c, compared from 2.6 to 3.9, and held by the answers of live servers
+(tests/captures/updates.jsonl.gz, tests/live/test_update.py).
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ from cdc.arithmetic import INTEGER_MAX, INTEGER_MIN, NUMBERS, OperationRefusedEr
 from cdc.errors import SchemaError
 from cdc.paths import Mark, PathError, next_token
 from cdc.protocol.extensions import unpack
-from cdc.update_tree import Instruction, Tree, UndefinedError
+from cdc.update_nodes import Instruction, UndefinedError, Version
+from cdc.update_tree import Tree
 
-NEWEST: Final = (3, 9)
+NEWEST: Final[Version] = (3, 9)
 """The version whose rules hold where none is given."""
 
 _OPERATIONS_MAX: Final = 4000
@@ -54,7 +55,7 @@ def update(
     base: int,
     names: Sequence[str],
     types: Sequence[str] = (),
-    version: tuple[int, int] = NEWEST,
+    version: Version = NEWEST,
 ) -> bytes:
     """The tuple after an UPDATE. `types` are those of the format's fields, as far as they are known.
 
@@ -72,7 +73,7 @@ def upsert(
     base: int,
     names: Sequence[str],
     types: Sequence[str] = (),
-    version: tuple[int, int] = NEWEST,
+    version: Version = NEWEST,
 ) -> bytes:
     """The tuple after an UPSERT that has found it.
 
@@ -154,7 +155,7 @@ def _thoroughly(
     base: int,
     names: Sequence[str],
     types: Sequence[str],
-    version: tuple[int, int],
+    version: Version,
     *,
     upserts: bool,
 ) -> bytes:
@@ -164,7 +165,7 @@ def _thoroughly(
     with _explained("the tuple", data, (0, shift)):
         if slices.TYPES[tuple_[0]] is not slices.ARRAY or slices.end_of(tuple_, 0) != shift:
             raise SchemaError("it should be one array")
-        tree = Tree(data, len(data) - 1, version=version)
+        tree = Tree(data, shift, len(data) - 1, version=version)
     with _explained("the list of operations", data, (shift, len(data) - 1)):
         if slices.TYPES[operations[0]] is not slices.ARRAY or slices.end_of(operations, 0) != len(operations):
             raise SchemaError("it should be one array")
@@ -208,7 +209,7 @@ def _shown(data: bytes, span: tuple[int, int]) -> str:
         return raw.hex()[:200]
 
 
-def _decoded(data: bytes, span: tuple[int, int], base: int, names: Sequence[str], version: tuple[int, int]) -> Instruction:
+def _decoded(data: bytes, span: tuple[int, int], base: int, names: Sequence[str], version: Version) -> Instruction:
     """Read one operation. Raises SchemaError or IndexError."""
     if slices.TYPES[data[span[0]]] is not slices.ARRAY:
         raise SchemaError("it should be an array")

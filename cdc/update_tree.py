@@ -14,9 +14,18 @@ A second operation that comes to a lone one or to a route opens the container in
 moves in: a computed value as it is, anything else is carried out again. That is also why deleting a key or place that isn't
 there is refused by itself (nothing is lone there) but does nothing in a container that is open already.
 
-Differences of versions that show in logs: before 3.0 a field that was computed or set can't be computed again (an UPSERT goes
-on without the second operation); before 2.8 nothing is filled up with nil and nothing absent is deleted. Before 2.11 some
-meetings of paths ended in undefined behaviour; they are errors here that no UPSERT goes on after.
+Differences of versions that show in logs:
+
+    before 2.8      nothing is filled up with nil, and nothing absent is deleted
+    before 2.10.3   a step into what an earlier operation has inserted isn't found: the search ends behind the container, and
+                    goes on with what stands there
+    before 2.10.5   what is behind the end of an earlier operation's path is looked for in the old value, and a field that was
+                    computed or set is taken for a map
+    before 3.0      a field that an operation has come to isn't computed again: the second operation is refused
+    from 3.0 on     it is computed again; a sum that overflows is refused, and stays in the field nevertheless
+
+What such a server does by its compiler's grace (reading past the tuple, or ending itself) is an UndefinedError here, after
+which no UPSERT goes on.
 
 Sources: src/box/xrow_update_array.c, _map.c, _bar.c (lone), _route.c.
 """
@@ -24,18 +33,14 @@ Sources: src/box/xrow_update_array.c, _map.c, _bar.c (lone), _route.c.
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Sequence
-from enum import Enum
 from typing import Final
 
 from cdc import slices
 from cdc.arithmetic import NO_SCALAR, IntegerOverflowError, Kind, OperationRefusedError, Scalar, add, bits, read, splice, store
 from cdc.errors import SchemaError
-from cdc.paths import Mark, PathError, Token, follow, is_key, next_token
-
-Span = tuple[int, int]
-"""Where a value begins and ends."""
+from cdc.paths import Mark, Token, follow, is_key, next_token
+from cdc.update_nodes import Field, Instruction, Item, Shape, Span, UndefinedError, Version
 
 FIELDS_MAX: Final = 1 << 22
 """A tuple that is filled up beyond it is of no use; the server's own limit is the size of a tuple."""
@@ -45,111 +50,18 @@ _TOKENS: Final[dict[str, type]] = {slices.ARRAY: int, slices.MAP: bytes}
 """What names a field in which container."""
 
 
-class UndefinedError(SchemaError):
-    """What a server of this version makes of it isn't defined: it may have crashed, or made a tuple of garbage."""
-
-
-class Instruction:
-    """One operation, and how far its path has been followed.
-
-    `argument` is a slice (begin, end) for `=` and `!`, a number for `+` and `-`, an integer for bits, a count for `#`,
-    (offset, cut, paste) for `:`. `token` is the step at which it is; `consumed` says that it leads where it already is.
-    """
-
-    __slots__ = ("argument", "code", "consumed", "inserts", "is_for_root", "offset", "path", "token")
-
-    def __init__(self, code: str, token: Token, path: bytes, offset: int, *, is_for_root: bool) -> None:
-        self.code = code
-        self.token = token
-        self.path = path
-        self.offset = offset
-        self.is_for_root = is_for_root
-        self.consumed = False
-        self.inserts = False
-        self.argument: object = None
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether the path ends here."""
-        return self.offset == len(self.path)
-
-    def advance(self) -> Token:
-        """Take the next step of the path. Raises OperationRefusedError."""
-        try:
-            token, self.offset = next_token(self.path, self.offset)
-        except PathError as error:
-            raise OperationRefusedError(f"the JSON path can't be read: {error}") from error
-        return token
-
-    def step(self) -> Token:
-        """The step that is to be taken in the container at hand. Raises OperationRefusedError."""
-        if self.consumed:
-            token = self.advance()
-            if token is Mark.END:
-                raise OperationRefusedError("no such field")
-            self.consumed, self.token = False, token
-        return self.token
-
-    def span(self) -> Span:
-        """The argument of `=` or `!`."""
-        assert isinstance(self.argument, tuple)
-        return self.argument
-
-    def count(self) -> int:
-        """The argument of `#`."""
-        assert isinstance(self.argument, int)
-        return self.argument
-
-
-class _Shape(Enum):
-    UNTOUCHED = 0
-    SCALAR = 1
-    ARRAY = 2
-    MAP = 3
-    LONE = 4
-    ROUTE = 5
-
-
-@dataclasses.dataclass(slots=True)
-class _Field:
-    """A node. Which attributes mean something depends on its shape; positions are absolute in the tree's bytes."""
-
-    shape: _Shape
-    begin: int
-    end: int
-    scalar: Scalar = NO_SCALAR
-    elements: list[Span | _Field] = dataclasses.field(default_factory=list)
-    items: list[_Item] = dataclasses.field(default_factory=list)
-    count: int = 0
-    instruction: Instruction | None = None
-    path: bytes = b""
-    parent: int = 0
-    point: Span = (0, 0)
-    key: bytes = b""
-    hop: _Field | None = None
-
-
-@dataclasses.dataclass(slots=True)
-class _Item:
-    """A touched key of a map, None if it is gone, its value, and where the untouched pairs behind it begin and end."""
-
-    key: bytes | None
-    value: _Field
-    begin: int
-    end: int
-
-
 class Tree:
     """A tuple under operations.
 
-    `data` begins with the tuple and holds what the slices of the operations point to, and a nil at `nil`.
+    `data` begins with the tuple, `size` bytes, and holds what the slices of the operations point to, and a nil at `nil`.
     """
 
-    def __init__(self, data: bytes, nil: int, *, version: tuple[int, int]) -> None:
+    def __init__(self, data: bytes, size: int, nil: int, *, version: Version) -> None:
         self._data = data
+        self._size = size
         self._nil = (nil, nil + 1)
         self._version = version
-        self._root = self._open(_Field(_Shape.UNTOUCHED, 0, 0), 0, None, None)
+        self._root = self._open(Field(Shape.UNTOUCHED, 0, 0), 0, None, None)
 
     def apply(self, instruction: Instruction) -> None:
         """Carry out an operation.
@@ -168,17 +80,17 @@ class Tree:
 
     # Operations.
 
-    def _into(self, instruction: Instruction, field: _Field) -> None:
+    def _into(self, instruction: Instruction, field: Field) -> None:
         match field.shape:
-            case _Shape.UNTOUCHED:
+            case Shape.UNTOUCHED:
                 self._alone(instruction, field)
-            case _Shape.ARRAY:
+            case Shape.ARRAY:
                 self._in_array(instruction, field)
-            case _Shape.MAP:
+            case Shape.MAP:
                 self._in_map(instruction, field)
-            case _Shape.LONE:
+            case Shape.LONE:
                 self._into(instruction, self._branch(field, instruction))
-            case _Shape.ROUTE:
+            case Shape.ROUTE:
                 assert field.hop is not None
                 if instruction.path.startswith(field.path, instruction.offset):
                     # As the server does, bytes are compared here, so that `.a` is taken for the beginning of `.ab`.
@@ -186,27 +98,28 @@ class Tree:
                     self._into(instruction, field.hop)
                 else:
                     self._into(instruction, self._branch(field, instruction))
-            case _Shape.SCALAR:
-                if self._version < (2, 11):
+            case Shape.SCALAR:
+                if self._version < (2, 10, 5) and isinstance(instruction.step(), bytes):
                     raise UndefinedError("an operation inside of a field that another has set")
                 raise OperationRefusedError("no such field")
 
-    def _compute(self, instruction: Instruction, field: _Field) -> None:
+    def _compute(self, instruction: Instruction, field: Field) -> None:
         """An operation on a value that is taken by itself."""
         scalar = NO_SCALAR
-        if field.shape is _Shape.UNTOUCHED:
+        if field.shape is Shape.UNTOUCHED:
             scalar = self._computed(instruction, field.begin)
         else:
             if self._version < (3, 0):
                 raise OperationRefusedError("the field was updated already")
-            if field.shape is _Shape.SCALAR:
+            if field.shape is Shape.SCALAR:
                 scalar = field.scalar
             try:
                 scalar = self._calculate(instruction, scalar)
             except IntegerOverflowError as error:
-                raise UndefinedError(f"{error}, on which the server leaves remains in the field") from error
+                field.scalar = Kind.INTEGER, error.sum
+                raise
         field.scalar = scalar
-        field.shape = _Shape.SCALAR
+        field.shape = Shape.SCALAR
 
     def _computed(self, instruction: Instruction, position: int) -> Scalar:
         data = self._data
@@ -224,7 +137,7 @@ class Tree:
             return splice(scalar, *argument, version=self._version)
         return bits(code, scalar, instruction.count())
 
-    def _in_array(self, instruction: Instruction, field: _Field) -> None:
+    def _in_array(self, instruction: Instruction, field: Field) -> None:
         place = instruction.step()
         if not isinstance(place, int):
             raise OperationRefusedError("an array has no keys")
@@ -249,20 +162,20 @@ class Tree:
         else:
             self._compute(instruction, self._element(field, _adjusted(place, count)))
 
-    def _element(self, field: _Field, place: int) -> _Field:
+    def _element(self, field: Field, place: int) -> Field:
         element = field.elements[place]
         if isinstance(element, tuple):
-            element = field.elements[place] = _Field(_Shape.UNTOUCHED, *element)
+            element = field.elements[place] = Field(Shape.UNTOUCHED, *element)
         return element
 
-    def _raw(self, instruction: Instruction) -> _Field:
+    def _raw(self, instruction: Instruction) -> Field:
         """A value that was set, as servers before 3.0 keep it: nothing can be done in it any more."""
         begin, end = instruction.span()
-        field = _Field(_Shape.SCALAR, begin, end)
+        field = Field(Shape.SCALAR, begin, end)
         field.scalar = Kind.RAW, self._data[begin:end]
         return field
 
-    def _in_map(self, instruction: Instruction, field: _Field) -> None:
+    def _in_map(self, instruction: Instruction, field: Field) -> None:
         key = instruction.step()
         if not isinstance(key, bytes):
             raise OperationRefusedError("a map has no places")
@@ -276,11 +189,11 @@ class Tree:
         elif code in "=!":
             if item is None:
                 field.count += 1
-                field.items.insert(0, _Item(key, _Field(_Shape.UNTOUCHED, *instruction.span()), 0, 0))
+                field.items.insert(0, Item(key, Field(Shape.UNTOUCHED, *instruction.span()), 0, 0))
             elif code == "!":
                 raise OperationRefusedError("the key exists already")
             elif self._version >= (3, 0):
-                item.value = _Field(_Shape.UNTOUCHED, *instruction.span())
+                item.value = Field(Shape.UNTOUCHED, *instruction.span())
             else:
                 item.value = self._raw(instruction)
         elif code == "#":
@@ -288,13 +201,13 @@ class Tree:
                 raise OperationRefusedError("only one key of a map can be deleted at once")
             if item is not None:
                 item.key = None
-                item.value = _Field(_Shape.UNTOUCHED, 0, 0)
+                item.value = Field(Shape.UNTOUCHED, 0, 0)
                 field.count -= 1
         else:
             assert item is not None
             self._compute(instruction, item.value)
 
-    def _item(self, field: _Field, key: bytes) -> _Item | None:
+    def _item(self, field: Field, key: bytes) -> Item | None:
         """A key that is taken by itself from now on, None if the map hasn't got it."""
         data = self._data
         for item in field.items:
@@ -306,11 +219,11 @@ class Tree:
                 begin = slices.end_of(data, position)
                 end = slices.end_of(data, begin)
                 if is_key(data, position, key):
-                    value = _Field(_Shape.UNTOUCHED, begin, end)
+                    value = Field(Shape.UNTOUCHED, begin, end)
                     if position == item.begin and item.key is None:
                         item.key, item.value, item.begin = key, value, end
                         return item
-                    new = _Item(key, value, end, item.end)
+                    new = Item(key, value, end, item.end)
                     item.end = position
                     field.items.insert(0, new)
                     return new
@@ -319,7 +232,7 @@ class Tree:
 
     # One operation inside of a field that is otherwise untouched.
 
-    def _alone(self, instruction: Instruction, field: _Field) -> None:
+    def _alone(self, instruction: Instruction, field: Field) -> None:
         data, code = self._data, instruction.code
         path = instruction.path[instruction.offset :]
         position = parent = field.begin
@@ -345,15 +258,15 @@ class Tree:
             if code == "!" and slices.TYPES[data[parent]] is slices.MAP:
                 raise OperationRefusedError("the key exists already")
             if code == "#":
-                point = self._deleted(instruction, parent, token, point, pair)
+                point = self._deleted(instruction, field, parent, token, point, pair)
             elif code not in "=!":
                 field.scalar = self._computed(instruction, position)
         # From here on nothing fails: an operation that does leaves the field untouched.
         instruction.inserts = code == "!" or is_new
-        field.shape = _Shape.LONE
+        field.shape = Shape.LONE
         field.instruction, field.path, field.parent, field.point = instruction, path, parent, point
 
-    def _alone_new(self, field: _Field, token: Token, parent: int) -> None:
+    def _alone_new(self, field: Field, token: Token, parent: int) -> None:
         data = self._data
         kind = slices.TYPES[data[parent]]
         if isinstance(token, int):
@@ -369,7 +282,7 @@ class Tree:
                 raise OperationRefusedError("only a map has keys")
             field.key = token
 
-    def _deleted(self, instruction: Instruction, parent: int, token: Token, point: Span, pair: int) -> Span:
+    def _deleted(self, instruction: Instruction, field: Field, parent: int, token: Token, point: Span, pair: int) -> Span:
         data = self._data
         if slices.TYPES[data[parent]] is slices.ARRAY:
             assert isinstance(token, int)
@@ -383,121 +296,177 @@ class Tree:
             return point[0], end
         if instruction.count() != 1:
             raise OperationRefusedError("only one key of a map can be deleted at once")
-        if isinstance(token, int):
-            raise UndefinedError("deleting an integer key of a map")
+        # Of an integer key the server takes as many bytes as a string of that length has: one byte fits the key 1 alone.
+        field.is_broken = isinstance(token, int) and (token != 0 or point[0] - pair != 1)
         return pair, point[1]
 
     # Operations that meet.
 
-    def _branch(self, field: _Field, instruction: Instruction) -> _Field:
+    def _branch(self, field: Field, instruction: Instruction) -> Field:
         """Open the container in which the paths of a field's operations and of a new one part."""
-        data, is_old = self._data, self._version < (2, 11)
+        data, version = self._data, self._version
         parent, after = field.begin, 0
+        last: Token = Mark.END
+        text_length = 0
         while True:
             before = after
             old, after = next_token(field.path, before)
             new = instruction.advance()
-            if is_old and old is new is Mark.END:
+            if old is Mark.END and (new is Mark.END or version >= (2, 10, 5)):
                 raise OperationRefusedError("the field was updated already")
-            if old != new or (not is_old and (after == len(field.path) or instruction.is_terminal)):
+            if old != new or (version >= (3, 0) and (after == len(field.path) or instruction.is_terminal)):
                 break
             assert not isinstance(new, Mark)
+            last = old
+            if isinstance(old, bytes):
+                text_length = len(old)
             found = follow(data, parent, new)
-            if found is None:
-                if is_old:
-                    raise UndefinedError("an operation inside of a value that another has inserted")
+            if found is not None:
+                parent = found[1]
+            elif version >= (2, 10, 3):
                 break
-            parent = found[1]
+            else:
+                # What an earlier operation has inserted isn't there: the server goes on where the search has ended.
+                is_array = slices.TYPES[data[parent]] is slices.ARRAY
+                parent = slices.header(data, parent)[1] if is_array else slices.end_of(data, parent)
+        if parent in (self._size, self._nil[0]):
+            raise UndefinedError("an operation inside of a value that another has inserted at the tuple's end")
         expected = _TOKENS.get(slices.TYPES[data[parent]])
         if expected is None or not isinstance(new, expected):
             raise OperationRefusedError("no such field")
-        if not isinstance(old, expected):
-            raise UndefinedError("an operation inside of a value that another has set")
+        child = self._child(field, after)
+        step = old if isinstance(old, expected) else self._mistaken(child, parent, last if old is Mark.END else old, text_length)
         instruction.consumed, instruction.token = False, new
-        child = copy.copy(field)
-        child.path = child.path[after:]
-        if not child.path and child.shape is _Shape.ROUTE:
-            assert child.hop is not None
-            child = copy.copy(child.hop)
-        elif not child.path:
-            assert child.instruction is not None
-            if child.instruction.code not in "=!#":
-                child.shape = _Shape.SCALAR
         if not before:
             # They part at once: the field itself is opened.
-            return self._open(field, parent, child, old)
-        field.shape = _Shape.ROUTE
+            return self._open(field, parent, child, step)
+        hop = self._open(Field(Shape.UNTOUCHED, 0, 0), parent, child, step)
+        if parent >= field.end:
+            raise UndefinedError("an operation inside of a value that another has inserted at the field's end")
+        field.shape = Shape.ROUTE
         field.path = field.path[:before]
-        field.hop = self._open(_Field(_Shape.UNTOUCHED, 0, 0), parent, child, old)
-        return field.hop
+        field.hop = hop
+        return hop
 
-    def _open(self, field: _Field, position: int, child: _Field | None, token: Token | None) -> _Field:
+    def _child(self, field: Field, after: int) -> Field:
+        """What stood in a field, as it moves into the container that is `after` bytes of its path away."""
+        child = copy.copy(field)
+        child.path = child.path[after:]
+        if child.path:
+            return child
+        if child.shape is Shape.ROUTE:
+            assert child.hop is not None
+            return copy.copy(child.hop)
+        assert child.instruction is not None
+        if self._version >= (3, 0) and child.instruction.code not in "=!#":
+            child.shape = Shape.SCALAR
+        return child
+
+    def _repeated(self, child: Field | None) -> Instruction | None:
+        """The operation that is carried out again when its container is opened; any other's result moves in."""
+        if child is None or child.shape is not Shape.LONE or child.path:
+            return None
+        assert child.instruction is not None
+        is_copied = child.instruction.code not in "!#" and not child.instruction.inserts
+        return None if is_copied and self._version < (3, 0) else child.instruction
+
+    def _mistaken(self, child: Field, parent: int, token: Token, text_length: int) -> Token | None:
+        """The step by which an operation is carried out again in a container of another kind than its step was for.
+
+        The server takes it for a place in the array, or a key of the map, whatever it was. What it takes for a key is anywhere
+        in its memory, and as long as the last key of the path; so nothing is deleted unless a key of the map has that length.
+        None: nothing is to be done. Raises UndefinedError where nobody can know.
+        """
+        instruction, data = self._repeated(child), self._data
+        if instruction is None:
+            raise UndefinedError("an operation inside of a value that another has set")
+        is_array = slices.TYPES[data[parent]] is slices.ARRAY
+        if isinstance(token, int if is_array else bytes):
+            return token
+        if is_array:
+            if instruction.code == "#" and self._version >= (2, 8):
+                raise UndefinedError("an operation inside of a value that another has deleted")
+            raise OperationRefusedError("no such field")
+        keys = (begin for begin, _ in list(slices.elements(data, parent))[::2])
+        if instruction.code == "#" and not (text_length and any(_has_length(data, key, text_length) for key in keys)):
+            if instruction.count() != 1:
+                raise OperationRefusedError("only one key of a map can be deleted at once")
+            return None
+        if instruction.code == "=" and not text_length:
+            return b""
+        raise UndefinedError("an operation beside an integer key of a map that another has set")
+
+    def _open(self, field: Field, position: int, child: Field | None, token: Token | None) -> Field:
         """Make `field` the container at `position`, with what was done to one of its fields before."""
         data = self._data
-        again = child.instruction if child and child.shape is _Shape.LONE and not child.path else None
+        again = self._repeated(child)
         field.begin = field.end = position
         if slices.TYPES[data[position]] is slices.ARRAY:
-            field.shape = _Shape.ARRAY
+            field.shape = Shape.ARRAY
             field.elements = list(slices.elements(data, position))
             field.end = field.elements[-1][1] if field.elements else slices.header(data, position)[1]  # type: ignore[index]
             if child and not again:
                 assert isinstance(token, int)
+                if token >= len(field.elements):
+                    raise UndefinedError("an operation beside a value that isn't where it was inserted")
                 child.begin, child.end = field.elements[token]  # type: ignore[misc]
                 field.elements[token] = child
         else:
-            field.shape = _Shape.MAP
+            field.shape = Shape.MAP
             field.count, begin = slices.header(data, position)
             field.end = slices.end_of(data, position)
-            field.items = [_Item(None, _Field(_Shape.UNTOUCHED, 0, 0), begin, field.end)]
+            field.items = [Item(None, Field(Shape.UNTOUCHED, 0, 0), begin, field.end)]
             if child and not again:
                 assert isinstance(token, bytes)
                 item = self._item(field, token)
-                assert item is not None
+                if item is None:
+                    raise UndefinedError("an operation beside a value that isn't where it was inserted")
                 child.begin, child.end = item.value.begin, item.value.end
                 item.value = child
-        if again:
-            assert token is not None
+        if again and token is not None:
             again.consumed, again.token = False, token
             self._into(again, field)
         return field
 
     # Bytes.
 
-    def _store_element(self, element: Span | _Field, field_type: str, chunks: list[bytes]) -> None:
+    def _store_element(self, element: Span | Field, field_type: str, chunks: list[bytes]) -> None:
         if isinstance(element, tuple):
             chunks.append(self._data[element[0] : element[1]])
         else:
             self._store(element, field_type, chunks)
 
-    def _store(self, field: _Field, field_type: str, chunks: list[bytes]) -> None:
+    def _store(self, field: Field, field_type: str, chunks: list[bytes]) -> None:
         data = self._data
         match field.shape:
-            case _Shape.UNTOUCHED:
+            case Shape.UNTOUCHED:
                 chunks.append(data[field.begin : field.end])
-            case _Shape.SCALAR:
+            case Shape.SCALAR:
                 chunks.append(store(field.scalar, field_type))
-            case _Shape.ARRAY:
+            case Shape.ARRAY:
                 chunks.append(slices.array_header(len(field.elements)))
                 for element in field.elements:
                     self._store_element(element, "", chunks)
-            case _Shape.MAP:
+            case Shape.MAP:
                 chunks.append(slices.map_header(field.count))
                 for item in field.items:
                     if item.key is not None:
                         chunks.append(slices.string(item.key))
                         self._store(item.value, "", chunks)
                 chunks.extend(data[item.begin : item.end] for item in field.items)
-            case _Shape.ROUTE:
+            case Shape.ROUTE:
                 assert field.hop is not None
                 chunks.append(data[field.begin : field.hop.begin])
                 self._store(field.hop, "", chunks)
                 chunks.append(data[field.hop.end : field.end])
-            case _Shape.LONE:
+            case Shape.LONE:
                 self._store_alone(field, chunks)
 
-    def _store_alone(self, field: _Field, chunks: list[bytes]) -> None:
+    def _store_alone(self, field: Field, chunks: list[bytes]) -> None:
         data, instruction = self._data, field.instruction
         assert instruction is not None
+        if field.is_broken:
+            raise UndefinedError("an integer key of a map is deleted")
         begin, end = field.point
         if instruction.code in "=!":
             value = data[slice(*instruction.span())]
@@ -520,6 +489,10 @@ class Tree:
         chunks.append(data[field.begin : field.parent])
         chunks.append(slices.array_header(count) if is_array else slices.map_header(count))
         chunks += (data[first:begin], value, data[end : field.end])
+
+
+def _has_length(data: bytes, position: int, length: int) -> bool:
+    return slices.TYPES[data[position]] is slices.STRING and slices.content(data, position)[1] == length
 
 
 def _adjusted(place: int, count: int) -> int:

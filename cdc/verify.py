@@ -136,7 +136,7 @@ class _Verifier:
             self._check_served(vote(contents).gc_vclock, position.vclock)
             contents.session.fetch_snapshot(keeps_logs=False)
             vclock = expect(contents, SnapshotStarted, SNAPSHOT_TIMEOUT_SECONDS).vclock
-            pipeline, uncompared = self._pipeline_at(vclock, contents.session.greeting.version[:2])
+            pipeline, uncompared = self._pipeline_at(vclock, contents.session.greeting.version)
             assert pipeline.images is not None
             with _Seen(self._directory / "seen") as seen:
                 result = Verification(vclock, uncompared=uncompared)
@@ -157,7 +157,7 @@ class _Verifier:
                 "Start the daemon: it heals the gap by a snapshot that compares with the store.",
             )
 
-    def _pipeline_at(self, vclock: VClock, version: tuple[int, int]) -> tuple[Pipeline, dict[str, str]]:
+    def _pipeline_at(self, vclock: VClock, version: tuple[int, ...]) -> tuple[Pipeline, dict[str, str]]:
         """Its images are the store's rows with the stream's changes up to `vclock`; and the spaces that the store can't have."""
         position, config = self._stored.position, self._config
         assert position is not None

@@ -56,6 +56,7 @@ CORE: Final = [
     "cdc.slices",
     "cdc.paths",
     "cdc.arithmetic",
+    "cdc.update_nodes",
     "cdc.update_tree",
     "cdc.update",
     "cdc.images",

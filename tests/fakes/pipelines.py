@@ -62,7 +62,7 @@ def pipeline(
     stored: Iterable[StoredSpace] = (),
     *,
     server_uuid: UUID = SERVER,
-    version: tuple[int, int] = (2, 6),
+    version: tuple[int, ...] = (2, 6),
     spools: list[MemorySpool] | None = None,
     chunk_bytes: int = 1000,
     images: Images | None = None,

@@ -21,7 +21,7 @@ from cdc.errors import SchemaError
 from cdc.local.interface import TarantoolServer
 from cdc.protocol.extensions import pack
 from cdc.update import update, upsert
-from cdc.update_tree import UndefinedError
+from cdc.update_nodes import UndefinedError
 
 FIELDS: Final = (
     ("id", "unsigned"),
