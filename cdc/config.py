@@ -194,6 +194,9 @@ class KafkaSection(_Section):
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    stalled_after_ms: int = Field(default=15_000, ge=100, le=3_600_000)
+    """How long changes may wait while nothing is committed until the daemon says that it isn't ready. A broker that dies or falls
+    silent costs up to its session's time (broker.session.timeout.ms, 9 s) and 5 s, and is no reason to wake anybody."""
     stop_timeout_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start."""
     partitions: int = Field(default=4, ge=1, le=10_000)

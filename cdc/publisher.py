@@ -26,6 +26,7 @@ from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from cdc import checkpoint, hanging, topics
+from cdc.backlog import Backlog
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import KafkaSection
@@ -51,7 +52,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class PublisherStatistics:
-    """Counters since the start; written by the publisher's thread, read by anybody."""
+    """Counters since the start, and what waits; written by the publisher's thread, read by anybody."""
 
     event_count: int = 0
     byte_count: int = 0
@@ -60,13 +61,24 @@ class PublisherStatistics:
     commit_seconds: float = 0.0
     last_commit_at: float = 0.0
     last_timestamp: float = 0.0
+    backlog: Backlog = field(default_factory=Backlog)
+    trouble: str | None = None
+    """The newest complaint of Kafka's client; None once a commit has come through again."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
 
 class Publisher:
     """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
 
-    def __init__(self, name: str, config: KafkaSection, writer: str, clients: KafkaClients | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: KafkaSection,
+        writer: str,
+        clients: KafkaClients | None = None,
+        statistics: PublisherStatistics | None = None,
+    ) -> None:
+        """`statistics` are those of the publisher before this one, if there was one: what it left waiting waits still."""
         self._name = name
         self._config = config
         self._writer = writer
@@ -79,7 +91,10 @@ class Publisher:
         self._next_complaint = 0.0
         self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
         self._delivery = self._make_delivery()
-        self.statistics = PublisherStatistics()
+        self.statistics = statistics or PublisherStatistics()
+        self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
+        # Batches that were produced since the last commit.
+        self._open_count = 0
 
         # Shared with the publisher's thread, under the lock.
         self._lock = threading.Condition()
@@ -163,6 +178,7 @@ class Publisher:
         with self._lock:
             self._queue.append(batch)
             self._queued_bytes += batch.byte_count
+            self._backlog.submitted(time.monotonic(), batch.timestamp)
             self._lock.notify_all()
 
     def wait_for_room(self, timeout_seconds: float) -> bool:
@@ -206,6 +222,8 @@ class Publisher:
         """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
         with self._lock:
             assert self._state is _State.ABORTED
+            self._backlog.aborted()
+            self._open_count = 0
             self._queue.clear()
             self._queued_bytes = 0
             self._settled.clear()
@@ -303,6 +321,9 @@ class Publisher:
                 self._delivery.produce(batch)
                 stored.update(batch.stored)
                 open_bytes += batch.byte_count
+                with self._lock:
+                    self._open_count += 1
+                    self._backlog.produced(time.monotonic(), open_bytes)
                 self.statistics.event_count += batch.event_count
                 self.statistics.byte_count += batch.byte_count
                 pending = batch.position if batch.is_boundary else None
@@ -363,6 +384,10 @@ class Publisher:
         self.statistics.commit_seconds += ended - started
         self.statistics.recent_commit_seconds.append(ended - started)
         self.statistics.last_commit_at = ended
+        self.statistics.trouble = None
+        with self._lock:
+            self._backlog.committed(ended, self._open_count)
+            self._open_count = 0
 
     def _settle(self, position: Position) -> None:
         with self._lock:
@@ -405,6 +430,7 @@ class Publisher:
 
     def _complain(self, error: KafkaError) -> None:
         """librdkafka's trouble with brokers, which it goes on trying to end."""
+        self.statistics.trouble = error.str()
         now = time.monotonic()
         if now >= self._next_complaint:
             self._next_complaint = now + COMPLAINT_SECONDS
