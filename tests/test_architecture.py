@@ -76,6 +76,7 @@ OUTER: Final = [
     "cdc.log",
     "cdc.checkpoint",
     "cdc.hanging",
+    "cdc.broker_limits",
     "cdc.kafka_clients",
     "cdc.topic_admin",
     "cdc.delivery",
