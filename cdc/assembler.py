@@ -20,7 +20,7 @@ from math import isfinite
 from typing import Any, Final
 
 from cdc.change import Row, Spool, Transaction
-from cdc.errors import ProtocolError
+from cdc.errors import ProtocolError, excerpt
 from cdc.protocol.codec import Frames, Header
 from cdc.protocol.constants import Flag, Key
 
@@ -176,15 +176,15 @@ def _checked(header: Header) -> tuple[int, int, int, float]:
         or type(timestamp) not in _NUMBERS
         or not 0 <= timestamp < _TIMESTAMP_MAX
     ):
-        raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
+        raise ProtocolError(f"a row of the stream has a header that can't be followed: {excerpt(header)}")
     return kind, origin, lsn, timestamp
 
 
 def _checked_int(value: Any, header: Header) -> int:
     if type(value) is not int or value < 0:
-        raise ProtocolError(f"a row of the stream has a header that can't be followed: {header!r:.500}")
+        raise ProtocolError(f"a row of the stream has a header that can't be followed: {excerpt(header)}")
     return value
 
 
 def _interrupted(open_: _Open, header: Header) -> ProtocolError:
-    return ProtocolError(f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {header!r:.500}")
+    return ProtocolError(f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {excerpt(header)}")

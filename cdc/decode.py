@@ -13,11 +13,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Final, cast
 
+from msgpack import Timestamp
+
 from cdc.errors import ConfigurationError, EncodingError, ProtocolError
 from cdc.json_values import encode, plain
-from cdc.protocol.codec import FrameDecoder, Frames
+from cdc.protocol.codec import FrameDecoder, Frames, body_of
 from cdc.protocol.constants import KEY_NAMES, TYPE_NAMES, Key, Type
-from cdc.protocol.extensions import OpaqueExtension
+from cdc.protocol.extensions import DeepValue, OpaqueExtension
 from cdc.protocol.greeting import GREETING_BYTES, parse_greeting
 from cdc.protocol.log_file import LogFileDecoder
 from cdc.sources.files import told
@@ -91,13 +93,18 @@ def _introduction(decoder: LogFileDecoder) -> str:
 
 
 def _lines(frames: Frames) -> Iterator[str]:
-    for header, body in zip(frames.headers, frames.bodies, strict=True):
+    for header, body, frame in zip(frames.headers, frames.bodies, frames.raws(), strict=True):
         kind = header.get(Key.REQUEST_TYPE)
         packet: dict[str, Any] = {"type": _type_name(kind)}
         packet |= {_key_name(key): _shown(value) for key, value in header.items() if key != Key.REQUEST_TYPE}
         # A DELETE's replica id and a CONFIRM's body share keys: the body stands apart.
-        packet["body"] = {_key_name(key): _shown(value) for key, value in body.items()}
-        yield encode(packet).decode()
+        try:
+            packet["body"] = {_key_name(key): _shown(value) for key, value in body.items()}
+            line = encode(packet)
+        except RecursionError:
+            packet["body"] = {"nested_too_deeply": body_of(frame).hex()}
+            line = encode(packet)
+        yield line.decode()
 
 
 def _type_name(kind: Any) -> str:
@@ -121,4 +128,8 @@ def _shown(value: Any) -> Any:
             return {str(key): _shown(item) for key, item in value.items()}
         if isinstance(value, OpaqueExtension):
             return {"extension": value.code, "hex": value.data.hex()}
+        if isinstance(value, DeepValue):
+            return {"nested_too_deeply": value.data.hex()}
+        if isinstance(value, Timestamp):
+            return {"extension": -1, "hex": value.to_bytes().hex()}
         return repr(value)

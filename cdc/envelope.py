@@ -45,7 +45,7 @@ SINGLE_TSN: Final = b',"tsn":'
 SINGLE_ROW: Final = b',"row":0,"seq":'
 SINGLE_ORDER: Final = b'","total_order":1,"data_collection_order":1'
 
-MALFORMED_BODY: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError)
+MALFORMED_BODY: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError)
 """What reading a row's body raises if it isn't what its type promises."""
 
 _KEY: Final = Key.KEY

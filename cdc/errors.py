@@ -7,7 +7,20 @@ errors need a person, and trying again would only repeat them.
 
 from __future__ import annotations
 
+import reprlib
 from enum import Enum
+from typing import Final
+
+_EXCERPTS: Final = reprlib.Repr()
+_EXCERPTS.maxlevel = 8
+_EXCERPTS.maxlist = _EXCERPTS.maxtuple = _EXCERPTS.maxdict = 50
+_EXCERPTS.maxstring = _EXCERPTS.maxother = 200
+_EXCERPTS.maxlong = 100
+
+
+def excerpt(value: object, length: int = 500) -> str:
+    """A value from outside as an error shows it: at most `length` characters, however long and however deeply nested it is."""
+    return _EXCERPTS.repr(value)[:length]
 
 
 class Remedy(Enum):

@@ -189,7 +189,10 @@ class ImageChanges:
 
 def _last_value(body: Body, frame: bytes, key: int) -> bytes:
     """The bytes of one of a body's values. It is nearly always the last one, and as short as it can be written."""
-    value = pack(body[key])
-    if next(reversed(body)) == key and frame.endswith(value):
-        return value
+    try:
+        value = pack(body[key])
+        if next(reversed(body)) == key and frame.endswith(value):
+            return value
+    except (ValueError, RecursionError):
+        pass  # nested more deeply than the library writes
     return body_values(frame)[key]

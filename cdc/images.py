@@ -28,8 +28,7 @@ CLEAR: Final = b""
 """Stands where a tuple would; no tuple is empty."""
 
 Change = tuple[bytes, bytes | None]
-"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone. Only the tuple
-tells the two apart."""
+"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone."""
 
 _PREFIX_BYTES: Final = 4
 
@@ -205,8 +204,8 @@ class Images:
         """The store has these changes now."""
         pending, clearings = self._pending, self._clearings
         for change in changes:
-            key, tuple_ = change
-            if tuple_ == CLEAR:
+            key = change[0]
+            if len(key) == _PREFIX_BYTES:
                 clearings[key] -= 1
                 if not clearings[key]:
                     del clearings[key]

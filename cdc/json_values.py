@@ -14,10 +14,11 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
+from msgpack import Timestamp
 
-from cdc.errors import EncodingError
+from cdc.errors import EncodingError, excerpt
 from cdc.protocol.codec import MapPairs
-from cdc.protocol.extensions import Datetime, ErrorValue, Interval, OpaqueExtension
+from cdc.protocol.extensions import Datetime, DeepValue, ErrorValue, Interval, OpaqueExtension
 
 encode: Final = msgspec.json.Encoder().encode
 """Writes a plain value; the one encoder of the whole program."""
@@ -25,6 +26,8 @@ encode: Final = msgspec.json.Encoder().encode
 SAFE_TYPES: Final = frozenset({type(None), bool, int, bytes, UUID})
 """Types of values that are always plain. A str is plain unless it isn't UTF-8, which the encoder itself finds out."""
 
+WAY_OUT: Final = 'Leave the space out (spaces.exclude), or send such rows to the dead-letter topic (format.on_error = "dlq").'
+"""What can be done about a row that has such a value."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_SECONDS: Final = 86_400
 # Python's calendar ends at the years 1 and 9999, Tarantool's goes on; the Gregorian calendar repeats every 400 years.
@@ -133,13 +136,16 @@ def _error(value: ErrorValue) -> dict[str, Any]:
 
 
 def _refuse(value: Any) -> Any:
+    if isinstance(value, DeepValue):
+        raise EncodingError(f"a value is nested too deeply to be written as JSON: {value!r}", WAY_OUT)
+    if isinstance(value, Timestamp):
+        value = OpaqueExtension(-1, value.to_bytes())
     if isinstance(value, OpaqueExtension):
         raise EncodingError(
             f"a value of MessagePack extension type {value.code} can't be shown: {value.data[:64].hex(' ')}",
-            "This version doesn't know the type. Leave the space out (spaces.exclude), or send such rows to the "
-            'dead-letter topic (format.on_error = "dlq").',
+            f"This version doesn't know the type. {WAY_OUT}",
         )
-    raise EncodingError(f"a value of Python type {type(value).__name__} can't be shown: {value!r:.200}")
+    raise EncodingError(f"a value of Python type {type(value).__name__} can't be shown: {excerpt(value, 200)}")
 
 
 _EXTENSIONS: Final[dict[type, Any]] = {

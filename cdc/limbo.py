@@ -45,7 +45,7 @@ from typing import Any, Final
 import msgspec
 
 from cdc.change import Row, Transaction
-from cdc.errors import ProtocolError, SynchronousReplicationError
+from cdc.errors import ProtocolError, SynchronousReplicationError, excerpt
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.schema import SPACE_SPACE, SchemaTracker
@@ -284,6 +284,6 @@ def _checked(kind: int, body: Body, transaction: Transaction) -> tuple[int, int]
     owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
     if type(owner) is not int or type(lsn) is not int or owner < 0 or lsn < 0:
         raise ProtocolError(
-            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) isn't what its type promises: {body!r:.500}"
+            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) isn't what its type promises: {excerpt(body)}"
         )
     return owner, lsn - _LSN_SPAN if lsn >= _LSN_SPAN // 2 else lsn

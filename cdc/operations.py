@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.errors import SchemaError
+from cdc.errors import SchemaError, excerpt
 
 _ARITHMETIC: Final = frozenset("+-&|^")
 _CODES: Final = _ARITHMETIC | frozenset("=!#:")
@@ -45,7 +45,7 @@ def normalise(operations: object, *, base: int, names: Sequence[str]) -> list[Op
     Raises SchemaError for anything that a server would not have written.
     """
     if not isinstance(operations, list):
-        raise SchemaError(f"operations should be an array, the row has {operations!r:.200}")
+        raise SchemaError(f"operations should be an array, the row has {excerpt(operations, 200)}")
     return [_normalise(operation, base, names) for operation in operations]
 
 
@@ -58,7 +58,7 @@ def _normalise(operation: object, base: int, names: Sequence[str]) -> Operation:
             field, path = _resolve(reference, base, names)
             # Positions are counted like fields: from the base, or negative from the end.
             return Operation(":", field, path, (position if position < 0 else position - base + 1, length, text))
-    raise SchemaError(f"the row has an operation that can't be read: {operation!r:.200}")
+    raise SchemaError(f"the row has an operation that can't be read: {excerpt(operation, 200)}")
 
 
 def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int, str]:
@@ -114,13 +114,13 @@ def apply_plainly(row: list[Any], operations: Sequence[Operation]) -> list[Any]:
         if operation.code == "!" and operation.field < 0:
             place = len(changed) + operation.field + 1
         if isinstance(place, int) and place < 0:
-            raise SchemaError(f"{operation} is before the first field of the system row {row!r:.500}")
+            raise SchemaError(f"{excerpt(operation)} is before the first field of the system row {excerpt(row)}")
         try:
             for step in steps(operation.path):
                 parent, place = parent[place], step
             _apply_one(parent, place, operation)
         except (IndexError, KeyError, TypeError) as error:
-            raise SchemaError(f"{operation} doesn't fit the system row {row!r:.500}") from error
+            raise SchemaError(f"{excerpt(operation)} doesn't fit the system row {excerpt(row)}") from error
     return changed
 
 
@@ -140,7 +140,7 @@ def _apply_one(parent: Any, place: int | str, operation: Operation) -> None:
             del parent[place]
         case _:
             raise SchemaError(
-                f"the operation {operation.code!r} on a system space's row isn't one that DDL makes: {operation}",
+                f"the operation {operation.code!r} on a system space's row isn't one that DDL makes: {excerpt(operation)}",
                 "The schema can't be followed past this row; a new snapshot reads it afresh.",
             )
 

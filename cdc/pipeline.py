@@ -324,7 +324,7 @@ class Pipeline:
             self._spaces,
             self._envelope,
             self._outbox,
-            lambda error, body: events.refuse(error, SNAPSHOT, Type.INSERT, 0, body),
+            lambda error, space_id, body: events.refuse(error, SNAPSHOT, Type.INSERT, 0, body, space_id),
             now_us,
             self.images,
             tombstones=self._tombstones,

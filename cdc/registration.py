@@ -14,7 +14,7 @@ from __future__ import annotations
 import structlog
 
 from cdc.config import Config
-from cdc.errors import CdcError, ConnectionLostError, ProtocolError
+from cdc.errors import CdcError, ConnectionLostError, ProtocolError, excerpt
 from cdc.handshake import expect, greet
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Selected
@@ -30,7 +30,7 @@ def find_id(connection: Connection) -> int | None:
         case [[int() as id_, *_], *_]:
             return id_
         case tuples:
-            raise ProtocolError(f"_cluster of {connection.address} has a row that can't be read: {tuples!r:.200}")
+            raise ProtocolError(f"_cluster of {connection.address} has a row that can't be read: {excerpt(tuples, 200)}")
 
 
 def check_others(connection: Connection, config: Config) -> None:

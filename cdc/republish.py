@@ -30,10 +30,9 @@ from cdc.images import Images
 from cdc.json_values import encode
 from cdc.outbox import Outbox
 from cdc.position import Position
-from cdc.protocol.codec import Body
-from cdc.protocol.constants import Key, Type
-from cdc.protocol.extensions import unpack
-from cdc.row_errors import SNAPSHOT
+from cdc.protocol.codec import tuple_values
+from cdc.protocol.constants import Type
+from cdc.row_errors import SNAPSHOT, stored_body
 from cdc.spaces import Spaces
 
 CHUNK_ROWS: Final = 2_000
@@ -42,7 +41,7 @@ CHUNK_BYTES: Final = 1024 * 1024
 
 _NAMES_SHOWN: Final = 20
 
-Refuse = Callable[[CdcError, Transaction, int, int, Body], None]
+Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
 """What to do about a row that can't be shown: raise the error, or set the row aside."""
 
 
@@ -144,11 +143,12 @@ class Republication:
         self._after, self._topic, self._space_rows = b"", "", 0
 
     def _row(self, space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox: Outbox, refuse: Refuse) -> None:
-        values = unpack(tuple_)
+        values = tuple_values(tuple_)
         try:
             key, row = space.key_of(values), space.rows[len(values)](values)
         except (EncodingError, SchemaError) as error:
-            refuse(error, SNAPSHOT, Type.INSERT, 0, {Key.SPACE_ID: space.form.space_id, Key.TUPLE: values})
+            space_id = space.form.space_id
+            refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
             return
         before, after = pieces
         outbox.seq += 1

@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import msgspec
 
-from cdc.errors import EncodingError
-from cdc.json_values import SAFE_TYPES, encode, plain
+from cdc.errors import EncodingError, excerpt
+from cdc.json_values import SAFE_TYPES, WAY_OUT, encode, plain
 from cdc.operations import Operation, normalise, steps
 from cdc.schema import SpaceForm
 
@@ -30,7 +30,7 @@ _BEYOND_MAX: Final = 32
 """Tuples with more fields past the format than this have lengths of all kinds: to compile and keep each would cost more than
 it gains, and has no bound."""
 
-_NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, msgspec.MsgspecError)
+_NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
 
 _TOO_DEEP: Final = "a value is nested too deeply to be written as JSON"
@@ -57,7 +57,7 @@ class RowEncoder:
         try:
             return encode([self._operation(operation) for operation in resolved])
         except RecursionError as error:
-            raise EncodingError(_TOO_DEEP) from error
+            raise EncodingError(_TOO_DEEP, WAY_OUT) from error
 
     def _operation(self, operation: Operation) -> dict[str, Any]:
         shown: dict[str, Any] = {
@@ -143,9 +143,9 @@ def _encoder(names: list[str], unsafe: list[int], *, is_struct: bool = True) -> 
         try:
             return encode(build(*[plain(value) for value in values]))
         except RecursionError as error:
-            raise EncodingError(_TOO_DEEP) from error
+            raise EncodingError(_TOO_DEEP, WAY_OUT) from error
         except _NOT_ENCODABLE as error:
-            raise EncodingError(f"a row can't be written as JSON ({error}): {values!r:.500}") from error
+            raise EncodingError(f"a row can't be written as JSON ({error}): {excerpt(values)}") from error
 
     if not unsafe:
 

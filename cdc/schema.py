@@ -22,10 +22,11 @@ from enum import Enum
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.errors import SchemaError
+from cdc.errors import SchemaError, excerpt
 from cdc.operations import apply_plainly, normalise
-from cdc.protocol.codec import Body
+from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
+from cdc.protocol.extensions import DeepValue
 
 SCHEMA_SPACE: Final = 272
 SPACE_SPACE: Final = 280
@@ -58,7 +59,7 @@ def replicaset_uuid_in(body: Body) -> UUID | None:
             try:
                 return UUID(text)
             except ValueError as error:
-                raise SchemaError(f"_schema names {text!r:.100} as the replica set") from error
+                raise SchemaError(f"_schema names {excerpt(text, 100)} as the replica set") from error
     return None
 
 
@@ -293,7 +294,7 @@ class SchemaTracker:
         with _as_schema_error(kind, body):
             (space_id, *_), row = _fold(kind, body, current, _SPACE_FIELDS)
             if type(space_id) is not int:
-                raise TypeError(f"{space_id!r:.100} as a space's id")
+                raise TypeError(f"{excerpt(space_id, 100)} as a space's id")
             return space_id, row
 
     def _apply_index(self, kind: int, body: Body) -> SpaceForm | None:
@@ -348,7 +349,7 @@ class SchemaTracker:
                 ),
             )
         except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-            raise SchemaError(f"the system rows of space {space_id} can't be read: {row!r:.500} {primary!r:.500}") from error
+            raise SchemaError(f"the system rows of space {space_id} can't be read: {excerpt(row)} {excerpt(primary)}") from error
         known = self._known.get(space_id)
         return replace(form, schema_version=known.schema_version) if known == form else form
 
@@ -366,14 +367,16 @@ def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
     except RecursionError as error:
         raise SchemaError("a row of a system space is nested too deeply to be read") from error
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise SchemaError(f"a row of a system space can't be read ({error!r}): type {kind}, body {body!r:.1000}") from error
+        raise SchemaError(
+            f"a row of a system space can't be read ({error!r}): type {kind}, body {excerpt(body, 1000)}"
+        ) from error
 
 
 def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:
     """One row's key and its new contents (None if it is deleted), given the current contents by key."""
     match kind:
         case Type.INSERT | Type.REPLACE:
-            row = body[Key.TUPLE]
+            row = _bounded(body[Key.TUPLE])
             return row[:key_length], row
         case Type.DELETE:
             return body[Key.KEY], None
@@ -386,9 +389,22 @@ def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length:
     row = current(key)
     if row is None:
         if kind == Type.UPSERT:
-            return key, body[Key.TUPLE]
-        raise SchemaError(f"an UPDATE of system row {key} that isn't there: {body!r:.500}")
-    return key, apply_plainly(row, normalise(operations, base=body.get(Key.INDEX_BASE, 0), names=names))
+            return key, _bounded(body[Key.TUPLE])
+        raise SchemaError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
+    return key, _bounded(apply_plainly(row, normalise(operations, base=body.get(Key.INDEX_BASE, 0), names=names)))
+
+
+def _bounded(value: Any, levels: int = LEVELS_MAX) -> Any:
+    """A system row without what is nested more deeply than anything that the server reads: a format may hold what it likes
+    beside names and types, and what is stored and looked at here must not be bottomless.
+    """
+    if not isinstance(value, list | dict | DeepValue):
+        return value
+    if not levels or isinstance(value, MapPairs | DeepValue):
+        return "nested too deeply to be kept"
+    if isinstance(value, list):
+        return [_bounded(item, levels - 1) for item in value]
+    return {key: _bounded(item, levels - 1) for key, item in value.items()}
 
 
 def _field(item: Any) -> Field:

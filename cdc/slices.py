@@ -4,8 +4,8 @@ Who changes one field of a tuple must leave the others byte by byte as they are,
 shorter. So tuples are cut into slices, and only the slices that an operation touches are read. Positions are plain integers
 into bytes that the caller holds.
 
-What it refuses to know: what a value says. A value that isn't complete, or a byte that begins nothing, is an IndexError for
-whoever knows what the bytes were to be.
+What it refuses to know: what a value says. A value that isn't complete, or a byte that begins nothing (NothingError), is an
+IndexError for whoever knows what the bytes were to be. Nesting may go as deep as it likes: nothing here calls itself.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ def _sizes() -> tuple[int, ...]:
 SIZES: Final = _sizes()
 """By a value's first byte: how many bytes the value has, 0 where that byte alone doesn't tell."""
 
+_NEVER_USED: Final = 0xC1
 _LARGE: Final = 300
 """With so many bytes behind it a container is better skipped by the library."""
 
@@ -85,8 +86,12 @@ TYPES: Final = _types()
 """By a value's first byte: its type. The server tells a non-negative `integer` from an `unsigned` in some places."""
 
 
+class NothingError(IndexError):
+    """No value begins with the byte that is there: more of the data wouldn't help."""
+
+
 def end_of(data: bytes, position: int) -> int:
-    """Where the value that begins at `position` ends. Raises IndexError if it isn't whole."""
+    """Where the value that begins at `position` ends. Raises IndexError if it isn't whole, NothingError if it is none."""
     if not SIZES[data[position]] and len(data) - position > _LARGE:
         end = _skipped(data, position)
         if end:
@@ -101,6 +106,8 @@ def end_of(data: bytes, position: int) -> int:
         elif first in _PREFIXED:
             start, length = content(data, position)
             position = start + length
+        elif first == _NEVER_USED:
+            raise NothingError("no value begins with the byte c1")
         else:
             count, position = header(data, position)
             left += count * 2 if TYPES[first] is MAP else count

@@ -25,9 +25,9 @@ from cdc.images import Images
 from cdc.json_values import encode
 from cdc.outbox import Outbox
 from cdc.position import Position, SnapshotState
-from cdc.protocol.codec import Body, Frames, Header, tuple_values
+from cdc.protocol.codec import Body, Frames, Header, body_of
 from cdc.protocol.constants import Key, Type
-from cdc.row_errors import SNAPSHOT, at_row, malformed_in_snapshot
+from cdc.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
 from cdc.schema import SYSTEM_SPACE_MAX, TRACKED_SPACES, SpaceForm, replicaset_uuid_in
 from cdc.spaces import Spaces
 
@@ -36,8 +36,8 @@ TUPLE: Final = Key.TUPLE
 INSERT: Final = Type.INSERT
 _DELETES_MAX: Final = 10_000
 
-Refuse = Callable[[CdcError, Body], None]
-"""What to do about a row that can't be shown: raise the error, or set the row aside."""
+Refuse = Callable[[CdcError, object, bytes], None]
+"""What to do about a row that can't be shown, given with its space and body: raise the error, or set the row aside."""
 
 
 class Snapshot:
@@ -136,7 +136,7 @@ class Snapshot:
                 try:
                     shown, opening, content = changes.delete(key, tuple_)
                 except EncodingError as error:
-                    self._refuse(error, {SPACE_ID: form.space_id, TUPLE: tuple_values(tuple_)})
+                    self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
                     continue
                 if self._publishes:
                     self._event(space.topic, shown, opening + content, before, after)
@@ -178,7 +178,7 @@ class Snapshot:
             try:
                 is_compiled = space_id in compiled
             except TypeError as error:  # an array or a map
-                raise malformed_in_snapshot(header, body) from error
+                raise malformed_in_snapshot(frame) from error
             space = compiled[space_id] if is_compiled else self._special(header, body, frame)
             if space is None:
                 continue
@@ -193,12 +193,12 @@ class Snapshot:
                     counts[space_id] = counts.get(space_id, 0) + 1
                     self._event(space.topic, key, OPEN_SNAPSHOT + row, *self._pieces_of(space))
             except (EncodingError, SchemaError) as error:
-                self._refuse(error, body)
+                self._refuse(error, space_id, body_of(frame))
                 continue
             except ImageError as error:
-                raise at_row(error, SNAPSHOT, INSERT, 0, body) from error
+                raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
             except MALFORMED_BODY as error:
-                raise malformed_in_snapshot(header, body) from error
+                raise malformed_in_snapshot(frame) from error
 
     def _compared(self, changes: ImageChanges, tuple_: list[Any], frame: bytes) -> None:
         """A row of a space that has images: its event, if it is news."""
@@ -251,7 +251,7 @@ class Snapshot:
         """A row of a system space, or the first of a space: what its event is made with, None if it has none."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
-            raise malformed_in_snapshot(header, body)
+            raise malformed_in_snapshot(frame)
         if space_id > SYSTEM_SPACE_MAX:
             self._complete_schema()
         replicaset_uuid = replicaset_uuid_in(body)
@@ -268,7 +268,7 @@ class Snapshot:
             self._ready(form)
             space = self._spaces.compile(form)
         except SchemaError as error:
-            raise at_row(error, SNAPSHOT, INSERT, 0, body) from error
+            raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
         self._spaces.compiled[space_id] = space
         return space
 

@@ -36,7 +36,7 @@ from cdc.options import PipelineOptions
 from cdc.outbox import Outbox
 from cdc.pieces import OriginTexts, Pieces
 from cdc.position import Position
-from cdc.protocol.codec import Body
+from cdc.protocol.codec import Body, body_of
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
 from cdc.row_errors import at_row, dead_letter, malformed
 from cdc.schema import TRACKED_SPACES, TRUNCATE_SPACE, SpaceForm
@@ -200,14 +200,14 @@ class StreamEvents:
             try:
                 is_compiled = space_id in spaces
             except TypeError as error:  # an array or a map
-                raise malformed(pieces.transaction, kind, lsn, body) from error
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
             if is_compiled:
                 space = spaces[space_id]
             else:
                 # The slow way may write events of its own, so it must see the counters, and we what it made of them.
                 outbox.seq, outbox.byte_count = seq, byte_count
                 pieces.row_number, pieces.total_order = row_number, total_order
-                space = self._special(pieces, kind, lsn, body)
+                space = self._special(pieces, kind, lsn, body, frame)
                 seq, byte_count, total_order = outbox.seq, outbox.byte_count, pieces.total_order
             if space is None:
                 row_number += 1
@@ -216,14 +216,14 @@ class StreamEvents:
                 change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
                 outbox.byte_count = byte_count
-                self.refuse(error, pieces.transaction, kind, lsn, body)
+                self.refuse(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
                 byte_count = outbox.byte_count
                 row_number += 1
                 continue
             except ImageError as error:
-                raise at_row(error, pieces.transaction, kind, lsn, body) from error
+                raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
             except MALFORMED_BODY as error:
-                raise malformed(pieces.transaction, kind, lsn, body) from error
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
             if change is None:
                 row_number += 1
                 continue
@@ -262,15 +262,15 @@ class StreamEvents:
         outbox.row_count += len(rows)
         pieces.row_number, pieces.total_order = row_number, total_order
 
-    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> SpaceEvents | None:
+    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
-                raise malformed(pieces.transaction, kind, lsn, body)  # it is always written by itself
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame))  # it is always written by itself
             return None  # NOP, and the cluster's own talk, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:
-            raise malformed(pieces.transaction, kind, lsn, body)
+            raise malformed(pieces.transaction, kind, lsn, body_of(frame))
         try:
             if space_id in TRACKED_SPACES:
                 self._schema_row(pieces, kind, lsn, body)
@@ -278,7 +278,7 @@ class StreamEvents:
                 return self._spaces.apart[space_id]
             return self._space(space_id, pieces)
         except (EncodingError, SchemaError) as error:
-            raise at_row(error, pieces.transaction, kind, lsn, body) from error
+            raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
 
     def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
@@ -323,11 +323,11 @@ class StreamEvents:
         self._outbox.seq += 1
         self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, self._outbox.seq))
 
-    def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: Body) -> None:
-        """A row that can't be shown stops the daemon, or goes where its operator can find it."""
+    def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+        """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body) from error
         if self._images is not None:
             self._images.stand()
         server_uuid = str(self.base.server_uuid)
-        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, server_uuid))
+        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from cdc.config import Config, Member
 from cdc.daemon import instance_uuid
-from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError
+from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError, excerpt
 from cdc.handshake import expect, greet, vote
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE, ErrorCode
 from cdc.protocol.failure import XlogGapError
@@ -122,7 +122,7 @@ def _replicaset_uuid(connection: Connection) -> UUID:
             try:
                 return UUID(row[1])
             except (ValueError, TypeError, AttributeError, IndexError) as error:
-                raise ProtocolError(f"{row!r:.100} doesn't name a replica set") from error
+                raise ProtocolError(f"{excerpt(row, 100)} doesn't name a replica set") from error
     raise ProtocolError(f"the server {connection.address} doesn't say which replica set it belongs to")
 
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from cdc.errors import ProtocolError
+from cdc.errors import ProtocolError, excerpt
 
 VCLOCK_MAX: Final = 32
 """Tarantool's bound on origins: ids 0 to 31."""
@@ -45,10 +45,10 @@ class VClock(Mapping[int, int]):
     def from_wire(cls, value: object) -> VClock:
         """Read a decoded MessagePack map. Raises ProtocolError if it isn't a map of ids to lsns."""
         if not isinstance(value, dict):
-            raise ProtocolError(f"a vclock should be a map, the server sent {value!r:.100}")
+            raise ProtocolError(f"a vclock should be a map, the server sent {excerpt(value, 100)}")
         for origin, lsn in value.items():
             if type(origin) is not int or type(lsn) is not int or not 0 <= origin < VCLOCK_MAX or lsn < 0:
-                raise ProtocolError(f"vclock component {origin!r:.50}: {lsn!r:.50} is out of range")
+                raise ProtocolError(f"vclock component {excerpt(origin, 50)}: {excerpt(lsn, 50)} is out of range")
         return cls(value)
 
     @classmethod

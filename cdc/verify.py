@@ -39,9 +39,8 @@ from cdc.keys import KeyCodec
 from cdc.options import PipelineOptions
 from cdc.pipeline import Pipeline
 from cdc.position import Position
-from cdc.protocol.codec import Frames, body_values
+from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
-from cdc.protocol.extensions import unpack
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows, Subscribed
 from cdc.row_encoder import RowEncoder
@@ -307,12 +306,12 @@ class _Space:
 
     def _key(self, tuple_: bytes) -> Any:
         try:
-            return json.loads(self._encoder.key_of(unpack(tuple_)))
+            return json.loads(self._encoder.key_of(tuple_values(tuple_)))
         except (EncodingError, SchemaError):
             return {"msgpack": tuple_.hex()}
 
     def _row(self, tuple_: bytes) -> Any:
-        values = unpack(tuple_)
+        values = tuple_values(tuple_)
         try:
             return json.loads(self._encoder.rows[len(values)](values))
         except (EncodingError, SchemaError):

@@ -65,7 +65,8 @@ class Client:
         with self._lock:
             self._disconnect()
 
-    def _request(self, request_type: int, body: dict[int, Any]) -> bytes:
+    def _request(self, request_type: int, body: dict[int, Any] | bytes) -> bytes:
+        """The answer's body. A request's body may be given as it is to be sent."""
         with self._lock:
             try:
                 connection = self._socket or self._connect()
@@ -90,9 +91,9 @@ class Client:
             raise
         return connection
 
-    def _exchange(self, connection: socket.socket, request_type: int, body: dict[int, Any]) -> bytes:
+    def _exchange(self, connection: socket.socket, request_type: int, body: dict[int, Any] | bytes) -> bytes:
         self._sync += 1
-        payload = _pack({_REQUEST_TYPE: request_type, _SYNC: self._sync}) + _pack(body)
+        payload = _pack({_REQUEST_TYPE: request_type, _SYNC: self._sync}) + (body if isinstance(body, bytes) else _pack(body))
         connection.sendall(msgpack.packb(len(payload)) + payload)
         # The length is always sent as a 32-bit integer: a marker byte and four more.
         length = int.from_bytes(_receive(connection, 5)[1:], "big")

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.errors import ProtocolError
+from cdc.errors import ProtocolError, excerpt
 from cdc.vclock import VClock
 
 _READ_ONLY_OR_CONFIGURED_SO: Final = 1
@@ -37,7 +37,7 @@ class Ballot:
 def parse_ballot(value: Any) -> Ballot:
     """Read the map under IPROTO_BALLOT. Raises ProtocolError."""
     if not isinstance(value, dict):
-        raise ProtocolError(f"a ballot should be a map, the server sent {value!r:.100}")
+        raise ProtocolError(f"a ballot should be a map, the server sent {excerpt(value, 100)}")
     vclock = VClock.from_wire(value.get(_VCLOCK, {}))
     gc_vclock = VClock.from_wire(value.get(_GC_VCLOCK, {}))
     if _BOOTED in value:

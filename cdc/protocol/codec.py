@@ -9,6 +9,10 @@ slices of it are the columns of the batch, and comparing the lengths column with
 proves that each frame held exactly one header and one body. Where that doesn't hold (a heartbeat has no body, a hostile
 frame lies) the same bytes go through a slower decoder that takes frame by frame and names the one that is wrong.
 
+Tarantool takes values that the C decoder doesn't: nested up to memtx_max_tuple_size, where it follows about a thousand levels,
+and extension -1 with any content. Frames with such values are walked instead: what is whole down to LEVELS_MAX levels is
+decoded, and what lies deeper is a `DeepValue`. So the rows around them, and those of spaces that nobody asked for, are good.
+
 What it refuses to know: what any key means.
 """
 
@@ -20,9 +24,11 @@ from typing import Any, Final
 
 import msgpack
 import msgspec
+from msgpack import unpackb
 
+from cdc import slices
 from cdc.errors import ProtocolError
-from cdc.protocol.extensions import decode_extension
+from cdc.protocol.extensions import DeepValue, OpaqueExtension, decode_extension
 
 Header = dict[int, Any]
 Body = dict[int, Any]
@@ -167,33 +173,105 @@ def _values(data: bytes, **options: Any) -> list[Any]:
     return values
 
 
-_decode_quickly: Final = msgspec.msgpack.Decoder(ext_hook=lambda code, data: decode_extension(code, bytes(data))).decode
+LEVELS_MAX: Final = 64
+"""So deep a tuple is decoded that the C decoder refuses."""
 
 
 def tuple_values(data: bytes) -> list[Any]:
-    """The fields of one tuple, decoded as `Frames` decode them. Raises what MessagePack raises if it isn't whole and valid."""
+    """The fields of one tuple, decoded as `Frames` decode them. Raises ValueError if it isn't whole and valid."""
     try:
-        values = _decode_quickly(data)
-    except (msgspec.MsgspecError, TypeError, ValueError):
-        # A string that isn't UTF-8, or a map with a key that can't be hashed.
-        (values,) = _items(data)
+        values = unpackb(data, strict_map_key=False, unicode_errors="surrogateescape", ext_hook=decode_extension)
+    except (ValueError, TypeError, msgpack.UnpackException):
+        # A map with a key that can't be hashed, or what the library doesn't follow; or it isn't valid at all.
+        try:
+            values, *rest = _all_values(data, LEVELS_MAX)
+        except IndexError as error:
+            raise ValueError(f"a tuple isn't valid MessagePack ({error})") from error
+        if rest:
+            raise ValueError("a tuple has bytes behind its end") from None
     if type(values) is not list:
         raise ValueError("a tuple is an array")
     return values
 
 
+def body_of(frame: bytes) -> bytes:
+    """The body of one frame as it was encoded, b"" if it has none. Raises IndexError if the frame isn't whole."""
+    return frame[slices.end_of(frame, _LENGTH_BYTES) :]
+
+
 def body_values(frame: bytes) -> dict[Any, bytes]:
-    """The values of a frame's body as they were encoded, by key. Raises what MessagePack raises if there are none."""
-    decoder = unpacker(frame)
-    for _ in range(2):
-        decoder.skip()
+    """The values of a frame's body as they were encoded, by key. Raises IndexError or ValueError if there are none."""
+    count, position = slices.header(frame, slices.end_of(frame, _LENGTH_BYTES))
     values: dict[Any, bytes] = {}
-    for _ in range(decoder.read_map_header()):
-        key = decoder.unpack()
-        start = decoder.tell()
-        decoder.skip()
-        values[key] = frame[start : decoder.tell()]
+    for _ in range(count):
+        start = slices.end_of(frame, position)
+        end = slices.end_of(frame, start)
+        key, _ = _loosely(frame, position, LEVELS_MAX)
+        values[key] = frame[start:end]
+        position = end
     return values
+
+
+def _all_values(data: bytes, levels_max: int) -> list[Any]:
+    """All values in `data`, also those that the C decoder refuses. Raises IndexError if they aren't whole and valid."""
+    try:
+        return _values(data)
+    except TypeError:
+        # A map key that Python can't hash: only such maps become pairs.
+        try:
+            return _values(data, object_pairs_hook=_map_or_pairs)
+        except _NOT_MESSAGEPACK:
+            pass
+    except _NOT_MESSAGEPACK:
+        pass
+    values = []
+    position = 0
+    while position < len(data):
+        value, position = _loosely(data, position, levels_max)
+        values.append(value)
+    return values
+
+
+def _loosely(data: bytes, position: int, levels_max: int) -> tuple[Any, int]:
+    """The value at `position`, decoded down to so many levels, and where it ends. Raises IndexError if it isn't whole."""
+    # What is open: whether it is a map, how many values are to come, and those that have come.
+    open_: list[tuple[bool, int, list[Any]]] = []
+    while True:
+        kind = slices.TYPES[data[position]]
+        if kind not in (slices.ARRAY, slices.MAP):
+            end = slices.end_of(data, position)
+            value = _scalar(data[position:end])
+        elif len(open_) == levels_max:
+            end = slices.end_of(data, position)
+            value = DeepValue(data[position:end])
+        else:
+            count, position = slices.header(data, position)
+            open_.append((kind is slices.MAP, count * 2 if kind is slices.MAP else count, []))
+            end, value = position, None
+            if count:
+                continue
+        position = end
+        while open_:
+            is_map, missing, values = open_[-1]
+            if missing:
+                values.append(value)
+            if len(values) < missing:
+                break
+            open_.pop()
+            value = _map_or_pairs(list(zip(values[::2], values[1::2], strict=True))) if is_map else values
+        else:
+            return value, position
+
+
+def _scalar(data: bytes) -> Any:
+    try:
+        return _values(data)[0]
+    except ValueError:
+        if slices.TYPES[data[0]] is not slices.EXTENSION:
+            raise
+        # Of all extensions the library has an opinion on -1 only, and of all values on nothing else.
+        start, _ = slices.content(data, 0)
+        return OpaqueExtension(int.from_bytes(data[start - 1 : start], signed=True), data[start:])
 
 
 _NOT_MESSAGEPACK: Final = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
@@ -228,22 +306,15 @@ def _decode_singly(data: bytes, ends: list[int]) -> Frames:
 
 def _decode_frame(payload: bytes) -> tuple[Header, Body]:
     try:
-        items = _items(payload)
-    except _NOT_MESSAGEPACK as error:
-        raise ProtocolError(f"a frame isn't valid MessagePack ({error or type(error).__name__}): {_hex(payload)}") from error
+        # The body is a level of its own, above those that a tuple has.
+        items = _all_values(payload, LEVELS_MAX + 1)
+    except IndexError as error:
+        raise ProtocolError(f"a frame isn't valid MessagePack ({error}): {_hex(payload)}") from error
     if len(items) == 1:
         items.append({})
     if len(items) != 2 or not all(isinstance(item, dict) for item in items):
         raise ProtocolError(f"a frame isn't one header map and at most one body map: {_hex(payload)}")
     return items[0], items[1]
-
-
-def _items(payload: bytes) -> list[Any]:
-    try:
-        return _values(payload)
-    except TypeError:
-        # A map key that Python can't hash: only such maps become pairs.
-        return _values(payload, object_pairs_hook=_map_or_pairs)
 
 
 def _map_or_pairs(pairs: list[tuple[Any, Any]]) -> dict[Any, Any] | MapPairs:

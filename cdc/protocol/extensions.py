@@ -1,7 +1,9 @@
 """Values that MessagePack has no type for: decimal, uuid, error, datetime and interval (MP_EXT 1 to 6).
 
 A value that can't be read becomes an `OpaqueExtension` instead of an error: the rows around it, or a row of a space that
-nobody asked for, are still good. Who has to show the value decides what to do about it.
+nobody asked for, are still good. Who has to show the value decides what to do about it. What is nested too deeply becomes a
+`DeepValue` for the same reason. Extension -1 is MessagePack's own timestamp, which to Tarantool is an unknown extension like
+any other: the library reads it before anybody is asked, as a `msgpack.Timestamp`, and where it can't, it is opaque too.
 
 Sources: src/lib/core/mp_decimal.c, mp_uuid.c, mp_datetime.c, mp_interval.c; src/box/mp_error.cc.
 """
@@ -36,6 +38,25 @@ class OpaqueExtension:
 
     code: int
     data: bytes
+
+
+class DeepValue:
+    """An array or map that lies deeper in a row than the library decodes, as its bytes."""
+
+    # Not a dataclass: JSON's encoder would write it without asking.
+    __slots__ = ("data",)
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, DeepValue) and self.data == other.data
+
+    def __hash__(self) -> int:
+        return hash(self.data)
+
+    def __repr__(self) -> str:
+        return f"<{len(self.data)} bytes, nested too deeply to be decoded: {self.data[:16].hex(' ')} …>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,8 +197,8 @@ def _encode(value: Any) -> msgpack.ExtType | str:
             return msgpack.ExtType(EXT_INTERVAL, _packed_interval(value))
         case OpaqueExtension() if value.code >= 0:
             return msgpack.ExtType(value.code, value.data)
-        case OpaqueExtension():
-            # MessagePack keeps these numbers for itself, and its Python library can't write them.
+        case OpaqueExtension() | DeepValue():
+            # MessagePack keeps the negative numbers for itself, and its Python library can't write them; nor what is so deep.
             return repr(value)
     raise TypeError(f"a value of type {type(value).__name__} can't be packed")
 

@@ -37,6 +37,7 @@ import google_crc32c
 import msgpack
 import zstandard
 
+from cdc import slices
 from cdc.errors import LogFileError, ProtocolError
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header, unpacker
 from cdc.protocol.constants import Key, Type
@@ -500,19 +501,17 @@ def _on_the_wire(data: bytes, ends: list[int]) -> bytes:
 def _rows_singly(data: bytes, offset: int) -> tuple[Frames, bytes]:
     """What `_whole_rows` does, for rows that the fast way doesn't take. Raises LogFileError for what is no row."""
     ends: list[int] = []
-    decoder = unpacker(data)
+    end = 0
     try:
-        while True:
-            start = decoder.tell()
-            decoder.skip()
-            (header,) = FrameDecoder().feed(_on_the_wire(data[start : decoder.tell()], [decoder.tell() - start])).headers
-            if header[_REQUEST_TYPE] != _NOP:
-                decoder.skip()
-            ends.append(decoder.tell())
-    except msgpack.OutOfData:
-        pass
-    except _NOT_ROWS as error:
-        raise _damage(f"a block holds what is no row ({error or type(error).__name__})", offset) from error
+        while end < len(data):
+            behind = slices.end_of(data, end)
+            (header,) = FrameDecoder().feed(_on_the_wire(data[end:behind], [behind - end])).headers
+            end = behind if header[_REQUEST_TYPE] == _NOP else slices.end_of(data, behind)
+            ends.append(end)
+    except (slices.NothingError, KeyError, ProtocolError) as error:
+        raise _damage(f"a block holds what is no row ({error})", offset) from error
+    except IndexError:
+        pass  # the last row isn't whole
     end = ends[-1] if ends else 0
     try:
         frames = FrameDecoder().feed(_on_the_wire(data, ends))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from cdc.errors import ProtocolError
+from cdc.errors import ProtocolError, excerpt
 from cdc.protocol.codec import Body, Frames, Header, encode_frame
 from cdc.protocol.constants import Flag, Key, Type
 
@@ -90,7 +90,7 @@ def _encoded(header: Header) -> bytes:
     try:
         return encode_frame(header)
     except (TypeError, ValueError, OverflowError) as error:
-        raise ProtocolError(f"a local row has a header that can't be followed: {header!r:.500}") from error
+        raise ProtocolError(f"a local row has a header that can't be followed: {excerpt(header)}") from error
 
 
 class _Kept:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.errors import CdcError, ConnectionLostError, ProtocolError, UnsupportedRowError
+from cdc.errors import CdcError, ConnectionLostError, ProtocolError, UnsupportedRowError, excerpt
 from cdc.protocol import requests
 from cdc.protocol.ballot import Ballot, parse_ballot
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header
@@ -332,16 +332,17 @@ class Session:
         if header[Key.REQUEST_TYPE] == Type.RAFT_PROMOTE:
             self._see_term(body.get(Key.TERM, 0))
         else:
-            raise UnsupportedRowError(f"the snapshot's META stage has a row of type {header[Key.REQUEST_TYPE]}: {header} {body}")
+            kind = header[Key.REQUEST_TYPE]
+            raise UnsupportedRowError(f"the snapshot's META stage has a row of type {kind}: {excerpt(header)} {excerpt(body)}")
 
     def _see_term(self, term: Any) -> None:
         if type(term) is not int or term < 0:
-            raise ProtocolError(f"the server sent {term!r:.50} as a Raft term")
+            raise ProtocolError(f"the server sent {excerpt(term, 50)} as a Raft term")
         self._term = max(self._term, term)
 
     def _packet(self, kind: Any, header: Header, body: Body, events: list[Event]) -> None:
         if type(kind) is not int:
-            raise ProtocolError(f"a packet has {kind!r:.50} as its type")
+            raise ProtocolError(f"a packet has {excerpt(kind, 50)} as its type")
         if kind & Type.ERROR:
             raise parse_error(header, body)
         if kind == Type.RAFT:
@@ -358,7 +359,7 @@ class Session:
             name = TYPE_NAMES.get(kind, "unknown")
             raise UnsupportedRowError(
                 f"the server sent a row of type {kind} ({name}), which this version can't follow: "
-                f"header {header}, body {repr(body)[:500]}"
+                f"header {excerpt(header)}, body {excerpt(body)}"
             )
 
     def _ok(self, header: Header, body: Body, events: list[Event]) -> None:
@@ -390,11 +391,11 @@ class Session:
         vclock_sync = body.get(Key.VCLOCK_SYNC)
         if vclock_sync is not None:
             if type(vclock_sync) is not int:
-                raise ProtocolError(f"a heartbeat has {vclock_sync!r:.50} as its vclock_sync")
+                raise ProtocolError(f"a heartbeat has {excerpt(vclock_sync, 50)} as its vclock_sync")
             self._vclock_sync = vclock_sync
         timestamp = header.get(Key.TIMESTAMP, 0.0)
         if not isinstance(timestamp, float | int):
-            raise ProtocolError(f"a heartbeat has {timestamp!r:.50} as its time")
+            raise ProtocolError(f"a heartbeat has {excerpt(timestamp, 50)} as its time")
         return Heartbeat(float(timestamp))
 
     # The table's keepers.
@@ -437,24 +438,24 @@ def _not_rows(types: list[Any]) -> list[int]:
 def _identified(body: Body) -> Identified:
     version, features = body.get(Key.VERSION), body.get(Key.FEATURES)
     if type(version) is not int or not isinstance(features, list):
-        raise ProtocolError(f"the server's answer to ID can't be read: {body!r:.200}")
+        raise ProtocolError(f"the server's answer to ID can't be read: {excerpt(body, 200)}")
     return Identified(version, tuple(feature for feature in features if type(feature) is int))
 
 
 def _selected(body: Body) -> Selected:
     tuples = body.get(Key.DATA)
     if not isinstance(tuples, list) or not all(isinstance(tuple_, list) for tuple_ in tuples):
-        raise ProtocolError(f"the server's answer to a SELECT or DELETE can't be read: {body!r:.200}")
+        raise ProtocolError(f"the server's answer to a SELECT or DELETE can't be read: {excerpt(body, 200)}")
     return Selected(tuples)
 
 
 def _subscribed(header: Header, body: Body) -> Subscribed:
     replica_id = header.get(Key.REPLICA_ID, 0)
     if type(replica_id) is not int:
-        raise ProtocolError(f"the server's own id is {replica_id!r:.50}")
+        raise ProtocolError(f"the server's own id is {excerpt(replica_id, 50)}")
     text = body.get(Key.REPLICASET_UUID)
     try:
         uuid = UUID(text) if text is not None else None
     except (ValueError, TypeError, AttributeError) as error:
-        raise ProtocolError(f"{text!r:.100} is not the UUID of a replica set") from error
+        raise ProtocolError(f"{excerpt(text, 100)} is not the UUID of a replica set") from error
     return Subscribed(replica_id, VClock.from_wire(body.get(Key.VCLOCK)), uuid)

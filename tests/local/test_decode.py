@@ -11,7 +11,8 @@ import pytest
 
 from cdc.decode import decode_file
 from cdc.errors import CdcError, ConfigurationError, LogFileError, ProtocolError
-from tests.fakes import captures, log_files
+from tests.fakes import captures, log_files, wire
+from tests.fakes.log_files import END_MARKER, block, insert, meta, nop, rows_data
 
 NAME = "00000000000000000000.xlog"
 
@@ -100,3 +101,35 @@ def test_refused(tmp_path: Path, data: bytes, kind: type[CdcError] | None) -> No
         return
     with pytest.raises(kind):
         decoded(path)
+
+
+@pytest.mark.parametrize("depth", [600, 1021, 1500, 100_000])
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_row_that_is_nested_deeply(tmp_path: Path, depth: int, compressed: bool) -> None:
+    """It is shown as its bytes, from a capture as from a file; the rows around it as ever."""
+    body = b"\x82\x10\xcd\x02\x00\x21\x92\x07" + b"\x91" * depth + b"\x05"
+    row = wire.pack({0: 2, 2: 1, 3: 8, 4: 1.5}) + body
+    before, behind = rows_data([insert(7, 1, "a")]), rows_data([insert(9, 2, "b"), nop(10)])
+    log = meta() + block(before + row + behind, compressed=compressed) + END_MARKER
+    capture = b"".join(wire.raw_frame(data) for data in (before, row, rows_data([insert(9, 2, "b")]), rows_data([nop(10)])))
+    for data in (log, capture):
+        path = tmp_path / "file"
+        path.write_bytes(data)
+        first, deep, second, third = [line for line in decoded(path) if "type" in line]
+        assert (first["body"]["tuple"], second["body"]["tuple"], third["type"]) == ([1, "a"], [2, "b"], "NOP")
+        assert (deep["type"], deep["lsn"]) == ("INSERT", 8)
+        if depth <= 1021:
+            assert deep["body"] == {"nested_too_deeply": body.hex()}
+            continue
+        assert (deep["body"]["space_id"], deep["body"]["tuple"][0]) == (512, 7)
+        text = json.dumps(deep["body"]["tuple"][1])
+        assert text.count("[") == 63
+        rest = b"\x91" * (depth - 63) + b"\x05"
+        assert json.dumps({"nested_too_deeply": rest.hex()}) in text
+
+
+def test_an_extension_of_messagepack_itself(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(wire.raw_frame(wire.pack({0: 2}) + b"\x81\x21\x92\xd6\xff\x00\x00\x00\x05\xd4\xff\x07"))
+    (line,) = decoded(path)
+    assert line["body"]["tuple"] == [{"extension": -1, "hex": "00000005"}, {"extension": -1, "hex": "07"}]

@@ -7,17 +7,20 @@ never holds more than its bound and what it was handed last.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cdc.errors import ProtocolError
-from cdc.protocol.codec import FrameDecoder, MapPairs, encode_frame
-from cdc.protocol.extensions import OpaqueExtension
+from cdc.errors import EncodingError, ProtocolError
+from cdc.json_values import encode, plain
+from cdc.protocol.codec import LEVELS_MAX, FrameDecoder, MapPairs, body_of, body_values, encode_frame, tuple_values
+from cdc.protocol.extensions import DeepValue, OpaqueExtension
+from cdc.protocol.log_file import LogFileDecoder
 from tests.fakes import wire
+from tests.fakes.log_files import block, meta
 from tests.fakes.profiles import MANY, SOME
 
 ROW = wire.frame({0: 2, 2: 1, 3: 7}, {0x10: 512, 0x21: [1, "x"]})
@@ -127,11 +130,152 @@ def test_nesting(depth: int) -> None:
     assert str(value) == "[None]"
 
 
-@pytest.mark.parametrize("depth", [1100, 5000, 100_000])
-def test_nesting_too_deep_is_refused(depth: int) -> None:
-    payload = wire.pack({0: 2}) + b"\x81\x21" + b"\x91" * depth + b"\xc0"
-    with pytest.raises(ProtocolError, match="MessagePack"):
-        decoded(wire.raw_frame(payload))
+DEEP = [b"\x91", b"\x81\x01", b"\x92\x01", b"\xdd\x00\x00\x00\x01", b"\xdf\x00\x00\x00\x01\xa1a"]
+
+
+@pytest.mark.parametrize("depth", [1021, 1022, 1023, 5000, 100_000])
+@pytest.mark.parametrize("level", DEEP)
+def test_nesting_that_the_library_does_not_follow(depth: int, level: bytes) -> None:
+    """Tarantool takes it. The rows around it are as ever, and all of it that lies within reach."""
+    deep, behind_deep = level * depth + b"\xc0", wire.pack({"a": [1.5, None]})
+    row = wire.raw_frame(wire.pack({0: 2, 3: 8}) + b"\x82\x10\xcd\x02\x00\x21\x94\x07\xa1x" + deep + behind_deep)
+    for before, behind in (([], []), ([ROW] * 3, []), ([], [ROW, HEARTBEAT]), ([HEARTBEAT], [ROW] * 3)):
+        frames = FrameDecoder().feed(b"".join([*before, row, *behind]))
+        assert frames.raws() == [*before, row, *behind]
+        place = len(before)
+        assert decoded(b"".join(before)) == list(zip(frames.headers[:place], frames.bodies[:place], strict=True))
+        assert decoded(b"".join(behind)) == list(zip(frames.headers[place + 1 :], frames.bodies[place + 1 :], strict=True))
+        assert frames.headers[place] == {0: 2, 3: 8}
+        body = frames.bodies[place]
+        assert body[0x10] == 512
+        number, text, value, behind_it = body[0x21]
+        assert (number, text, behind_it) == (7, "x", {"a": [1.5, None]})
+        if depth > 1022:
+            for _ in range(LEVELS_MAX - 1):
+                value = next(iter(value.values())) if isinstance(value, dict) else value[-1]
+            assert value == DeepValue(level * (depth - LEVELS_MAX + 1) + b"\xc0")
+    assert body_of(row) == row[5:][len(wire.pack({0: 2, 3: 8})) :]
+    raw = body_values(row)[0x21]
+    assert raw == b"\x94\x07\xa1x" + deep + behind_deep
+    fields = tuple_values(raw)
+    assert (fields[:2], fields[3]) == ([7, "x"], {"a": [1.5, None]})
+
+
+@pytest.mark.parametrize("level", DEEP)
+@pytest.mark.parametrize("depth", [900, 5000])
+def test_wrong_bytes_in_the_depth_are_refused(level: bytes, depth: int) -> None:
+    for inner in (b"\xc1", b"", b"\xa5x", b"\xc0\xc0"):
+        with pytest.raises(ProtocolError):
+            decoded(ROW + wire.raw_frame(wire.pack({0: 2}) + b"\x81\x21" + level * depth + inner))
+
+
+# Two ways of decoding, one meaning.
+
+
+def _length(length: int, first: int, widths: tuple[int, ...]) -> st.SearchStrategy[bytes]:
+    fitting = [(place, width) for place, width in enumerate(widths) if length < 1 << (8 * width)]
+    return st.sampled_from([bytes([first + place]) + length.to_bytes(width) for place, width in fitting])
+
+
+def _with_length(data: bytes, first: int, fix: int = 0) -> st.SearchStrategy[bytes]:
+    """Text with each form of its length that it may have."""
+    forms = _length(len(data), first, (1, 2, 4)).map(lambda header: header + data)
+    return forms | st.just(bytes([fix | len(data)]) + data) if fix and len(data) < 32 else forms
+
+
+def _extension(code: int, data: bytes) -> st.SearchStrategy[bytes]:
+    end = code.to_bytes(1, signed=True) + data
+    long = _length(len(data), 0xC7, (1, 2, 4)).map(lambda header: header + end)
+    fixed = {1: 0xD4, 2: 0xD5, 4: 0xD6, 8: 0xD7, 16: 0xD8}.get(len(data))
+    return long | st.just(bytes([fixed]) + end) if fixed else long
+
+
+def _integer(number: int) -> st.SearchStrategy[bytes]:
+    forms = [bytes([0xCC + place]) + number.to_bytes(1 << place) for place in range(4) if 0 <= number < 1 << (8 << place)]
+    for place in range(4):
+        half = 1 << ((8 << place) - 1)
+        if -half <= number < half:
+            forms.append(bytes([0xD0 + place]) + number.to_bytes(1 << place, signed=True))
+    return st.sampled_from([*forms, *([number.to_bytes(1, signed=True)] if -32 <= number < 128 else [])])
+
+
+def _container(first: int, fix: int, size: int) -> Callable[[list[bytes]], st.SearchStrategy[bytes]]:
+    def built(items: list[bytes]) -> st.SearchStrategy[bytes]:
+        count = len(items) // size
+        forms = _length(count, first, (2, 4))
+        return (forms | st.just(bytes([fix | count])) if count < 16 else forms).map(lambda header: header + b"".join(items))
+
+    return built
+
+
+LENGTHS = st.integers(0, 20) | st.sampled_from([31, 32, 255, 256])
+BLOBS = LENGTHS.flatmap(lambda size: st.binary(min_size=size, max_size=size))
+SCALARS = st.one_of(
+    st.sampled_from([b"\xc0", b"\xc2", b"\xc3"]),
+    st.integers(-(2**63), 2**64 - 1).flatmap(_integer) | st.integers(-40, 300).flatmap(_integer),
+    st.binary(min_size=4, max_size=4).map(lambda data: b"\xca" + data),
+    st.binary(min_size=8, max_size=8).map(lambda data: b"\xcb" + data),
+    st.text(max_size=8).map(str.encode).flatmap(lambda data: _with_length(data, 0xD9, 0xA0)),
+    BLOBS.flatmap(lambda data: _with_length(data, 0xD9, 0xA0)),
+    BLOBS.flatmap(lambda data: _with_length(data, 0xC4)),
+    st.tuples(st.integers(-128, 127) | st.sampled_from([-1, 1, 2, 3, 4, 6]), BLOBS).flatmap(lambda pair: _extension(*pair)),
+    st.sampled_from([4, 8, 12]).flatmap(lambda n: st.binary(min_size=n, max_size=n)).flatmap(lambda data: _extension(-1, data)),
+)
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4).flatmap(_container(0xDC, 0x90, 1)),
+        st.lists(inner, max_size=3).map(lambda items: [*items, *items]).flatmap(_container(0xDE, 0x80, 2)),
+    ),
+    max_leaves=12,
+)
+
+
+@MANY
+@given(fields=st.lists(VALUES, max_size=4).flatmap(_container(0xDC, 0x90, 1)))
+@example(fields=b"\x91\xd6\xff\x00\x00\x00\x01")
+@example(fields=b"\x91\xc7\x0c\xff" + b"\x00" * 12)
+@example(fields=b"\x91\xd7\xff" + b"\xff" * 8)
+@example(fields=b"\x91\xd4\xff\x00")
+@example(fields=b"\x91\x81\x91\x01\x02")
+@example(fields=b"\x91\x81\xd6\xff\x00\x00\x00\x01\x02")
+def test_every_way_of_decoding_has_one_meaning(fields: bytes) -> None:
+    """In a batch, in a frame that the library refuses for its neighbour in the body, in a log file, and by itself."""
+    body = b"\x82\x10\xcd\x02\x00\x21" + fields
+    row = wire.pack({0: 2, 2: 1, 3: 7}) + body
+    frame = wire.raw_frame(row)
+    (_, in_a_batch), _ = decoded(frame + ROW)
+    assert body_of(frame) == body
+    assert body_values(frame) == {0x10: b"\xcd\x02\x00", 0x21: fields}
+    neighbour = b"\x83\x2f" + b"\x91" * 2000 + b"\xc0" + body[1:]
+    ((_, walked),) = decoded(wire.raw_frame(wire.pack({0: 2}) + neighbour))
+    (logged,) = (body for frames in LogFileDecoder().feed(meta() + block(row)) for body in frames.bodies)
+    values = [in_a_batch[0x21], walked[0x21], logged[0x21], tuple_values(fields)]
+    assert len({repr(value) for value in values}) == 1
+    assert {_shown(value) for value in values} == {_shown(values[0])}
+
+
+def _shown(value: Any) -> bytes | None:
+    """As an event shows it; None if none can."""
+    with contextlib.suppress(EncodingError, UnicodeEncodeError):
+        return encode(plain(value))
+    return None
+
+
+@MANY
+@given(data=st.binary(max_size=40).map(lambda data: b"\x93" + data))
+def test_what_is_no_tuple_is_none_in_every_way(data: bytes) -> None:
+    outcomes: list[object] = []
+    for read in (
+        lambda: tuple_values(data),
+        lambda: decoded(wire.raw_frame(wire.pack({0: 2}) + b"\x81\x21" + data))[0][1][0x21],
+        lambda: decoded(wire.raw_frame(wire.pack({0: 2}) + b"\x82\x2f" + b"\x91" * 2000 + b"\xc0\x21" + data))[0][1][0x21],
+    ):
+        try:
+            outcomes.append(repr(read()))
+        except (ValueError, ProtocolError):
+            outcomes.append(None)
+    assert len(set(outcomes)) == 1
 
 
 # Wrong bytes.
