@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from confluent_kafka.admin import AdminClient
-
 from cdc import checkpoint, resume, topics, upstreams
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
@@ -23,6 +21,7 @@ from cdc.daemon import instance_uuid
 from cdc.errors import CdcError, PositionError
 from cdc.follower import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.handshake import greet, vote
+from cdc.kafka_clients import KafkaClients
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
 from cdc.protocol.session import SnapshotFinished, SnapshotRows
@@ -205,12 +204,12 @@ class _Check:
 
 def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     kafka = config.kafka
-    admin = AdminClient({**kafka.properties, "bootstrap.servers": kafka.bootstrap_servers})
-    existing = list_topics(admin, kafka.bootstrap_servers)
+    clients = KafkaClients(config.name, kafka)
+    existing = list_topics(clients.admin(), kafka.bootstrap_servers)
     topic = topics.TopicNames(kafka.topic_prefix).control(topics.CHECKPOINT)
     if topic not in existing:
         return Checkpoint(), existing
-    return checkpoint.read(kafka.bootstrap_servers, kafka.properties, topic, config.name), existing
+    return checkpoint.read(clients.consumer("read_committed"), topic, config.name), existing
 
 
 def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) -> list[str]:

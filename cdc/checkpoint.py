@@ -79,24 +79,11 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
         ) from error
 
 
-def read(bootstrap_servers: str, properties: dict[str, Any], topic: str, name: str) -> Checkpoint:
-    """Read the whole topic, committed records only.
+def read(consumer: Consumer, topic: str, name: str) -> Checkpoint:
+    """Read the whole topic, as a consumer of committed records that is closed afterwards.
 
     Raises ConnectionLostError if Kafka stops answering for READ_TIMEOUT_SECONDS, ConfigurationError as `fold` does.
     """
-    consumer = Consumer(
-        {
-            "log_level": 2,  # what goes wrong is raised here
-            "fetch.wait.max.ms": 10,  # the topic's end is known when a broker says that there is nothing more
-            **properties,
-            "bootstrap.servers": bootstrap_servers,
-            # The reader assigns its partition itself; librdkafka only wants a name.
-            "group.id": f"tarantool-cdc-{name}",
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-        }
-    )
     checkpoint = Checkpoint()
     try:
         # Without it librdkafka looks for the partition's leader half a second later.

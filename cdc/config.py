@@ -194,11 +194,15 @@ class KafkaSection(_Section):
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    stalled_after_ms: int = Field(default=15_000, ge=100, le=3_600_000)
+    """How long changes may wait while nothing is committed until the daemon says that it isn't ready. A broker that dies or falls
+    silent costs up to its session's time (broker.session.timeout.ms, 9 s) and 5 s, and is no reason to wake anybody."""
     stop_timeout_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start."""
     partitions: int = Field(default=4, ge=1, le=10_000)
     replication_factor: int = Field(default=1, ge=1, le=100)
-    message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024, le=1_000_000_000)
+    """Of one event; the bound is librdkafka's. The producer's queue, 64 MiB, grows to hold one message of that size."""
     tombstones: bool = True
     transaction_topic: Literal["none", "multi", "all"] = "multi"
     heartbeat_interval_ms: int = Field(default=0, ge=0)
@@ -212,6 +216,29 @@ class KafkaSection(_Section):
             raise ValueError(f"properties may not set {', '.join(taken)}: the daemon's guarantees rest on them")
         return self
 
+    @model_validator(mode="after")
+    def _properties_fit(self) -> KafkaSection:
+        for name, (least, most) in _PROPERTY_BOUNDS.items():
+            given = self.properties.get(name)
+            if given is not None and not (str(given).isdecimal() and least <= int(given) <= most):
+                raise ValueError(f"properties: {name} must be a number from {least} to {most}")
+        queue = self.properties.get("queue.buffering.max.kbytes")
+        if queue is not None and int(queue) * 1024 < self.message_bytes_max:
+            raise ValueError(
+                f"properties: queue.buffering.max.kbytes = {queue} has no room for a message of message_bytes_max = "
+                f"{self.message_bytes_max}: leave it out, or make it {-(-self.message_bytes_max // 1024)} at least"
+            )
+        return self
+
+
+TRANSACTION_TIMEOUT_MAX_MS: Final = 2_147_483_647 - 100
+"""librdkafka adds 100 without looking."""
+
+_PROPERTY_BOUNDS: Final = {
+    "queue.buffering.max.kbytes": (1, 2_147_483_647),
+    "transaction.timeout.ms": (1_000, TRANSACTION_TIMEOUT_MAX_MS),
+}
+"""Of those that something here is computed from."""
 
 _OWN_PROPERTIES: Final = frozenset(
     {

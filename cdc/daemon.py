@@ -47,6 +47,7 @@ from cdc.http import StatusServer
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
 from cdc.snapshot_requests import SnapshotRequests
+from cdc.stall_watch import StallWatch
 from cdc.state import set_aside
 from cdc.state_writer import StateWriter
 from cdc.status import Status
@@ -121,7 +122,8 @@ class Daemon:
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
         self._requests = SnapshotRequests()
-        self.status = Status(config.name, requests=self._requests)
+        self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
+        self._stall_watch = StallWatch(self.status)
         self._survey = Survey(config.source, self.status)
         self._server = StatusServer(config.http.address, self.status) if config.http.address else None
 
@@ -142,6 +144,7 @@ class Daemon:
             if self._config.state.images == "full":
                 self._writer = self._open_store()
             self._survey.start()
+            self._stall_watch.start()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
@@ -159,6 +162,7 @@ class Daemon:
             if self._writer is not None:
                 self._writer.close()
             self._survey.close()
+            self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
 
@@ -328,7 +332,7 @@ class Daemon:
 
     def _start_publisher(self) -> Publisher:
         self.status.state = "waiting for kafka"
-        publisher = Publisher(self._config.name, self._config.kafka, self._writer_id)
+        publisher = Publisher(self._config.name, self._config.kafka, self._writer_id, statistics=self.status.kafka)
         try:
             self._checkpoint = publisher.start(expected_writers=self._writers)
         except PublishAborted as error:
@@ -339,7 +343,6 @@ class Daemon:
             _discard(publisher)
             raise
         self._writers |= {self._writer_id, self._checkpoint.writer}
-        self.status.kafka = publisher.statistics
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
         self._back_off.reset()
@@ -347,6 +350,7 @@ class Daemon:
 
     def _go_back(self) -> None:
         assert self._publisher is not None
+        self.status.state = "waiting for kafka"
         while not self._is_stopping.is_set():
             try:
                 checkpoint = self._publisher.reload()

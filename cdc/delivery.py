@@ -60,22 +60,17 @@ class Delivery(Protocol):
 class _Producing:
     """What both ways share: handing messages over while the producer's queue is bounded."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        is_stopping: Callable[[], bool],
-        partition_count: Callable[[str], int],
-        turn: AbstractContextManager[object],
-    ) -> None:
+    def __init__(self, producer: Producer, is_stopping: Callable[[], bool], turn: AbstractContextManager[object]) -> None:
         self._producer = producer
         self._is_stopping = is_stopping
-        self._partition_count = partition_count
         # Whose turn it is to work for milliseconds without letting go of the interpreter; see Publisher.
         self._turn = turn
 
     def _hand_over(self, messages: list[Any]) -> None:
         produce = self._producer.produce
         start = partition = 0
+        # Of the topic of the broadcast that is next.
+        count: int | None = None
         while True:
             try:
                 with self._turn:
@@ -83,13 +78,18 @@ class _Producing:
                         if type(message) is tuple:
                             topic, key, value = message
                             produce(topic, value, key)
+                        elif count is None:
+                            break
                         else:
-                            count = self._partition_count(message.topic)
                             while partition < count:
                                 produce(message.topic, message.value, partition=partition)
                                 partition += 1
-                            partition = 0
+                            partition, count = 0, None
                         start += 1
+                if start == len(messages):
+                    self._producer.poll(0)
+                    return
+                count = self._partition_count(messages[start].topic)  # nobody's turn, as it may take seconds
             except BufferError:
                 # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
                 if self._is_stopping():
@@ -97,9 +97,17 @@ class _Producing:
                 self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
             except KafkaException as error:
                 raise _error(error.args[0], f"a message for {_topic(messages[start])} was refused") from error
-            else:
-                self._producer.poll(0)
-                return
+
+    def _partition_count(self, topic: str) -> int:
+        """How many partitions the topic has now, for a message that must reach all that have rows.
+
+        Partitions may be added at any time. The producer itself is asked: an answer to it is also what it places keys by, so
+        no key was placed in a partition that isn't counted here. A partition that is added later has nothing of before.
+        """
+        found = self._producer.list_topics(topic, CALL_TIMEOUT_SECONDS).topics[topic]
+        if found.error is not None or not found.partitions:
+            raise PublishAborted(f"the partitions of {topic} aren't known: {found.error or 'it has none'}")
+        return len(found.partitions)
 
 
 class _Transactions:
@@ -176,11 +184,10 @@ class ExactlyOnce(_Producing):
         self,
         producer: Producer,
         is_stopping: Callable[[], bool],
-        partition_count: Callable[[str], int],
         turn: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, partition_count, turn)
+        super().__init__(producer, is_stopping, turn)
         self._transactions = _Transactions(producer, is_stopping)
         self._checkpoint_topic = topic
 
@@ -215,11 +222,10 @@ class AtLeastOnce(_Producing):
         producer: Producer,
         checkpoint_producer: Producer,
         is_stopping: Callable[[], bool],
-        partition_count: Callable[[str], int],
         turn: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, partition_count, turn)
+        super().__init__(producer, is_stopping, turn)
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         self._checkpoint_topic = topic

@@ -26,7 +26,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
@@ -75,34 +75,23 @@ def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience
         time.sleep(_POLL_SECONDS)
 
 
-def newest_seq(settings: Mapping[str, Any], name: str, ends: Mapping[Place, int]) -> int:
-    """The highest `seq` among the last committed events that one daemon wrote to partitions with these ends; 0 if none.
+def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
+    """The highest `seq` among the last events that one daemon wrote to partitions with these ends; 0 if none.
 
-    `settings` are the client's, `name` is the events' `source.name`. Raises ConnectionLostError.
+    `name` is the events' `source.name`; the `consumer`, of what is committed, is closed. Raises ConnectionLostError.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
-    return max(_seqs(settings, name, starts, "read_committed"), default=0)
+    return max(_seqs(consumer, name, starts), default=0)
 
 
-def newest_hanging_seq(settings: Mapping[str, Any], name: str, starts: Mapping[Place, int]) -> int:
-    """The highest `seq` among the events of one daemon that hang from these offsets on; 0 if none. Raises as `newest_seq`."""
-    return max(_seqs(settings, name, starts, "read_uncommitted"), default=0)
+def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
+    """As `newest_seq`, among the events that hang from these offsets on; the consumer is one of all that is written."""
+    return max(_seqs(consumer, name, starts), default=0)
 
 
-def _seqs(settings: Mapping[str, Any], name: str, starts: Mapping[Place, int], isolation: str) -> list[int]:
+def _seqs(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[int]:
     missing = set(starts)
     found: list[int] = []
-    consumer = Consumer(
-        {
-            "fetch.wait.max.ms": 10,
-            **settings,
-            "log_level": 2,
-            "group.id": f"tarantool-cdc-{name}",
-            "enable.auto.commit": False,
-            "isolation.level": isolation,
-            "enable.partition.eof": True,
-        }
-    )
     deadline = time.monotonic() + _TIMEOUT_SECONDS
     try:
         consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])

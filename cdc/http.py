@@ -35,9 +35,12 @@ class StatusServer:
                         self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
                     case "/health":
                         is_healthy = status.state != "failed"
-                        self._answer(200 if is_healthy else 503, "text/plain", f"{status.error or status.state}\n".encode())
+                        self._answer(
+                            200 if is_healthy else 503, "text/plain", f"{status.shown_error or status.shown_state}\n".encode()
+                        )
                     case "/ready":
-                        self._answer(200 if status.is_ready else 503, "text/plain", f"{status.state}\n".encode())
+                        reason = "" if status.is_ready or not status.shown_error else f": {status.shown_error}"
+                        self._answer(200 if status.is_ready else 503, "text/plain", f"{status.shown_state}{reason}\n".encode())
                     case "/status":
                         self._answer(200, "application/json", json.dumps(status.to_json(), indent=1).encode())
                     case _:
@@ -62,7 +65,7 @@ class StatusServer:
                             raise ValueError
                 except ValueError:
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
-                if status.requests is None or not status.is_ready:
+                if status.requests is None or status.state != "streaming":
                     return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
                 try:
                     status.requests.ask(names)

@@ -28,7 +28,8 @@ CLEAR: Final = b""
 """Stands where a tuple would; no tuple is empty."""
 
 Change = tuple[bytes, bytes | None]
-"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone."""
+"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone. Only the tuple
+tells the two apart."""
 
 _PREFIX_BYTES: Final = 4
 
@@ -204,8 +205,8 @@ class Images:
         """The store has these changes now."""
         pending, clearings = self._pending, self._clearings
         for change in changes:
-            key = change[0]
-            if len(key) == _PREFIX_BYTES:
+            key, tuple_ = change
+            if tuple_ == CLEAR:
                 clearings[key] -= 1
                 if not clearings[key]:
                     del clearings[key]

@@ -3,6 +3,9 @@
     space 513, key [7, "abc", 1.5]      00000201 │ 0000000000000007 │ 616263 0000 │ bff8000000000000 80
                                         space      unsigned           string        number
 
+A key is always longer than its space's prefix, which by itself names the whole space: so the key "" is one zero, and a text
+of nothing but zeroes, where it is the only part, has one more than it says.
+
 The store compares keys with memcmp. So 1, 1.0 and decimal 1 have to become the same bytes, and less has to become less.
 
 A number is the nearest double, in a form that memcmp orders, and a mark that says how it lies to that double: the double
@@ -83,6 +86,10 @@ class KeyCodec:
         last = len(form.key_parts) - 1
         self._parts = [(part.field, tuple(steps(part.path))) for part in form.key_parts]
         self._encoders = [_encoder(part.type, is_last=number == last) for number, part in enumerate(form.key_parts)]
+        self.is_text = len(form.key_parts) == 1 and form.key_parts[0].type in _TEXTS
+        """Whether the key is one string or binary and nothing else."""
+        if self.is_text:
+            self._encoders = [_filled(self._encoders[0])]
         self.of_tuple: Callable[[Sequence[Any]], bytes] = self._of_tuple
         """The key of a tuple, or as much of one as the key's fields. Raises SchemaError if the tuple doesn't fit the form."""
         self.of_key: Callable[[Sequence[Any]], bytes] = self._of_key
@@ -155,12 +162,15 @@ def _single_unsigned(space_id: int, place: int, general: Callable[[Sequence[Any]
 
 def _single_string(space_id: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
     prefix = space_prefix(space_id)
+    above_zero = prefix + b"\x01"
 
     def of(values: Sequence[Any]) -> bytes:
         try:
             found: bytes = prefix + values[place].encode()
         except (UnicodeEncodeError, IndexError, AttributeError, TypeError):
             return general(values)
+        if found < above_zero:
+            return general(values)  # it may be all zeroes
         return found if len(found) < KEY_BYTES_MAX else _shortened(found)
 
     return of
@@ -256,6 +266,16 @@ def _ended(encode: Encoder) -> Encoder:
     return encode_and_end
 
 
+def _filled(encode: Encoder) -> Encoder:
+    """The same, never empty, and in the same order: a text of nothing but zeroes, none too, gets one more."""
+
+    def encode_and_fill(value: Any) -> bytes:
+        data = encode(value)
+        return data if data.strip(b"\0") else data + b"\0"
+
+    return encode_and_fill
+
+
 def _boolean(value: Any) -> bytes:
     if type(value) is not bool:
         raise TypeError(f"{value!r:.100} isn't a boolean")
@@ -298,6 +318,7 @@ def _scalar(string: Encoder, binary: Encoder) -> Encoder:
 
 _NUMBERS: Final = ("number", "double", "decimal", "float32", "float64", "decimal32", "decimal64", "decimal128", "decimal256")
 _COLLATED: Final = frozenset({"string", "str", "scalar"})
+_TEXTS: Final = frozenset({"string", "str", "varbinary"})
 
 # By type: how a part is written where others follow it, and where it is the last.
 _ENCODERS: Final[dict[str, tuple[Encoder, Encoder]]] = {

@@ -26,7 +26,11 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
 """Names without `_total`, which the exposition adds."""
 
 GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
-    "tarantool_cdc_ready": ("1 while changes flow", lambda s: float(s.is_ready)),
+    "tarantool_cdc_ready": ("1 while changes flow and become durable", lambda s: float(s.is_ready)),
+    "tarantool_cdc_stalled_seconds": (
+        "How long changes have been waiting while Kafka committed nothing; 0 if none waits",
+        lambda s: s.stalled_seconds,
+    ),
     "tarantool_cdc_lag_seconds": (
         "Age of the newest committed change while newer ones wait",
         lambda s: s.lag_seconds(time.time()),

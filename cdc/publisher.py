@@ -19,13 +19,15 @@ from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, Final
+from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
 from cdc import checkpoint, hanging, topics
+from cdc.backlog import Backlog
+from cdc.broker_limits import broker_limits
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.config import KafkaSection
@@ -34,6 +36,7 @@ from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishErr
 from cdc.json_values import encode
 from cdc.kafka_clients import KafkaClients
 from cdc.position import Position
+from cdc.schema import StoredSpace
 from cdc.topic_admin import TopicAdmin, list_topics
 
 IDLE_SECONDS: Final = 0.5
@@ -51,7 +54,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class PublisherStatistics:
-    """Counters since the start; written by the publisher's thread, read by anybody."""
+    """Counters since the start, and what waits; written by the publisher's thread, read by anybody."""
 
     event_count: int = 0
     byte_count: int = 0
@@ -60,13 +63,45 @@ class PublisherStatistics:
     commit_seconds: float = 0.0
     last_commit_at: float = 0.0
     last_timestamp: float = 0.0
+    backlog: Backlog = field(default_factory=Backlog)
+    trouble: str | None = None
+    """The newest complaint of Kafka's client; None once a commit has come through again."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+
+
+@dataclass(slots=True)
+class _Open:
+    """What the producer has been given since the last commit, and where a commit may fall: None within a source transaction."""
+
+    end: Position | None = None
+    stored: dict[int, StoredSpace | None] = field(default_factory=dict)
+    began_at: float = 0.0
+    event_count: int = 0
+    byte_count: int = 0
+    timestamp: float = 0.0
+
+    def add(self, batch: Batch) -> None:
+        """Has been handed over."""
+        self.end = batch.position if batch.is_boundary else None
+        self.stored.update(batch.stored)
+        self.began_at = self.began_at or time.monotonic()
+        self.event_count += batch.event_count
+        self.byte_count += batch.byte_count
+        self.timestamp = batch.timestamp or self.timestamp
 
 
 class Publisher:
     """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
 
-    def __init__(self, name: str, config: KafkaSection, writer: str, clients: KafkaClients | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        config: KafkaSection,
+        writer: str,
+        clients: KafkaClients | None = None,
+        statistics: PublisherStatistics | None = None,
+    ) -> None:
+        """`statistics` are those of the publisher before this one, if there was one: what it left waiting waits still."""
         self._name = name
         self._config = config
         self._writer = writer
@@ -78,8 +113,12 @@ class Publisher:
         into the store, the other to hand a message over; without taking turns they would fight for it at every row."""
         self._next_complaint = 0.0
         self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
-        self._delivery = self._make_delivery()
-        self.statistics = PublisherStatistics()
+        self._started: Delivery | None = None
+        self._open = _Open()
+        self.statistics = statistics or PublisherStatistics()
+        self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
+        # Batches that were produced since the last commit.
+        self._open_count = 0
 
         # Shared with the publisher's thread, under the lock.
         self._lock = threading.Condition()
@@ -101,6 +140,11 @@ class Publisher:
         """Readable when `collect` has something to say."""
         return self._wake_read
 
+    @property
+    def _delivery(self) -> Delivery:
+        assert self._started is not None, "the publisher has been started"
+        return self._started
+
     # Starting and stopping.
 
     def start(self, *, expected_writers: Collection[str | None] = ()) -> Checkpoint:
@@ -117,6 +161,7 @@ class Publisher:
                 f"another daemon has taken the name {self._name!r}",
                 "Two daemons of one name can't run at once: stop one, or give it another name.",
             )
+        self._started = self._make_delivery()
         try:
             self._delivery.start()
         except PublishError as error:
@@ -140,7 +185,8 @@ class Publisher:
             with self._lock:
                 self._lock.notify_all()
             self._thread.join(timeout_seconds)
-        self._delivery.close()
+        if self._started is not None:
+            self._started.close()
         if not self._thread.is_alive():
             os.close(self._wake_read)
             os.close(self._wake_write)
@@ -163,6 +209,7 @@ class Publisher:
         with self._lock:
             self._queue.append(batch)
             self._queued_bytes += batch.byte_count
+            self._backlog.submitted(time.monotonic(), batch.timestamp)
             self._lock.notify_all()
 
     def wait_for_room(self, timeout_seconds: float) -> bool:
@@ -206,6 +253,8 @@ class Publisher:
         """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
         with self._lock:
             assert self._state is _State.ABORTED
+            self._backlog.aborted()
+            self._open_count = 0
             self._queue.clear()
             self._queued_bytes = 0
             self._settled.clear()
@@ -225,10 +274,9 @@ class Publisher:
 
     def newest_seq(self) -> int:
         """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
-        config, admin = self._config, self._clients.admin()
+        admin = self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._own_topics(admin))
-        settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
-        return hanging.newest_seq(settings, config.topic_prefix, ends)
+        return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
 
     def _own_topics(self, admin: AdminClient) -> dict[str, int]:
         prefix = self._config.topic_prefix + "."
@@ -236,8 +284,8 @@ class Publisher:
         return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
 
     def _read(self) -> Checkpoint:
-        config, topic = self._config, self._topics.control(topics.CHECKPOINT)
-        return checkpoint.read(config.bootstrap_servers, config.properties, topic, self._name)
+        topic = self._topics.control(topics.CHECKPOINT)
+        return checkpoint.read(self._clients.consumer("read_committed"), topic, self._name)
 
     def _read_to_the_end(self) -> Checkpoint:
         """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
@@ -253,15 +301,14 @@ class Publisher:
         return stored
 
     def _end_hanging(self) -> None:
-        config, admin = self._config, self._clients.admin()
+        clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._own_topics(admin))
-        settings = {**config.properties, "bootstrap.servers": config.bootstrap_servers}
         known = self._read().position
         seq = known.seq if known else 0
         if (self._topics.control(topics.CHECKPOINT), 0) in open_:
-            was_committed = hanging.newest_seq(settings, config.topic_prefix, closed) > seq
+            was_committed = hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
         else:
-            was_committed = hanging.newest_hanging_seq(settings, config.topic_prefix, open_) <= seq
+            was_committed = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_) <= seq
         structlog.get_logger().warning(
             "Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=was_committed
         )
@@ -284,48 +331,52 @@ class Publisher:
     def _publish(self) -> None:
         interval = self._config.commit_interval_ms / 1000
         heartbeat_interval = self._config.heartbeat_interval_ms / 1000
-        pending: Position | None = None
-        stored: dict[int, Any] = {}
-        opened_at = 0.0
-        open_bytes = 0
-        timestamp = self.statistics.last_timestamp
         next_heartbeat = 0.0
         last: Position | None = None
+        self._open = open_ = _Open()
         while True:
             # In the middle of a source transaction there is nothing to commit, so nothing is due.
-            batch = self._take(opened_at + interval - time.monotonic() if pending is not None else IDLE_SECONDS)
+            batch = self._take(open_.began_at + interval - time.monotonic() if open_.end is not None else IDLE_SECONDS)
             if self._abandoned is not None:
                 raise PublishAborted(self._abandoned)
             if batch is not None:
+                is_ready = self._topic_admin.is_ready(batch.topics)
+                if open_.end is not None and not (is_ready and batch.is_boundary):
+                    # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
+                    last = self._commit(open_)
+                    self._open = open_ = _Open()
                 self._topic_admin.ensure(batch.topics)
-                if not opened_at:
-                    opened_at = time.monotonic()
                 self._delivery.produce(batch)
-                stored.update(batch.stored)
-                open_bytes += batch.byte_count
+                open_.add(batch)
+                with self._lock:
+                    self._open_count += 1
+                    self._backlog.produced(time.monotonic(), open_.byte_count)
                 self.statistics.event_count += batch.event_count
                 self.statistics.byte_count += batch.byte_count
-                pending = batch.position if batch.is_boundary else None
-                timestamp = batch.timestamp or timestamp
             now = time.monotonic()
-            is_due = now >= opened_at + interval or open_bytes >= self._config.commit_bytes_max or self._is_drained
-            if pending is not None and is_due:
+            is_due = now >= open_.began_at + interval or open_.byte_count >= self._config.commit_bytes_max or self._is_drained
+            if open_.end is not None and is_due:
                 if heartbeat_interval and now >= next_heartbeat:
                     next_heartbeat = now + heartbeat_interval
-                    self._heartbeat(pending)
-                self._commit_position(pending, stored)
-                self.statistics.last_timestamp = timestamp
-                self._settle(pending)
-                last, pending, stored, opened_at, open_bytes = pending, None, {}, 0.0, 0
-            elif pending is None and not opened_at and last and heartbeat_interval and now >= next_heartbeat:
+                    self._heartbeat(open_.end)
+                last = self._commit(open_)
+                self._open = open_ = _Open()
+            elif not open_.began_at and last and heartbeat_interval and now >= next_heartbeat:
                 next_heartbeat = now + heartbeat_interval
                 self._heartbeat(last)
                 self._commit_position(last, {})
-            if self._is_drained and not opened_at:
+            if self._is_drained and not open_.began_at:
                 self._state = _State.STOPPED
                 return
             if self._is_stopping.is_set() or self._is_drained:
                 raise PublishAborted("stopped before everything was committed")
+
+    def _commit(self, open_: _Open) -> Position:
+        assert open_.end is not None
+        self._commit_position(open_.end, open_.stored)
+        self.statistics.last_timestamp = open_.timestamp or self.statistics.last_timestamp
+        self._settle(open_.end)
+        return open_.end
 
     @property
     def _is_drained(self) -> bool:
@@ -354,7 +405,7 @@ class Publisher:
         message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
 
-    def _commit_position(self, position: Position, stored: dict[int, Any]) -> None:
+    def _commit_position(self, position: Position, stored: dict[int, StoredSpace | None]) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
         self._delivery.commit([*records, checkpoint.position_record(self._name, position, self._writer, now_ms())])
@@ -363,6 +414,10 @@ class Publisher:
         self.statistics.commit_seconds += ended - started
         self.statistics.recent_commit_seconds.append(ended - started)
         self.statistics.last_commit_at = ended
+        self.statistics.trouble = None
+        with self._lock:
+            self._backlog.committed(ended, self._open_count)
+            self._open_count = 0
 
     def _settle(self, position: Position) -> None:
         with self._lock:
@@ -405,6 +460,7 @@ class Publisher:
 
     def _complain(self, error: KafkaError) -> None:
         """librdkafka's trouble with brokers, which it goes on trying to end."""
+        self.statistics.trouble = error.str()
         now = time.monotonic()
         if now >= self._next_complaint:
             self._next_complaint = now + COMPLAINT_SECONDS
@@ -413,15 +469,22 @@ class Publisher:
     def _make_delivery(self) -> Delivery:
         topic = self._topics.control(topics.CHECKPOINT)
         stopping: Callable[[], bool] = self._is_stopping.is_set
-        count = self._topic_admin.partition_count
-        transactional = self._clients.transactional(self._complain)
+        limits = broker_limits(self._clients.admin())
+        if limits.request_bytes is not None and self._config.message_bytes_max > limits.request_bytes:
+            raise PublishError(
+                f"kafka.message_bytes_max is {self._config.message_bytes_max}, and a broker hangs up on a request of more than "
+                f"{limits.request_bytes} bytes",
+                "Lower kafka.message_bytes_max, or raise socket.request.max.bytes on all brokers.",
+            )
+        timeout_ms = self._clients.transaction_timeout_ms(limits)
+        transactional = self._clients.transactional(self._complain, timeout_ms)
         if self._config.delivery == "exactly_once":
-            return ExactlyOnce(transactional, stopping, count, self.turn, topic)
+            return ExactlyOnce(transactional, stopping, self.turn, topic)
         delivery: AtLeastOnce
 
         def report(error: KafkaError | None, message: Message) -> None:
             delivery.on_failed_delivery(error, message)
 
         producer = self._clients.idempotent(self._complain, report)
-        delivery = AtLeastOnce(producer, transactional, stopping, count, self.turn, topic)
+        delivery = AtLeastOnce(producer, transactional, stopping, self.turn, topic)
         return delivery

@@ -66,7 +66,9 @@ SLICE_CHANGES: Final = 16_384
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """And their bytes, unless one tuple alone has more."""
 
-_FORMAT: Final = b"tarantool-cdc state 1"
+_FORMAT: Final = b"tarantool-cdc state 2"
+_FORMER_FORMAT: Final = b"tarantool-cdc state 1"
+"""Keys that are a text of nothing but zeroes were written without the one more that they have now (cdc.keys)."""
 _PREFIX_BYTES: Final = 4
 _COUNT: Final = struct.Struct(">q")
 
@@ -121,7 +123,9 @@ class StateStore:
                 txn.put(b"format", _FORMAT)
         with environment.begin(db=self._about, buffers=False) as txn:
             written = txn.get(b"format")
-            if written != _FORMAT:
+            self.is_former = written == _FORMER_FORMAT
+            """Whether an earlier version wrote it; `bring_over` must be called before anything else then."""
+            if written != _FORMAT and not self.is_former:
                 raise StateError(
                     f"the state store {self._path} was written by another version, in the format {written!r}",
                     "Run the version that wrote it, or remove the store, which is then built anew.",
@@ -199,6 +203,21 @@ class StateStore:
                 # The write is committed and in part applied: what is there now is of no moment and must not be served.
                 self._release()
                 raise
+
+    def bring_over(self, moves: Iterable[tuple[bytes, bytes]]) -> None:
+        """Put rows that an earlier version wrote under the keys that they have now (from, to), as one commit.
+
+        Raises StateError as `write` does; it is then as it was.
+        """
+        with told(self._path):
+            self._touch()
+            with self._writing() as txn:
+                rows = [(new, txn.pop(former)) for former, new in moves]
+                for new, tuple_ in rows:
+                    assert tuple_ is not None
+                    txn.put(new, tuple_)
+                txn.put(b"format", _FORMAT, db=self._about)
+            self.is_former = False
 
     def begin_seen(self) -> None:
         """A snapshot begins, and has shown no key. Raises StateError as `write` does."""

@@ -9,18 +9,21 @@ settled is forgotten with the connection; it comes again.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.errors import UnkeyableError
 from cdc.images import CLEAR, Change, Images
-from cdc.keys import space_prefix
+from cdc.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.position import Position
-from cdc.schema import SpaceForm
+from cdc.protocol.codec import tuple_values
+from cdc.schema import SpaceForm, published_forms
 from cdc.state import SLICE_CHANGES, StateStore
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
@@ -44,6 +47,8 @@ class StateWriter:
         self._settled_records: dict[bytes, bytes | None] = {}
         self._settled_position: Position | None = None
         self._settled_since = 0.0
+        if self.store.is_former:
+            self.store.bring_over(list(self._moves()))
         self._position = self.checkpoint().position
 
     def checkpoint(self) -> Checkpoint:
@@ -138,7 +143,26 @@ class StateWriter:
         finally:
             self.store.close()
 
+    def _moves(self) -> Iterator[tuple[bytes, bytes]]:
+        """Of rows that an earlier version wrote: the keys that it gave them, and those that they have now."""
+        for form in published_forms(self.checkpoint().spaces.values()):
+            with contextlib.suppress(UnkeyableError):  # of those there are no rows
+                codec = KeyCodec(form)
+                if codec.is_text:
+                    yield from _moves_of(codec, form.space_id, self.store)
+
     def _forget_settled(self) -> None:
         self._settled = []
         self._settled_records = {}
         self._settled_position = None
+
+
+def _moves_of(codec: KeyCodec, space_id: int, store: StateStore) -> Iterator[tuple[bytes, bytes]]:
+    prefix = space_prefix(space_id)
+    for key, tuple_ in store.scan(space_id):
+        if key >= prefix + b"\x01":
+            return  # only what begins with a zero can be all zeroes
+        if len(key) == KEY_BYTES_MAX or not key[len(prefix) :].strip(b"\0"):
+            now = codec.of_tuple(tuple_values(tuple_))
+            if now != key:
+                yield key, now

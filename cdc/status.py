@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Literal
 
 from cdc.limbo import LimboState
@@ -13,7 +14,7 @@ from cdc.snapshot_requests import SnapshotRequests
 from cdc.upstreams import Upstream
 from cdc.vclock import VClock
 
-State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stopping", "failed"]
+State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
 
 
 @dataclass(slots=True)
@@ -53,12 +54,43 @@ class Status:
     state_bytes: int = 0
     requests: SnapshotRequests | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
+    stalled_after_seconds: float = 15.0
     started_at: float = field(default_factory=time.time)
 
     @property
     def is_ready(self) -> bool:
-        """Whether changes flow."""
-        return self.state == "streaming"
+        """Whether changes flow, and become durable."""
+        return self.shown_state == "streaming"
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long something has been waiting while nothing was committed; 0 if nothing waits."""
+        since = self.kafka.backlog.stalled_since()
+        return max(0.0, time.monotonic() - since) if since is not None else 0.0
+
+    @property
+    def shown_state(self) -> State:
+        """`state`, for others: a stream of which nothing becomes durable is stalled."""
+        return "stalled" if self.state == "streaming" and self.stall else self.state
+
+    @property
+    def stall(self) -> str | None:
+        """A sentence about what stands still since when, None if nothing does."""
+        seconds = self.stalled_seconds
+        if seconds < self.stalled_after_seconds:
+            return None
+        since = datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+        trouble = f" (its client says: {self.kafka.trouble})" if self.kafka.trouble else ""
+        return (
+            f"Kafka has committed nothing since {since}, for {seconds:.0f} s, while changes wait{trouble}. Nothing is lost, and "
+            "the daemon goes on by itself. Look whether the brokers run and have enough replicas in sync (min.insync.replicas)."
+        )
+
+    @property
+    def shown_error(self) -> str | None:
+        """`error`, for others: or that Kafka stands still, or what waits for a quorum for too long."""
+        overdue = self.overdue.sentence(time.time_ns() // 1000) if self.overdue is not None else None
+        return self.error or self.stall or overdue
 
     def lag_seconds(self, now: float) -> float:
         """How old the newest published change is, or the first of all, while one is unpublished; 0 when caught up."""
@@ -82,8 +114,8 @@ class Status:
         recent = sorted(self.kafka.recent_commit_seconds)
         return {
             "name": self.name,
-            "state": self.state,
-            "error": self.error or (self.overdue.sentence(int(now * 1e6)) if self.overdue is not None else None),
+            "state": self.shown_state,
+            "error": self.shown_error,
             "uptime_seconds": round(now - self.started_at, 1),
             "upstream": {
                 "address": self.upstream,
@@ -130,6 +162,7 @@ class Status:
                 "bytes": self.kafka.byte_count,
                 "commits": self.kafka.commit_count,
                 "aborts": self.kafka.abort_count,
+                "stalled_seconds": round(self.stalled_seconds, 3),
                 "commit_ms_median": round(recent[len(recent) // 2] * 1000, 2) if recent else None,
                 "commit_ms_max": round(recent[-1] * 1000, 2) if recent else None,
             },

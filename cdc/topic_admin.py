@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -15,6 +16,13 @@ from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
+PATIENCE_SECONDS: Final = 60.0
+"""How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
+_POLL_SECONDS: Final = 0.02
+_POLL_MAX_SECONDS: Final = 0.5
+_RECORDS_MAX: Final = 2_000
+"""Of one request to create topics: Kafka's controller writes a record for each topic, partition and setting, refuses a request
+that would need more than 10,000, and with fewer answers in time."""
 
 _CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -43,68 +51,100 @@ class TopicAdmin:
         self._config = config
         self._admin = admin
         self._is_stopping = is_stopping
-        self._partitions: dict[str, int] = {}
+        self._known: set[str] = set()
 
-    def partition_count(self, topic: str) -> int:
-        """The number of partitions of a topic that has been made sure of."""
-        return self._partitions[topic]
+    def is_ready(self, wanted: Iterable[str]) -> bool:
+        """Whether all these topics have been made sure of."""
+        return self._known.issuperset(wanted)
 
-    def ensure(self, wanted: list[str]) -> None:
-        """Create what is missing of these topics. Raises PublishAborted while Kafka is away, PublishError for good."""
-        for topic in wanted:
-            if topic in self._partitions:
-                continue
-            count = self._existing_partitions(topic)
-            if count is None and self._config.create_topics:
-                self._create(topic)
-                count = self._await_topic(topic)
-            if count is None:
-                raise PublishError(
-                    f"the topic {topic} doesn't exist, or this daemon may not see it",
-                    "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
-                )
-            self._partitions[topic] = count
+    def forget(self) -> None:
+        """Something is wrong with Kafka: make sure of every topic anew."""
+        self._known.clear()
 
-    def _existing_partitions(self, topic: str) -> int | None:
-        # Asked for all topics, not for this one: a broker may create what is asked for by name, with its own settings.
+    def ensure(self, wanted: Iterable[str]) -> None:
+        """Create what is missing of these topics, all at once.
+
+        Raises PublishAborted while Kafka is away, PublishError for good.
+        """
+        unknown = [topic for topic in wanted if topic not in self._known]
+        if not unknown:
+            return
+        missing = self._missing(unknown)
+        if missing and self._config.create_topics:
+            self._create(missing)
+            missing = self._await(missing)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise PublishError(
+                f"the topic {missing[0]}{more} doesn't exist, or this daemon may not see it",
+                "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
+            )
+        self._known.update(unknown)
+
+    def _missing(self, wanted: list[str]) -> list[str]:
+        # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.
         try:
-            return list_topics(self._admin, self._config.bootstrap_servers).get(topic)
+            existing = list_topics(self._admin, self._config.bootstrap_servers)
         except ConnectionLostError as error:
             raise PublishAborted(error.message, error.hint) from error
+        return [topic for topic in wanted if not existing.get(topic)]
 
-    def _create(self, topic: str) -> None:
+    def _create(self, missing: list[str]) -> None:
+        room = _RECORDS_MAX
+        part: list[NewTopic] = []
+        for topic in missing:
+            new = self._new(topic)
+            room -= 1 + new.num_partitions + len(new.config or ())
+            if room < 0 and part:
+                self._create_part(part)
+                room, part = _RECORDS_MAX, []
+            part.append(new)
+        self._create_part(part)
+
+    def _new(self, topic: str) -> NewTopic:
         suffix = topic.removeprefix(self._config.topic_prefix + ".")
         settings = {"max.message.bytes": str(self._config.message_bytes_max)}
         if suffix == topics.CHECKPOINT:
             settings |= _CHECKPOINT_CONFIG
         elif suffix == topics.SCHEMA:
             settings["cleanup.policy"] = "compact"
-        new = NewTopic(
+        return NewTopic(
             topic,
             num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,
             replication_factor=self._config.replication_factor,
             config=settings,
         )
-        try:
-            self._admin.create_topics([new], operation_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
-        except KafkaException as error:
-            cause = error.args[0]
-            if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
-                return
-            # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is wrong.
-            is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
-            if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-                raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
-            raise PublishError(
-                f"the topic {topic} can't be created: {cause.str()}",
-                "Create it, grant this daemon's principal CREATE, or correct kafka.partitions and kafka.replication_factor.",
-            ) from error
 
-    def _await_topic(self, topic: str) -> int | None:
-        """A topic that was just created is known to its broker a little later."""
-        deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
-        while time.monotonic() < deadline and not self._is_stopping.wait(0.02):
-            count = self._existing_partitions(topic)
-            if count:
-                return count
-        return None
+    def _create_part(self, part: list[NewTopic]) -> None:
+        answers = self._admin.create_topics(part, operation_timeout=ADMIN_TIMEOUT_SECONDS)
+        for topic, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is
+                # wrong.
+                is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
+                if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                    raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
+                raise PublishError(
+                    f"the topic {topic} can't be created: {cause.str()}",
+                    "Create it, grant this daemon's principal CREATE, or correct kafka.partitions and kafka.replication_factor.",
+                ) from error
+
+    def _await(self, created: list[str]) -> list[str]:
+        """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
+        missing, pause = created, _POLL_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < deadline:
+            before, missing = len(missing), self._missing(missing)
+            if not missing:
+                break
+            if len(missing) < before:
+                deadline = time.monotonic() + PATIENCE_SECONDS
+            if self._is_stopping.wait(pause):
+                raise PublishAborted(f"stopped while {len(missing)} topics were made")
+            pause = min(2 * pause, _POLL_MAX_SECONDS)
+        return missing

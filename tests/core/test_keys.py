@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc.errors import SchemaError, UnkeyableError
@@ -151,6 +151,44 @@ def test_scalars_are_ordered_by_class_first() -> None:
     double = [codec("scalar", "scalar").of_key([value, 1]) for value in values]
     assert single == sorted(set(single))
     assert double == sorted(set(double))
+
+
+PARTS: dict[str, st.SearchStrategy[Any]] = {
+    "unsigned": st.integers(0, 2**64 - 1),
+    "integer": INTEGERS,
+    "number": INTEGERS | st.floats() | DECIMALS,
+    "double": st.floats(),
+    "decimal": DECIMALS,
+    "string": TEXTS,
+    "str": TEXTS,
+    "varbinary": st.binary(max_size=3),
+    "boolean": st.booleans(),
+    "uuid": st.uuids(),
+    "datetime": DATETIMES,
+    "scalar": INTEGERS | st.floats() | DECIMALS | TEXTS | st.binary(max_size=3) | st.booleans() | st.uuids() | DATETIMES,
+}
+"""By a part's type: values that it may have."""
+
+
+@pytest.mark.parametrize("kind", sorted(PARTS))
+@settings(max_examples=25)
+@given(data=st.data())
+def test_a_key_is_more_than_the_space(kind: str, data: st.DataObject) -> None:
+    """The prefix alone stands for all rows of a space, and for none of another."""
+    kinds = [kind, *data.draw(st.lists(st.sampled_from(sorted(PARTS)), max_size=1))]
+    space_id = data.draw(st.sampled_from([0, 1, 512, 513, 2**31]))
+    key = codec(*kinds, space_id=space_id).of_key([data.draw(PARTS[kind]) for kind in kinds])
+    assert key.startswith(space_prefix(space_id))
+    assert len(key) > len(space_prefix(space_id))
+
+
+def test_a_text_of_zeroes_is_longer_than_it_says() -> None:
+    zeroes = ["\0" * length for length in (0, 1, 2, 505, 506, 507, 600)]
+    for kind, values in (("string", zeroes), ("str", zeroes), ("varbinary", [text.encode() for text in zeroes])):
+        made = [codec(kind).of_key([value]) for value in values]
+        assert len(set(made)) == len(made)
+        assert made[:3] == [space_prefix(513) + b"\0", space_prefix(513) + b"\0\0", space_prefix(513) + b"\0\0\0"]
+        assert made == [codec(kind).of_tuple([value]) for value in values]
 
 
 def test_spaces_lie_apart() -> None:

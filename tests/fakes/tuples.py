@@ -15,6 +15,8 @@ from cdc.state_writer import StateWriter
 class MemoryTuples:
     """Rows, records and the keys that a snapshot has shown."""
 
+    is_former = False
+
     def __init__(self) -> None:
         self.rows: dict[bytes, bytes] = {}
         self.records: dict[bytes, bytes] = {}

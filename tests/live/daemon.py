@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -76,6 +77,16 @@ class DaemonProcess:
                 return status
         except (OSError, ValueError):
             return None
+
+    def is_ready(self) -> bool:
+        """What /ready says."""
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/ready", timeout=5):
+                return True
+        except urllib.error.HTTPError as error:
+            if error.code != 503:
+                raise
+            return False
 
     def wait_until(self, what: str, holds: Callable[[dict[str, Any]], object], timeout_seconds: float = 60) -> dict[str, Any]:
         """Wait until /status fulfils `holds`. Raises AssertionError, with the log's end, if the daemon ends before that."""

@@ -6,6 +6,8 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 
 from cdc import hanging
+from cdc.config import KafkaSection
+from cdc.kafka_clients import KafkaClients
 from tests.live.scene import Scene
 
 
@@ -41,10 +43,13 @@ def test_the_newest_event_that_can_be_read(scene: Scene) -> None:
     scene.workload.create(300)
     scene.daemon.start("--until-caught-up")
     assert scene.daemon.wait_for_end() == 0
-    settings = {"bootstrap.servers": scene.kafka.bootstrap_servers}
+    config = KafkaSection(bootstrap_servers=scene.kafka.bootstrap_servers, topic_prefix=scene.prefix)
+    clients = KafkaClients("x", config)
     stream = scene.check()
     places = {
         place: records[-1].offset + 2 for place, records in stream.records.items() if records and "checkpoint" not in place[0]
     }
-    assert hanging.newest_seq(settings, scene.prefix, places) == max(event.seq for event in stream.events)
-    assert hanging.newest_seq(settings, "another", places) == 0
+    assert hanging.newest_seq(clients.consumer("read_committed"), scene.prefix, places) == max(
+        event.seq for event in stream.events
+    )
+    assert hanging.newest_seq(clients.consumer("read_committed"), "another", places) == 0

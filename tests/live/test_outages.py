@@ -72,6 +72,35 @@ def test_kafka_stands_still_for_longer_than_a_transaction_may_take(frail_scene: 
     scene.check()
 
 
+def test_ready_means_that_changes_become_durable(frail_scene: Scene) -> None:
+    """While Kafka is frozen a quiet source is well; one change that waits for too long isn't, and the daemon says so."""
+    scene = frail_scene
+    scene.daemon.settings["kafka"]["stalled_after_ms"] = 1_000
+    scene.workload.create(100)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.catch_up()
+    scene.kafka.pause()
+    try:
+        uptime_seconds = scene.daemon.wait_until_streaming()["uptime_seconds"]
+        quiet = scene.daemon.wait_until("twice the time has passed", lambda status: status["uptime_seconds"] > uptime_seconds + 2)
+        assert (quiet["state"], quiet["error"], scene.daemon.is_ready()) == ("streaming", None, True)
+        scene.workload.start(steps=1, fibers=1)
+        stalled = scene.daemon.wait_until("it says that Kafka stands still", lambda status: status["state"] == "stalled")
+        assert "Kafka has committed nothing since" in stalled["error"]
+        assert stalled["kafka"]["stalled_seconds"] >= 1
+        assert not scene.daemon.is_ready()
+    finally:
+        scene.kafka.resume()
+    scene.daemon.wait_until("it is ready again", lambda status: status["state"] == "streaming" and status["error"] is None)
+    assert scene.daemon.is_ready()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    log = scene.daemon.run.log_text()
+    assert (log.count("Kafka stands still"), log.count("Kafka is back")) == (1, 1)
+    scene.check()
+
+
 def test_kafka_is_away_at_the_start(frail_scene: Scene) -> None:
     scene = frail_scene
     scene.workload.create(200)

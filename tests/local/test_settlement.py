@@ -88,7 +88,7 @@ def delivery() -> OpenDelivery:
 def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
     """Its thread runs, without a broker."""
     publisher = Publisher("x", config.kafka, "w")
-    monkeypatch.setattr(publisher, "_delivery", delivery)
+    monkeypatch.setattr(publisher, "_started", delivery)
     monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
     publisher._thread.start()
     yield publisher

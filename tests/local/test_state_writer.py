@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import lmdb
 import pytest
 
 from cdc.change import Batch
+from cdc.checkpoint import position_record, space_record
+from cdc.errors import StateError
 from cdc.images import Change
-from cdc.keys import space_prefix
+from cdc.keys import KeyCodec, space_prefix
 from cdc.position import Position, SnapshotState
-from cdc.schema import StoredSpace
+from cdc.protocol.extensions import pack
+from cdc.schema import StoredSpace, published_forms
 from cdc.state_writer import StateWriter
 from cdc.vclock import VClock
 
@@ -167,3 +172,62 @@ def _whole(change: Change) -> tuple[bytes, bytes]:
     key, value = change
     assert value is not None
     return key, value
+
+
+def test_a_store_of_the_former_format_is_brought_over(tmp_path: Path) -> None:
+    """There, a text of nothing but zeroes stood under exactly these: the empty one under the bare prefix of its space."""
+    texts = ["", "\0", "\0\0", "\0a", "a", "\0" * 506, "\0" * 507, "\0" * 600]
+    stored = [
+        StoredSpace(512, [512, 1, "names", "memtx", 0, {}, []], {0: [512, 0, "pk", "tree", {}, [[0, "string"]]]}, 1),
+        StoredSpace(513, [513, 1, "users", "memtx", 0, {}, []], {0: [513, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 2),
+    ]
+    path = tmp_path / "state"
+    writer = StateWriter(path, "shop", 0)
+    former = [(_former_key(text), pack([text])) for text in texts]
+    numbers = [(space_prefix(513) + number.to_bytes(8, "big"), pack([number])) for number in (0, 1, 2**60)]
+    records = [space_record("shop", space.space_id, space) for space in stored]
+    writer.store.write([*former, *numbers], [*records, position_record("shop", at(7), "", 0)])
+    writer.close()
+    _set_format(path, b"tarantool-cdc state 1")
+
+    writer = StateWriter(path, "shop", 0)
+    try:
+        names = KeyCodec(published_forms(stored)[0])
+        assert dict(writer.store.scan(512)) == {names.of_tuple([text]): pack([text]) for text in texts}
+        assert list(writer.store.scan(513)) == numbers
+        assert (writer.store.count(512), writer.store.count(513)) == (len(texts), len(numbers))
+        assert writer.position == at(7)
+    finally:
+        writer.close()
+    assert _format(path) == b"tarantool-cdc state 2"
+    writer = StateWriter(path, "shop", 0)
+    assert writer.store.count(512) == len(texts)
+    writer.close()
+
+
+def test_a_store_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    StateWriter(path, "shop", 0).close()
+    _set_format(path, b"tarantool-cdc state 3")
+    with pytest.raises(StateError, match="was written by another version, in the format b'tarantool-cdc state 3'"):
+        StateWriter(path, "shop", 0)
+
+
+def _former_key(text: str) -> bytes:
+    key = space_prefix(512) + text.encode()
+    return key if len(key) < 511 else key[:479] + hashlib.sha256(key).digest()
+
+
+def _format(path: Path) -> bytes | None:
+    with lmdb.open(str(path), max_dbs=8) as environment:
+        about = environment.open_db(b"about")
+        with environment.begin(db=about, buffers=False) as txn:
+            return txn.get(b"format")
+
+
+def _set_format(path: Path, written: bytes) -> None:
+    with lmdb.open(str(path), max_dbs=8) as environment:
+        about = environment.open_db(b"about")
+        with environment.begin(write=True, db=about) as txn:
+            txn.put(b"format", written)
+    (path / "condition").write_text(f"clean {(path / 'data.mdb').stat().st_size}")

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Iterator
 
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +19,7 @@ from cdc.http import StatusServer
 from cdc.limbo import LimboState
 from cdc.limbo_watch import look
 from cdc.metrics import StatusCollector
+from cdc.stall_watch import StallWatch
 from cdc.status import Status
 from cdc.upstreams import Upstream
 from cdc.vclock import VClock
@@ -152,6 +154,45 @@ def test_served(server: StatusServer, path: str) -> None:
     with urllib.request.urlopen(f"http://127.0.0.1:{server.port}{path}", timeout=10) as answer:
         text = answer.read().decode()
     assert ("a:3301" in text) == (path in ("/status", "/metrics"))
+
+
+def test_stream_of_which_nothing_becomes_durable(server: StatusServer, status: Status) -> None:
+    """Not ready, and it says since when and what for; ready again with the next commit. A quiet stream is ready."""
+
+    def ready() -> tuple[int, str]:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/ready", timeout=10) as answer:
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    watch = StallWatch(status)
+    backlog, now = status.kafka.backlog, time.monotonic()
+    status.kafka.last_commit_at = now - 1000
+    assert (ready(), status.to_json()["error"]) == ((200, "streaming\n"), None)
+    with structlog.testing.capture_logs() as lines:
+        backlog.submitted(now - status.stalled_after_seconds - 5, 0.0)
+        status.kafka.trouble = "1/1 brokers are down"
+        watch.look()
+        watch.look()
+        code, text = ready()
+        shown = status.to_json()
+        assert (code, shown["state"], round(shown["kafka"]["stalled_seconds"])) == (503, "stalled", 20)
+        for sentence in (text, shown["error"]):
+            assert "Kafka has committed nothing since 20" in sentence
+            assert "for 20 s" in sentence
+            assert "1/1 brokers are down" in sentence
+        found = samples(status)
+        assert (found[("tarantool_cdc_ready", ())], round(found[("tarantool_cdc_stalled_seconds", ())])) == (0, 20)
+        backlog.committed(time.monotonic(), 1)
+        watch.look()
+        watch.look()
+    assert (ready(), status.to_json()["error"]) == ((200, "streaming\n"), None)
+    assert [(line["log_level"], line["event"]) for line in lines] == [
+        ("error", "Kafka stands still"),
+        ("info", "Kafka is back"),
+    ]
+    assert lines[1]["stalled_seconds"] == pytest.approx(20, abs=5)
 
 
 def test_not_ready_and_not_healthy(server: StatusServer, status: Status) -> None:

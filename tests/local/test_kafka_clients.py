@@ -1,0 +1,42 @@
+"""What the producers' settings allow; no broker is needed to be told no."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.broker_limits import BrokerLimits
+from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
+from cdc.kafka_clients import KafkaClients, queue_kbytes
+
+NOBODY = "127.0.0.1:1"
+
+
+def clients(message_bytes_max: int = 32 * 1024 * 1024, **properties: int) -> KafkaClients:
+    named = {name.replace("_", "."): value for name, value in properties.items()}
+    return KafkaClients(
+        "x", KafkaSection(bootstrap_servers=NOBODY, topic_prefix="x", message_bytes_max=message_bytes_max, properties=dict(named))
+    )
+
+
+@pytest.mark.parametrize("size", [1024, 65 * 1024 * 1024, 100_000_001])
+def test_the_queue_takes_the_largest_message(size: int) -> None:
+    producer = clients(size).idempotent(lambda _: None, lambda *_: None)
+    producer.produce("x.things", b"x" * (size - 100), b"key")
+    assert len(producer)
+    producer.purge()
+
+
+def test_the_queue_is_no_larger_than_it_must_be() -> None:
+    assert queue_kbytes(32 * 1024 * 1024) == 64 * 1024
+    assert queue_kbytes(1_000_000_000) == 976_563
+
+
+def test_a_transaction_may_be_open_for_as_long_as_the_brokers_allow() -> None:
+    assert clients().transaction_timeout_ms(BrokerLimits(1_200_000)) == 1_200_000
+    assert clients().transaction_timeout_ms(BrokerLimits()) == 900_000
+    assert clients(transaction_timeout_ms=5_000).transaction_timeout_ms(BrokerLimits(1_200_000)) == 5_000
+
+
+@pytest.mark.parametrize("timeout_ms", [1_000, 15_000, 900_000, TRANSACTION_TIMEOUT_MAX_MS])
+def test_every_time_that_a_transaction_may_have_makes_a_producer(timeout_ms: int) -> None:
+    clients().transactional(lambda _: None, timeout_ms).purge()
