@@ -6,17 +6,15 @@ import argparse
 import json
 import signal
 import sys
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any
 
 from cdc import __version__, config, log
-from cdc.errors import CdcError, ConfigurationError, RequestError
+from cdc.errors import CdcError, ConfigurationError
 
-ASK_TIMEOUT_SECONDS: Final = 30.0
-"""Longer than the daemon takes to say that it is too busy."""
+if TYPE_CHECKING:
+    from cdc.admission import Orders
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,10 +49,19 @@ def _parser() -> argparse.ArgumentParser:
         sub.add_argument("--config", type=Path, required=True, metavar="FILE", help="the TOML file to use")
         return sub
 
+    def add_orders(sub: argparse.ArgumentParser) -> None:
+        for name, meaning in (
+            ("--rebuild-state", "build the state store anew if there is none, though the checkpoint was written with one"),
+            ("--take-over", "end another daemon of this name that may be at work, by taking its name in Kafka"),
+            ("--take-prefix", "take kafka.topic_prefix from a daemon of another name, which is gone for good"),
+        ):
+            sub.add_argument(name, action="store_true", help=meaning)
+
     run = add_configured("run", _run, "follow the master and publish its changes; SIGTERM stops it cleanly")
     run.add_argument(
         "--until-caught-up", action="store_true", help="stop once all is published that the master had when it was reached"
     )
+    add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
     status = add_configured("status", _status, "show the running daemon's position, lag, upstream and throughput")
     status.add_argument("--json", action="store_true", help="all of it, as the daemon gives it")
@@ -65,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     unregister.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     replay = add_configured("replay", _replay, "publish the changes in a server's .snap and .xlog files, to the same checkpoint")
     replay.add_argument("--follow", action="store_true", help="go on with what the server writes; SIGTERM stops it cleanly")
+    add_orders(replay)
     replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
@@ -73,12 +81,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _orders(options: argparse.Namespace) -> Orders:
+    from cdc.admission import Orders
+
+    return Orders(rebuild_state=options.rebuild_state, take_over=options.take_over, take_prefix=options.take_prefix)
+
+
 def _run(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, settings.log.level)
     from cdc.daemon import Daemon
 
-    daemon = Daemon(settings)
+    daemon = Daemon(settings, _orders(options))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stop())
     daemon.run(until_caught_up=options.until_caught_up)
@@ -94,7 +108,9 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    status = _ask_daemon(config.load(options.config), "/status")
+    from cdc.asking import ask
+
+    status = ask(config.load(options.config), "/status")
     print(json.dumps(status, indent=1) if options.json else readable(status))
     return 0
 
@@ -106,7 +122,9 @@ def _snapshot(options: argparse.Namespace) -> int:
             'state.images is "none": the daemon keeps no rows that it could publish again',
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
-    _ask_daemon(settings, "/snapshot", {"spaces": options.spaces})
+    from cdc.asking import ask
+
+    ask(settings, "/snapshot", {"spaces": options.spaces})
     print(f"the daemon publishes all rows of {', '.join(options.spaces)}; `tarantool-cdc status` tells how far it is")
     return 0
 
@@ -136,36 +154,6 @@ def _unregister(options: argparse.Namespace) -> int:
             return False
 
     return 0 if unregister(settings, print, confirm) else 1
-
-
-def _ask_daemon(settings: config.Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the running daemon answers. Raises ConfigurationError if there is none, RequestError if it refuses."""
-    if settings.http.address is None:
-        raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
-    host, port = settings.http.address
-    request = urllib.request.Request(
-        f"http://{host}:{port}{path}",
-        data=None if question is None else json.dumps(question).encode(),
-        headers={"Content-Type": "application/json"},
-    )
-    try:
-        with urllib.request.urlopen(request, timeout=5 if question is None else ASK_TIMEOUT_SECONDS) as answer:  # noqa: S310 - the scheme is ours
-            found: dict[str, Any] = json.load(answer)
-            return found
-    except urllib.error.HTTPError as error:
-        with error:
-            raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"no daemon answers at {host}:{port}: {error}", "Start it with `tarantool-cdc run`, or correct http.listen."
-        ) from error
-
-
-def _refusal(body: bytes) -> str | None:
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return None
 
 
 def readable(status: dict[str, Any]) -> str:
@@ -210,7 +198,7 @@ def _replay(options: argparse.Namespace) -> int:
     log.configure(settings.log.format, settings.log.level)
     from cdc.replay import Replay
 
-    replay = Replay(settings, options.directory, follows=options.follow)
+    replay = Replay(settings, options.directory, follows=options.follow, orders=_orders(options))
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: replay.stop())
     replay.run()

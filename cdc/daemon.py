@@ -1,5 +1,7 @@
 """The daemon's life: keep a publisher, keep a connection, and know which trouble heals by waiting.
 
+    may it start? (cdc.admission) ─▶ take the name
+
     publisher ─▶ ask all members ─▶ choose one ─▶ connect ─▶ its ballot once more ─▶ follow ─┐
         ▲           ▲                   │ nobody         └───────── an error ◀───────────────┘
         │           │                   ▼                             │ of one of several members: pass it over, at once
@@ -26,12 +28,14 @@ from typing import Final
 
 import structlog
 
-from cdc import resume, upstreams
-from cdc.checkpoint import Checkpoint
+from cdc import admission, asking, ownership, resume, upstreams
+from cdc.admission import Foothold, Orders
+from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import Config
 from cdc.delivery import FencedError
 from cdc.errors import (
     CdcError,
+    ConfigurationError,
     ConnectionLostError,
     KeysChangedError,
     PositionError,
@@ -44,11 +48,14 @@ from cdc.errors import (
 from cdc.follower import Follower, Goal
 from cdc.handshake import greet, vote
 from cdc.http import StatusServer
+from cdc.kafka_clients import KafkaClients
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
+from cdc.sign_of_life import SignOfLife
 from cdc.snapshot_requests import SnapshotRequests
 from cdc.stall_watch import StallWatch
 from cdc.state import set_aside
+from cdc.state_files import is_there
 from cdc.state_writer import StateWriter
 from cdc.status import Status
 from cdc.survey import Survey
@@ -100,9 +107,10 @@ class BackOff:
 class Daemon:
     """One run of the daemon, from its start to its stop."""
 
-    def __init__(self, config: Config) -> None:
-        """Raises ConfigurationError if http.listen can't be had."""
+    def __init__(self, config: Config, orders: Orders | None = None) -> None:
+        """Raises ConfigurationError if http.listen can't be had, NameTakenError if a daemon of this name has it."""
         self._config = config
+        self._orders = orders or Orders()
         self._log = structlog.get_logger().bind(name=config.name)
         self._writer_id = str(uuid.uuid4())
         self._instance_uuid = instance_uuid(config.name)
@@ -110,6 +118,8 @@ class Daemon:
         self._publisher: Publisher | None = None
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
+        self._foothold: Foothold | None = None
+        self._life: SignOfLife | None = None
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
         self._connect_count = 0
@@ -125,7 +135,7 @@ class Daemon:
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
         self._survey = Survey(config.source, self.status)
-        self._server = StatusServer(config.http.address, self.status) if config.http.address else None
+        self._server = self._listen()
 
     @property
     def http_port(self) -> int | None:
@@ -141,13 +151,18 @@ class Daemon:
         tune_garbage_collector()
         goal = Goal(until_caught_up)
         try:
-            if self._config.state.images == "full":
-                self._writer = self._open_store()
+            if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
+                self._open_store()
             self._survey.start()
             self._stall_watch.start()
             while not self._is_stopping.is_set():
                 try:
                     if self._publisher is None:
+                        self.status.state = "waiting for kafka"
+                        if not self._writers:
+                            self._be_admitted()
+                        if self._is_stopping.is_set():
+                            break
                         self._publisher = self._start_publisher()
                     if self._follow(self._publisher, goal):
                         break
@@ -161,19 +176,48 @@ class Daemon:
             self._stop_publisher()
             if self._writer is not None:
                 self._writer.close()
+            if self._foothold is not None:
+                self._foothold.close()
             self._survey.close()
             self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
 
-    def _open_store(self) -> StateWriter:
-        state = self._config.state
-        path = state.path / "images"
+    def _listen(self) -> StatusServer | None:
+        address = self._config.http.address
         try:
-            return StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+            return StatusServer(address, self.status) if address is not None else None
+        except ConfigurationError as error:
+            assert address is not None
+            raise asking.who_listens(self._config.name, address) or error from error
+
+    def _open_store(self) -> None:
+        state = self._config.state
+        path = admission.store_path(self._config)
+        try:
+            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
         except StateLostError as error:
             self._log.warning("building the state store anew", reason=error.message, old=str(set_aside(path)))
-            return StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+        admission.check_store_is_ours(self._config, self._writer.names())
+
+    def _be_admitted(self) -> None:
+        """Make sure, before the name is taken, that nobody is harmed by that and that nothing is published again by a slip."""
+        config, orders = self._config, self._orders
+        stored = admission.read(config)
+        if not orders.take_prefix:
+            ownership.check(stored, config.kafka.topic_prefix, config.name)
+        if not orders.rebuild_state:
+            admission.check_store(config, stored)
+        if config.state.images == "full" and self._writer is None:
+            self._open_store()
+        self._foothold = self._foothold or Foothold(config)
+        if not orders.take_over:
+            admission.check_alone(config, stored, self._foothold.former(), self._is_stopping.is_set)
+        if orders.take_prefix:
+            admission.release_prefix(config, stored, self._is_stopping.is_set)
+        if not self._is_stopping.is_set():
+            self._foothold.take(self._writer_id)
 
     # Following.
 
@@ -331,10 +375,13 @@ class Daemon:
     # The publisher's life.
 
     def _start_publisher(self) -> Publisher:
-        self.status.state = "waiting for kafka"
-        publisher = Publisher(self._config.name, self._config.kafka, self._writer_id, statistics=self.status.kafka)
+        has_store = self._config.state.images == "full"
+        publisher = Publisher(
+            self._config.name, self._config.kafka, Writer(self._writer_id, has_store), statistics=self.status.kafka
+        )
+        takes_prefix = self._orders.take_prefix and not self._writers
         try:
-            self._checkpoint = publisher.start(expected_writers=self._writers)
+            self._checkpoint = publisher.start(expected_writers=self._writers, takes_prefix=takes_prefix)
         except PublishAborted as error:
             _discard(publisher)
             # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
@@ -343,6 +390,10 @@ class Daemon:
             _discard(publisher)
             raise
         self._writers |= {self._writer_id, self._checkpoint.writer}
+        if self._life is None:
+            clients = KafkaClients(self._config.name, self._config.kafka)
+            self._life = SignOfLife(clients, admission.checkpoint_topic(self._config), self._config.name, self._writer_id)
+            self._life.start()
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
         self._back_off.reset()
@@ -370,8 +421,12 @@ class Daemon:
 
     def _stop_publisher(self) -> None:
         if self._publisher is None:
+            if self._life is not None:
+                self._life.close(is_clean=False)
             return
         is_whole = self._publisher.stop(self._config.kafka.stop_timeout_ms / 1000)
+        if self._life is not None:
+            self._life.close(is_clean=is_whole)
         if self._writer is not None:
             for position in self._publisher.last_settled():
                 self._writer.settle(position)

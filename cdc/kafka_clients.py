@@ -60,6 +60,12 @@ class KafkaClients:
             }
         )
 
+    def passing(self) -> Producer:
+        """A producer for what is of use only now: it tries for a short time, outside of all transactions."""
+        settings = self._settings(lambda _: None)
+        settings.pop("transaction.timeout.ms", None)
+        return Producer({**settings, "enable.idempotence": False, "acks": "1", "message.timeout.ms": 3_000, "linger.ms": 0})
+
     def transaction_timeout_ms(self, limits: BrokerLimits) -> int:
         """How long a transaction may be open: what is configured, else as long as the brokers allow.
 

@@ -25,14 +25,14 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 from confluent_kafka.admin import AdminClient
 
-from cdc import checkpoint, hanging, topics
+from cdc import checkpoint, hanging, ownership, topics
 from cdc.backlog import Backlog
 from cdc.broker_limits import broker_limits
 from cdc.change import Batch
-from cdc.checkpoint import Checkpoint
+from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import KafkaSection
-from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, FencedError, now_ms
-from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
+from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, FencedError, Record, now_ms
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
 from cdc.json_values import encode
 from cdc.kafka_clients import KafkaClients
 from cdc.position import Position
@@ -97,7 +97,7 @@ class Publisher:
         self,
         name: str,
         config: KafkaSection,
-        writer: str,
+        writer: Writer,
         clients: KafkaClients | None = None,
         statistics: PublisherStatistics | None = None,
     ) -> None:
@@ -147,12 +147,13 @@ class Publisher:
 
     # Starting and stopping.
 
-    def start(self, *, expected_writers: Collection[str | None] = ()) -> Checkpoint:
-        """Take the name, make the control topics, read the checkpoint, and begin to take batches.
+    def start(self, *, expected_writers: Collection[str | None] = (), takes_prefix: bool = False) -> Checkpoint:
+        """Take the name, make the control topics, read the checkpoint, claim the prefix, and begin to take batches.
 
         `expected_writers` are given by a process that had the name before: itself, and who wrote before it, as Kafka may
-        not show its own record yet. If anybody else has written since, that one is not fenced in turn. Raises
-        ConnectionLostError while Kafka is away (try again on a new Publisher), PublishError or ConfigurationError.
+        not show its own record yet. If anybody else has written since, that one is not fenced in turn. With `takes_prefix`
+        the prefix is claimed though it is another daemon's. Raises ConnectionLostError while Kafka is away (try again on a
+        new Publisher), PublishError or ConfigurationError.
         """
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
@@ -168,8 +169,13 @@ class Publisher:
             error.message = f"transactional id {self._name!r}: {error.message}"
             raise
         stored = self._read_to_the_end()
+        if not takes_prefix:
+            ownership.check(stored, self._config.topic_prefix, self._name)
+        claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
         # From here on a reader of the checkpoint knows that this process has the name.
-        self._commit_position(stored.position or Position(), {})
+        self._commit_position(stored.position or Position(), {}, claims)
+        if claims:
+            self._check_claim()
         self._thread.start()
         return stored
 
@@ -300,6 +306,17 @@ class Publisher:
             )
         return stored
 
+    def _check_claim(self) -> None:
+        """Of several daemons that have just claimed the prefix the first has it. Raises PrefixTakenError in the others."""
+        stored = self.reload()
+        if stored is None or self._name not in stored.owners:
+            raise ConnectionLostError(f"Kafka doesn't show yet whose {self._config.topic_prefix} is")
+        try:
+            ownership.check(stored, self._config.topic_prefix, self._name)
+        except ConfigurationError:
+            self._delivery.commit([checkpoint.owner_record(self._name, None)])
+            raise
+
     def _end_hanging(self) -> None:
         clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._own_topics(admin))
@@ -405,10 +422,12 @@ class Publisher:
         message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
 
-    def _commit_position(self, position: Position, stored: dict[int, StoredSpace | None]) -> None:
+    def _commit_position(
+        self, position: Position, stored: dict[int, StoredSpace | None], claims: Collection[Record] = ()
+    ) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
-        self._delivery.commit([*records, checkpoint.position_record(self._name, position, self._writer, now_ms())])
+        self._delivery.commit([*records, *claims, checkpoint.position_record(self._name, position, self._writer, now_ms())])
         ended = time.monotonic()
         self.statistics.commit_count += 1
         self.statistics.commit_seconds += ended - started

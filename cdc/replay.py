@@ -23,6 +23,7 @@ from typing import Final
 import structlog
 
 from cdc import resume
+from cdc.admission import Orders
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.daemon import Daemon
@@ -50,9 +51,9 @@ _OLDEST_VERSION: Final = (1, 7, 0)
 class Replay(Daemon):
     """A daemon whose source is a directory. Everything else, its name and its checkpoint included, is a daemon's."""
 
-    def __init__(self, config: Config, directory: Path, *, follows: bool = False) -> None:
-        """`follows`: go on with what a server writes into the files. Raises ConfigurationError if http.listen can't be had."""
-        super().__init__(config)
+    def __init__(self, config: Config, directory: Path, *, follows: bool = False, orders: Orders | None = None) -> None:
+        """`follows`: go on with what a server writes into the files. Raises as Daemon."""
+        super().__init__(config, orders)
         self._survey = Survey(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows

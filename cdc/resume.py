@@ -157,7 +157,7 @@ def reconcile(kafka: Position | None, store: Position | None) -> Beginning:
         return Beginning(is_store_good=store is None)
     if store is None or store.snapshot is None:
         # Rows that it may have all the same are none of this daemon's.
-        return Beginning(is_store_good=False, reason="the state store is empty")
+        return Beginning(is_store_good=False, reason="there is nothing in the state store")
     check_replicaset_of_store(kafka, store)
     if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
         # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.

@@ -242,7 +242,10 @@ class Settlement:
         beginning = resume.reconcile(checkpoint.position, stored.position)
         self.forced_snapshot = beginning.reason
         if not beginning.is_store_good:
-            self._log.warning("emptying the state store", reason=beginning.reason or "there is no checkpoint")
+            self._log.warning(
+                "filling the state store anew, from a snapshot",
+                reason=beginning.reason or "there is no checkpoint, so what the store has was never published",
+            )
             writer.restart()
             stored = Checkpoint()
         kept = published_forms(stored.spaces.values())

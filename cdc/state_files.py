@@ -76,8 +76,14 @@ def set_aside(path: Path) -> Path:
 
 def remove_files(path: Path) -> None:
     """Remove a store's files, but for the one that was set aside, and nothing else that is in the directory."""
-    for name in (_CONDITION, DATA_FILE, _READERS, _LOCK):
+    # What tells that there is a store goes last, so that nobody finds a part of one.
+    for name in (DATA_FILE, _READERS, _LOCK, _CONDITION):
         (path / name).unlink(missing_ok=True)
+
+
+def is_there(path: Path) -> bool:
+    """Whether there is a store in the directory, or what is left of one. Changes nothing."""
+    return any((path / name).exists() for name in (DATA_FILE, _CONDITION, _LOST))
 
 
 def write_condition(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ settled is forgotten with the connection; it comes again.
 from __future__ import annotations
 
 import contextlib
+import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from cdc.change import Batch
-from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.errors import UnkeyableError
 from cdc.images import CLEAR, Change, Images
 from cdc.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
@@ -28,6 +29,8 @@ from cdc.state import SLICE_CHANGES, StateStore
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
 """More than that the store writes down twice."""
+_NOBODY: Final = Writer("", has_store=True)
+"""Who writes positions into the store is never asked."""
 
 
 class StateWriter:
@@ -57,6 +60,10 @@ class StateWriter:
         for key, value in self.store.records.items():
             fold(self._name, key, value, found)
         return found
+
+    def names(self) -> set[str]:
+        """Whose records the store has."""
+        return {json.loads(key)["name"] for key in self.store.records}
 
     @property
     def position(self) -> Position | None:
@@ -128,7 +135,7 @@ class StateWriter:
         is_due = time.monotonic() - self._settled_since >= self._flush_interval or len(self._settled) >= FLUSH_CHANGES_MAX
         if not is_due and not is_forced:
             return None
-        key, value = position_record(self._name, position, "", time.time_ns() // 1_000_000)
+        key, value = position_record(self._name, position, _NOBODY, time.time_ns() // 1_000_000)
         self.store.write(self._settled, [*self._settled_records.items(), (key, value)])
         if self._images is not None:
             self._images.written(self._settled)

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.errors import ConfigurationError
 from cdc.position import Position, SnapshotState
 from cdc.schema import StoredSpace
 from cdc.vclock import VClock
 from tests.fakes.profiles import MANY, SOME
 
+ME, THEM = Writer("me", has_store=True), Writer("them", has_store=False)
 POSITIONS = st.builds(
     Position,
     vclock=st.dictionaries(st.integers(1, 31), st.integers(1, 2**63), max_size=4).map(VClock),
@@ -62,13 +63,13 @@ def folded(*records: tuple[bytes, bytes | None], name: str = "shop") -> Checkpoi
 @given(POSITIONS)
 def test_positions_come_back(position: Position) -> None:
     assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
-    checkpoint = folded(position_record("shop", position, "me", 17))
+    checkpoint = folded(position_record("shop", position, ME, 17))
     assert (checkpoint.position, checkpoint.writer, checkpoint.spaces) == (position, "me", {})
 
 
 def test_position_record_in_full() -> None:
     position = Position(VClock({2: 7, 1: 42}), 9, 3, UUID(int=1), UUID(int=2), SnapshotState(4, is_complete=True, row_count=5))
-    key, value = position_record("shop", position, "me", 17)
+    key, value = position_record("shop", position, ME, 17)
     assert key == b'{"name":"shop"}'
     assert json.loads(value) == {
         "name": "shop",
@@ -80,8 +81,17 @@ def test_position_record_in_full() -> None:
         "server_uuid": "00000000-0000-0000-0000-000000000002",
         "snapshot": {"snapshot_id": 4, "is_complete": True, "row_count": 5, "sweep_seq": 0, "request_count": 0},
         "writer": "me",
+        "has_store": True,
         "ts_ms": 17,
     }
+
+
+def test_whether_there_was_a_store_is_kept() -> None:
+    assert folded(position_record("shop", Position(), ME, 1)).has_store is True
+    assert folded(position_record("shop", Position(), THEM, 1)).has_store is False
+    key, value = position_record("shop", Position(), ME, 1)
+    without = {name: given for name, given in json.loads(value).items() if name != "has_store"}
+    assert folded((key, json.dumps(without).encode())).has_store is None
 
 
 @MANY
@@ -116,14 +126,14 @@ def test_a_format_whose_default_value_is_a_decimal() -> None:
 
 def test_records_of_other_daemons_are_passed_over() -> None:
     space = StoredSpace(512, [512, 1, "x"], {}, 1)
-    records = [position_record("other", Position(seq=5), "them", 1), space_record("other", 512, space)]
+    records = [position_record("other", Position(seq=5), THEM, 1), space_record("other", 512, space)]
     assert folded(*records) == Checkpoint()
-    mine = position_record("shop", Position(seq=6), "me", 1)
+    mine = position_record("shop", Position(seq=6), ME, 1)
     assert folded(mine, *records).position == Position(seq=6)
 
 
 def test_a_position_that_was_deleted() -> None:
-    key, value = position_record("shop", Position(seq=6), "me", 1)
+    key, value = position_record("shop", Position(seq=6), ME, 1)
     assert folded((key, value), (key, None)) == Checkpoint()
 
 

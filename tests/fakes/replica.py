@@ -13,7 +13,7 @@ from uuid import UUID
 
 from cdc import resume
 from cdc.change import Batch, Broadcast, Message
-from cdc.checkpoint import Checkpoint, fold, position_record, space_record
+from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
@@ -54,7 +54,7 @@ class Topics:
             for space_id, space in batch.stored.items():
                 key, value = space_record(NAME, space_id, space)
                 self._records[key] = value
-        key, value = position_record(NAME, batches[-1].position, "writer", NOW_US // 1000)
+        key, value = position_record(NAME, batches[-1].position, Writer("writer", has_store=True), NOW_US // 1000)
         self._records[key] = value
 
     def checkpoint(self) -> Checkpoint:

@@ -26,6 +26,7 @@ class DaemonProcess:
         self.settings = settings
         self.directory = directory
         self.environment = dict(environment or {})
+        self.working_directory: Path | None = None
         self._http_port = free_port()
         self._run: ChildProcess | None = None
         self._runs: list[ChildProcess] = []
@@ -42,6 +43,7 @@ class DaemonProcess:
             [sys.executable, "-m", "cdc", command, "--config", str(file), *arguments],
             log_file=self.directory / f"{self.name}.log",
             environment=self.environment,
+            working_directory=self.working_directory,
         )
         self._runs.append(self._run)
 

@@ -81,12 +81,17 @@ class Scene:
 
     def check(self) -> Stream:
         """Hold everything: the stream's own promises, and that it makes the master's contents. The daemon has caught up."""
-        with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
-            stream = parse(reader)
-        stream.check()
+        stream = self.check_events()
         has_images = self.daemon.settings["state"].get("images", "full") == "full"
         counts = replica.compare(replica.fold(stream, has_images=has_images), self.tarantool)
         assert sum(counts.values()), "the master is empty, so nothing was compared"
+        return stream
+
+    def check_events(self) -> Stream:
+        """Hold the stream's own promises; what the master has done since isn't published."""
+        with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
+            stream = parse(reader)
+        stream.check()
         return stream
 
     def check_whole_while_dead(self, reader: TopicReader) -> None:

@@ -155,13 +155,13 @@ def spooled_bytes(scene: Scene) -> int:
     return sum(file.stat().st_size for file, name in opened if name.startswith(state) and "/images" not in name)
 
 
-def test_second_daemon_of_the_name_ends_the_first(scene: Scene) -> None:
+def test_second_daemon_of_the_name_ends_the_first_if_it_is_told_to(scene: Scene) -> None:
     scene.workload.create(300)
     scene.workload.start(pause=0.01)
     scene.daemon.start()
     scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 300)
     first, second = scene.daemon, scene.new_daemon()
-    second.start()
+    second.start("--take-over", "--rebuild-state")
     assert first.wait_for_end() == 1
     last = first.run.log_tail(1)
     assert last.startswith("tarantool-cdc: another daemon has taken the name"), last

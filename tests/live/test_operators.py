@@ -100,7 +100,7 @@ def test_password_from_a_file_and_from_the_environment(users: Scene, tmp_path: P
     file.write_text(PASSWORD + "\n")
     source = {"uris": [f"full@127.0.0.1:{users.tarantool.port}"]}
     from_file = users.new_daemon(source={**source, "password_file": str(file)})
-    from_environment = users.new_daemon(source=source)
+    from_environment = users.new_daemon(source=source, state=from_file.settings["state"])
     from_environment.environment["TARANTOOL_CDC__SOURCE__PASSWORD"] = PASSWORD
     for daemon in (from_file, from_environment):
         daemon.start("--until-caught-up")

@@ -270,7 +270,7 @@ def test_verify_that_can_not_be_done(scene: Scene) -> None:
         scene.tarantool.eval("box.space.things:replace{1} box.snapshot() box.cfg{checkpoint_count = 1}")
     said = complaint(scene.daemon, "verify")
     assert "no longer has the logs" in said
-    other = scene.new_daemon("other", state={"images": "none"})
+    other = scene.new_daemon("other", state={"images": "none"}, kafka={"topic_prefix": f"{scene.prefix}-other"})
     other.start()
     other.kill()
     assert "state.images" in complaint(other, "verify")

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cdc.change import Batch, Broadcast, Message
-from cdc.checkpoint import Checkpoint
+from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import Config, parse
 from cdc.delivery import Record
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
@@ -87,7 +87,7 @@ def delivery() -> OpenDelivery:
 @pytest.fixture
 def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
     """Its thread runs, without a broker."""
-    publisher = Publisher("x", config.kafka, "w")
+    publisher = Publisher("x", config.kafka, Writer("w", has_store=False))
     monkeypatch.setattr(publisher, "_started", delivery)
     monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
     publisher._thread.start()

@@ -1,0 +1,145 @@
+"""A slip publishes nothing twice: another folder, another daemon of the name, another name with the prefix."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from cdc.ownership import SILENCE_SECONDS
+from tests.live.daemon import DaemonProcess
+from tests.live.scene import Scene
+from tests.live.stream import parse
+from tests.live.test_operators import complaint
+from tests.live.topics import TopicReader
+
+THINGS = """
+box.schema.space.create('things'):create_index('primary')
+for id = 1, 50 do box.space.things:insert{id} end
+"""
+
+
+def caught_up(daemon: DaemonProcess, *arguments: str) -> None:
+    daemon.start("--until-caught-up", *arguments)
+    assert daemon.wait_for_end() == 0, daemon.run.log_text()
+
+
+def ops(scene: Scene) -> list[str]:
+    """The kinds of all events, none of them there twice; what holds in both modes of delivery."""
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        stream = parse(reader)
+    stream.check_sequence()
+    return [event.op for event in stream.events]
+
+
+def test_second_daemon_of_the_name_in_another_folder(scene: Scene) -> None:
+    """It ends with a sentence and has published nothing; the first doesn't notice."""
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    second = scene.new_daemon()
+    second.start("--rebuild-state")
+    assert second.wait_for_end() == 1
+    said = second.run.log_tail(1)
+    assert f"a daemon '{scene.prefix}' is at work on " in said
+    assert f" as process {scene.daemon.run.pid}, " in said
+    assert "--take-over" in said
+    scene.tarantool.eval("box.space.things:insert{51}")
+    scene.catch_up()
+    assert "fenced" not in scene.daemon.run.log_text()
+    assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
+    assert scene.daemon.terminate() == 0
+
+
+def test_second_daemon_of_the_name_with_the_same_file(scene: Scene) -> None:
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    second = scene.new_daemon(http=scene.daemon.settings["http"], state=scene.daemon.settings["state"])
+    said = complaint(second)
+    assert f"a daemon '{scene.prefix}' is at work and listens at {scene.daemon.settings['http']['listen']}" in said
+    assert "port" not in said
+    other = scene.new_daemon("other", http=scene.daemon.settings["http"])
+    said = complaint(other)
+    assert f"the daemon '{scene.prefix}' listens there" in said
+    assert "another port" in said
+    assert scene.daemon.terminate() == 0
+
+
+def test_killed_and_started_again(scene: Scene) -> None:
+    """Here: at once. Elsewhere: after a silence, without being told to. After a clean end: at once anywhere."""
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    scene.daemon.restart_killed()
+    scene.daemon.wait_until_streaming(SILENCE_SECONDS)
+    scene.daemon.kill()
+    elsewhere = scene.new_daemon()
+    shutil.copytree(scene.daemon.settings["state"]["path"], elsewhere.settings["state"]["path"])
+    (Path(elsewhere.settings["state"]["path"]) / "images" / "writers").unlink()
+    began = time.monotonic()
+    elsewhere.start()
+    elsewhere.wait_until_streaming()
+    assert time.monotonic() - began >= SILENCE_SECONDS
+    assert elsewhere.terminate() == 0
+    shutil.rmtree(scene.daemon.settings["state"]["path"])
+    shutil.copytree(elsewhere.settings["state"]["path"], scene.daemon.settings["state"]["path"])
+    (Path(scene.daemon.settings["state"]["path"]) / "images" / "writers").unlink()
+    scene.tarantool.eval("box.space.things:insert{51}")
+    caught_up(scene.daemon)
+    assert "looking whether another daemon" not in scene.daemon.run.log_text()
+    assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
+
+
+@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+def test_second_name_with_the_prefix(scene: Scene, delivery: str) -> None:
+    scene.tarantool.eval(THINGS)
+    scene.daemon.settings["kafka"]["delivery"] = delivery
+    scene.daemon.start()
+    scene.catch_up()
+    other = scene.new_daemon(f"{scene.prefix}-b", kafka={"delivery": delivery})
+    said = complaint(other)
+    assert f"belongs to the daemon '{scene.prefix}', which wrote there last at 20" in said
+    assert "--take-prefix" in said
+    other.start("--take-prefix")
+    assert other.wait_for_end() == 1
+    assert "Stop that one first" in other.run.log_tail(1)
+    scene.catch_up()
+    assert ops(scene) == ["r"] * 50
+    assert scene.daemon.terminate() == 0
+    caught_up(other, "--take-prefix")
+    caught_up(other)
+    assert f"belongs to the daemon '{scene.prefix}-b'" in complaint(scene.daemon)
+
+
+def test_started_from_another_folder(scene: Scene, tmp_path: Path) -> None:
+    """The same file, whose state.path is relative, from wherever: the same store."""
+    scene.tarantool.eval(THINGS)
+    scene.daemon.settings["state"]["path"] = "state"
+    caught_up(scene.daemon)
+    assert (scene.daemon.directory / "state" / "images").is_dir()
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    scene.daemon.working_directory = elsewhere
+    scene.tarantool.eval("box.space.things:insert{51}")
+    caught_up(scene.daemon)
+    assert not list(elsewhere.iterdir())
+    assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
+
+
+def test_state_path_that_is_wrong(scene: Scene, tmp_path: Path) -> None:
+    """Nothing is published again, and nothing made at the wrong place."""
+    scene.tarantool.eval(THINGS)
+    caught_up(scene.daemon)
+    right = scene.daemon.settings["state"]["path"]
+    scene.daemon.settings["state"]["path"] = str(tmp_path / "wrong")
+    for _ in range(2):
+        said = complaint(scene.daemon)
+        assert str(tmp_path / "wrong" / "images") in said
+        assert "correct state.path" in said
+        assert not (tmp_path / "wrong").exists()
+    scene.daemon.settings["state"]["path"] = right
+    caught_up(scene.daemon)
+    assert [event.op for event in scene.check().events] == ["r"] * 50
