@@ -121,7 +121,7 @@ def check_store_is_ours(config: Config, names: Collection[str]) -> None:
     if names and config.name not in names:
         by = ", ".join(map(repr, sorted(names)))
         raise StateError(
-            f"the state store {store_path(config)} is the daemon {by}'s, and this one is {config.name!r}",
+            f"the state store {store_path(config)} belongs to the daemon {by}, and this one is {config.name!r}",
             f"Give this one a state.path of its own. If {by} is gone for good, remove the directory.",
         )
 
@@ -135,11 +135,9 @@ class Foothold:
     def __init__(self, config: Config) -> None:
         """With a store, that is locked already. Raises StateError if another process has the directory."""
         self._lock = -1
-        self._path: Path | None
+        self._path: Path | None = store_path(config)
         if config.state.images == "full":
-            self._path = store_path(config)
             return
-        self._path = config.state.path
         try:
             with told(self._path):
                 self._lock = lock(self._path)
@@ -149,14 +147,17 @@ class Foothold:
             structlog.get_logger().warning("state.path can't be used, and a large transaction would need it", reason=str(error))
             self._path = None
 
-    def former(self) -> list[str]:
+    @staticmethod
+    def writers_in(directory: Path) -> list[str]:
         """The ids of the processes that had the directory lately, in order."""
-        if self._path is None:
-            return []
         try:
-            return (self._path / _WRITERS).read_text().split()
-        except (FileNotFoundError, UnicodeDecodeError):
+            return (directory / _WRITERS).read_text().split()
+        except (OSError, UnicodeDecodeError):
             return []
+
+    def former(self) -> list[str]:
+        """The ids of the processes that had this directory lately, in order."""
+        return [] if self._path is None else self.writers_in(self._path)
 
     def take(self, writer: str) -> None:
         """This process has it now. Raises StateError."""

@@ -3,8 +3,8 @@
 It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
 system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
 decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
-any consumer could; it takes no transactional id, so a daemon that runs goes on undisturbed. It doesn't open the state store
-either, which belongs to that daemon: logs that only the store would need are not looked for.
+any consumer could; it takes no transactional id, so a daemon that runs goes on undisturbed, though that one is a finding. It
+doesn't open the state store either, which may be that daemon's: logs that only the store would need are not looked for.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from cdc import checkpoint, resume, topics, upstreams
+from cdc import admission, check_start, resume, topics, upstreams
+from cdc.check_start import Finding
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
 from cdc.daemon import instance_uuid
@@ -47,17 +48,29 @@ def check(config: Config, say: Say) -> bool:
     kafka = _Check(say, "kafka")
     stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
     position = stored.position
+    findings: list[Finding] = []
     if kafka.is_good:
         where = f"at {position.vclock}" if position else "not there yet"
         say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
+        findings += check_start.of_kafka(config, stored)
+    findings += check_start.of_state_path(config)
     needed = _needed(config, stored)
     found = [_look(config, member, stored, needed, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
         for line in _published(config, schema, existing):
             say(line)
+        spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
+        findings += check_start.of_patterns(config, spaces)
     is_followed = _choose(config, [member.answer for member in found], needed, say)
-    return kafka.is_good and is_followed and not any(member.is_foreign for member in found)
+    for finding in findings:
+        say(str(finding))
+    return (
+        kafka.is_good
+        and is_followed
+        and not any(member.is_foreign for member in found)
+        and not any(finding.is_failure for finding in findings)
+    )
 
 
 @dataclass(slots=True)
@@ -103,7 +116,8 @@ def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, sa
             connection.close()
         say(f"{member.address}: {member.user} may replicate{_registration(config, member, contents)}")
     except CdcError as error:
-        say(f"{member.address}: FAILED: {error}")
+        # Errors of a connection name its address already.
+        say(f"{member.address}: FAILED: {str(error).removeprefix(f'{member.address}: ')}")
         return _Member(Answer(member.address, error=error))
     answer = Answer(member.address, ballot, greeting.version_text, greeting.uuid)
     try:
@@ -115,13 +129,19 @@ def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, sa
     standing = upstreams.standing(answer, needed)
     if standing is Standing.GOOD:
         due = resume.snapshot_due(stored.position, mode=config.snapshot.mode, is_first_connect=True)
-        say(f"{member.address}: would " + (f"take a snapshot: {due.reason}" if due else f"go on from {needed.published}"))
+        say(f"{member.address}: would " + (_beginning(due, stored) if due else f"go on from {needed.published}"))
         if not needed.takes_snapshot:
             headroom = upstreams.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
             say(f"{member.address}: keeps the logs of {headroom} rows before the checkpoint")
     else:
         say(upstreams.explained(answer, standing, needed))
     return _Member(answer, contents)
+
+
+def _beginning(due: resume.TakeSnapshot, stored: Checkpoint) -> str:
+    if stored.position is None and due.publish:
+        return "take a snapshot: this is the first start, and all rows will be published, as `r`"
+    return f"take a snapshot: {due.reason}"
 
 
 def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> bool:
@@ -131,11 +151,13 @@ def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say)
     try:
         choice = upstreams.choose(answers, needed, rules)
         if not isinstance(choice, Choice):
-            say(f"nobody can be followed now: {choice.reason}")
+            if len(answers) > 1:
+                say(f"nobody can be followed now: {choice.reason}")
             # What would become of it if nothing changed while it waits.
             choice = upstreams.choose(answers, needed, rules, waited_ms=float("inf"))
     except CdcError as error:
-        say(f"FAILED: {error}")
+        if not (len(answers) == 1 and error is answers[0].error):
+            say(f"FAILED: {error}")
         return False
     if not isinstance(choice, Choice):
         return False
@@ -204,12 +226,8 @@ class _Check:
 
 def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     kafka = config.kafka
-    clients = KafkaClients(config.name, kafka)
-    existing = list_topics(clients.admin(), kafka.bootstrap_servers)
-    topic = topics.TopicNames(kafka.topic_prefix).control(topics.CHECKPOINT)
-    if topic not in existing:
-        return Checkpoint(), existing
-    return checkpoint.read(clients.consumer("read_committed"), topic, config.name), existing
+    existing = list_topics(KafkaClients(config.name, kafka).admin(), kafka.bootstrap_servers)
+    return admission.read(config), existing
 
 
 def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) -> list[str]:
@@ -226,7 +244,7 @@ def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) 
 def _published_space(form: SpaceForm, topic: str, existing: dict[str, int]) -> str:
     state = f"{existing[topic]} partitions" if topic in existing else "to be created"
     synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
-    return f"{form.name} ({form.space_id}) to {topic} ({state}){synchronous}"
+    return f"{form.name} (space id {form.space_id}) to {topic} ({state}){synchronous}"
 
 
 def _read_contents(connection: Connection) -> _Contents:

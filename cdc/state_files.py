@@ -119,6 +119,21 @@ def lock(path: Path) -> int:
     return descriptor
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process has the directory. Changes nothing."""
+    try:
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _close_to_others(path: Path) -> None:
     """Take group's and others' rights from the store's directory and files. Raises StateError if they aren't this user's."""
     for place in (path, *(path / name for name in _NAMES), path / _LOST, *(path / _LOST / name for name in _NAMES)):
@@ -237,7 +252,7 @@ def told(path: Path) -> Iterator[None]:
 
 
 def _hint(error: Exception) -> str:
-    if isinstance(error, PermissionError | lmdb.ReadonlyError | FileExistsError | NotADirectoryError):
+    if isinstance(error, PermissionError | lmdb.ReadonlyError | FileExistsError | NotADirectoryError | FileNotFoundError):
         return "Give state.path a directory that the daemon may write to."
     # A full disk often takes a part of what is written, and LMDB calls that an input/output error.
     return "Make room on its disk, or see in the system's log what is wrong with it, and start the daemon again."

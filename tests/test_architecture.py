@@ -103,6 +103,7 @@ OUTER: Final = [
     "cdc.survey",
     "cdc.daemon",
     "cdc.replay",
+    "cdc.check_start",
     "cdc.check",
     "cdc.verify",
     "cdc.unregister",

@@ -6,6 +6,7 @@ an xlog gap by the type in the stack: 2.6.0 sends it with the number of any Lua 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Final
 
 from cdc.errors import PositionError, ProtocolError, Remedy, ServerError
@@ -51,6 +52,9 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
 }
 
+_DENIED_USER: Final = re.compile(r"for user '([^']+)'")
+"""How a server says to whom it has denied something."""
+
 
 class XlogGapError(PositionError):
     """The master no longer has the logs that lead from our position to its own."""
@@ -75,6 +79,9 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
             'source.on_gap = "resnapshot" starts again from a snapshot.',
         )
     remedy, hint = _HINTS.get(code, (Remedy.OPERATOR, ""))
+    user = _DENIED_USER.search(text)
+    if user is not None:
+        hint = hint.replace("'<user>'", f"'{user[1]}'")
     return ServerError(f"the server says: {text} (error {code})", code=code, kind=kind, hint=hint, remedy=remedy)
 
 

@@ -265,7 +265,7 @@ def test_store_of_another_replica_set(scene: Scene, tarantool_factory: Tarantool
     scene.daemon.start("--until-caught-up")
     # No row may be taken for published because the stranger has it, and the stranger's store mustn't be emptied.
     assert scene.daemon.wait_for_end() == 1
-    assert f"is the daemon '{scene.prefix}-other's" in scene.daemon.run.log_tail(1)
+    assert f"belongs to the daemon '{scene.prefix}-other'" in scene.daemon.run.log_tail(1)
     assert not news(scene.check_events(), last)
 
 

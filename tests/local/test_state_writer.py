@@ -10,7 +10,7 @@ import lmdb
 import pytest
 
 from cdc.change import Batch
-from cdc.checkpoint import position_record, space_record
+from cdc.checkpoint import Writer, position_record, space_record
 from cdc.errors import StateError
 from cdc.images import Change
 from cdc.keys import KeyCodec, space_prefix
@@ -186,7 +186,7 @@ def test_a_store_of_the_former_format_is_brought_over(tmp_path: Path) -> None:
     former = [(_former_key(text), pack([text])) for text in texts]
     numbers = [(space_prefix(513) + number.to_bytes(8, "big"), pack([number])) for number in (0, 1, 2**60)]
     records = [space_record("shop", space.space_id, space) for space in stored]
-    writer.store.write([*former, *numbers], [*records, position_record("shop", at(7), "", 0)])
+    writer.store.write([*former, *numbers], [*records, position_record("shop", at(7), Writer("", has_store=True), 0)])
     writer.close()
     _set_format(path, b"tarantool-cdc state 1")
 

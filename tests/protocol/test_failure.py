@@ -91,3 +91,9 @@ def test_any_body_makes_an_error(code: int, body: dict[int, Any]) -> None:
     error = parse_error({0: 0x8000 | code}, body)
     assert isinstance(error, ServerError | PositionError | ProtocolError)
     assert str(error)
+
+
+def test_the_user_who_lacks_a_right_is_named_in_the_remedy() -> None:
+    error = parse_error(*packet(42, "Read access to universe '' is denied for user 'reader'"))
+    assert "box.schema.user.grant('reader', 'replication')" in str(error)
+    assert "<user>" not in str(error)
