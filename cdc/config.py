@@ -14,9 +14,19 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import unquote, urlsplit
+from urllib.parse import unquote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.errors import ConfigurationError
@@ -59,7 +69,7 @@ Origin = Annotated[int, AfterValidator(_origin)]
 
 class _Section(BaseModel):
     # A key that nobody reads is a key that somebody misspelt.
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Member:
@@ -119,8 +129,6 @@ class SourceSection(_Section):
 
     @model_validator(mode="after")
     def _uris_can_be_read(self) -> SourceSection:
-        for uri in self.uris:
-            self._member(uri.get_secret_value())
         addresses = [member.address for member in self._without_passwords()]
         if len(set(addresses)) < len(addresses):
             raise ValueError("uris names a member twice")
@@ -136,30 +144,59 @@ class SourceSection(_Section):
 
     def members(self) -> list[Member]:
         """The servers in order. Raises ConfigurationError if the password's file can't be read."""
-        return [self._member(uri.get_secret_value(), read_file=True) for uri in self.uris]
+        password = self.password if self.password_file is None else _password_in(self.password_file)
+        return [self._member(uri.get_secret_value(), password) for uri in self.uris]
 
     def _without_passwords(self) -> list[Member]:
-        return [self._member(uri.get_secret_value()) for uri in self.uris]
+        return [self._member(uri.get_secret_value(), None) for uri in self.uris]
 
-    def _member(self, uri: str, *, read_file: bool = False) -> Member:
-        # The URI itself may hold a password, so no message here repeats it.
-        parts = urlsplit(uri if "//" in uri else f"//{uri}")
+    def _member(self, uri: str, password: SecretStr | None) -> Member:
+        """A member with its own user and password, or with those of the section. Raises ValueError, without a word of the URI.
+
+        Python's library isn't asked: it passes over tabs and line ends in a password, and shows the password in its errors.
+        """
+        before, at, place = _SCHEME.sub("", uri, count=1).rpartition("@")
+        host, _, number = place.removesuffix("/").rpartition(":")
+        if not _HOST.fullmatch(host):
+            raise ValueError(f"has a URI without host and port; {_URI_EXAMPLE}")
+        if not _NUMBER.fullmatch(number) or not 0 < int(number) <= _PORT_MAX:
+            raise ValueError(f"has a URI whose port is not a number from 1 to {_PORT_MAX}; {_URI_EXAMPLE}")
+        name, colon, secret = before.partition(":")
         try:
-            host, port = parts.hostname, parts.port
-        except ValueError as error:
-            raise ValueError("has a URI whose port is not a number; one looks like user:password@host:3301") from error
-        if not host or not port:
-            raise ValueError("has a URI without host and port; one looks like user:password@host:3301")
-        user = unquote(parts.username) if parts.username else self.user or "guest"
-        password = SecretStr(unquote(parts.password)) if parts.password else self.password
-        if password is None and self.password_file is not None and read_file:
-            try:
-                password = SecretStr(self.password_file.read_text().strip())
-            except OSError as error:
-                raise ConfigurationError(
-                    f"source.password_file can't be read: {error}", "Name a file that this user may read."
-                ) from error
-        return Member(host, port, user, password)
+            user, own_password = unquote(name, errors="strict"), unquote(secret, errors="strict")
+        except UnicodeDecodeError:
+            user = own_password = ""
+            at = "%"
+        if at == "%":  # out of the handler: its error has the password in it
+            raise ValueError(f"has a URI whose user or password isn't UTF-8 once %XX are bytes; {_URI_EXAMPLE}")
+        own = SecretStr(own_password) if colon and own_password else password
+        return Member(host.lower().strip("[]"), int(number), user or self.user or "guest", own)
+
+
+_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+_LISTEN_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
+_NUMBER: Final = re.compile(r"[0-9]{1,5}")
+_PORT_MAX: Final = 65_535
+_URI_EXAMPLE: Final = "one looks like user:password@host:3301, where %XX stand for bytes"
+
+
+def _password_in(file: Path) -> SecretStr:
+    """What a file holds but for one line end at its end. Bytes that aren't UTF-8 stay what they are.
+
+    Raises ConfigurationError, which doesn't name the file: it may be a password that was put into the wrong key.
+    """
+    problem = ""
+    try:
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
+    except (OSError, ValueError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or "that is no name of a file"
+    if problem:
+        raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
+    password = text.removesuffix("\n").removesuffix("\r")
+    if not password:
+        raise ConfigurationError("source.password_file is empty", "Put the password into it, or leave the key out for none.")
+    return SecretStr(password)
 
 
 class SnapshotSection(_Section):
@@ -207,7 +244,19 @@ class KafkaSection(_Section):
     transaction_topic: Literal["none", "multi", "all"] = "multi"
     heartbeat_interval_ms: int = Field(default=0, ge=0)
     create_topics: bool = True
-    properties: dict[str, str | int | float | bool] = {}
+    properties: dict[str, str | int | float | bool] = Field(default={}, repr=False)
+    """librdkafka's own settings. Some are secrets, so none of them is shown."""
+
+    @field_serializer("properties")
+    def _properties_are_not_shown(self, properties: dict[str, object]) -> list[str]:
+        return sorted(properties)
+
+    @field_validator("bootstrap_servers")
+    @classmethod
+    def _servers_are_addresses(cls, servers: str) -> str:
+        if "@" in servers:
+            raise ValueError("has addresses alone, as in a:9092,b:9092; who to be there is in kafka.properties (sasl.username)")
+        return servers
 
     @model_validator(mode="after")
     def _properties_are_not_ours(self) -> KafkaSection:
@@ -270,7 +319,7 @@ class HttpSection(_Section):
     @model_validator(mode="after")
     def _address_can_be_read(self) -> HttpSection:
         host, _, port = self.listen.rpartition(":")
-        if self.listen and not (host and port.isdecimal() and int(port) <= 65535):
+        if self.listen and not (_LISTEN_HOST.fullmatch(host) and _NUMBER.fullmatch(port) and int(port) <= _PORT_MAX):
             raise ValueError("listen must be host:port, or empty to listen nowhere")
         return self
 
@@ -294,6 +343,7 @@ class Config(BaseSettings):
     model_config = SettingsConfigDict(
         extra="forbid",
         frozen=True,
+        hide_input_in_errors=True,
         env_prefix=ENVIRONMENT_PREFIX,
         env_nested_delimiter="__",
     )
@@ -349,15 +399,20 @@ def load(path: Path) -> Config:
 
     Raises ConfigurationError that lists every mistake with its key.
     """
+    # Errors are raised behind their handlers: what Python's errors hold beside their text may be the whole file.
+    values: dict[str, Any] = {}
     try:
-        text = path.read_bytes().decode()
-        values: dict[str, Any] = tomllib.loads(text)
+        values = tomllib.loads(path.read_bytes().decode())
     except OSError as error:
-        raise ConfigurationError(
-            f"the configuration {path} can't be read: {error.strerror}", "Name one with --config; config/ has examples."
-        ) from error
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError(f"the configuration {path} isn't TOML: {error}") from error
+        problem, hint = f"can't be read: {error.strerror}", "Name one with --config; config/ has examples."
+    except UnicodeDecodeError as error:
+        problem, hint = f"isn't TOML: it isn't UTF-8 from byte {error.start} on", ""
+    except tomllib.TOMLDecodeError as error:
+        problem, hint = f"isn't TOML: {error}", ""
+    else:
+        problem = hint = ""
+    if problem:
+        raise ConfigurationError(f"the configuration {path} {problem}", hint)
     return _placed(parse(values, str(path)), path.absolute().parent)
 
 
@@ -385,20 +440,19 @@ def parse(values: dict[str, Any], origin: str) -> Config:
     try:
         return Config(**values)
     except SettingsError as error:
-        # Its cause holds the value, which may be a secret.
-        raise ConfigurationError(
-            f"the environment holds a value that can't be read: {error}",
-            f"Lists and tables are JSON there: {ENVIRONMENT_PREFIX}SOURCE__URIS='[\"user:password@host:3301\"]'.",
-        ) from None
+        problem = f"the environment holds a value that can't be read: {error}"
+        hint = f"Lists and tables are JSON there: {ENVIRONMENT_PREFIX}SOURCE__URIS='[\"user:password@host:3301\"]'."
     except ValidationError as error:
-        raise ConfigurationError(f"the configuration {origin} has mistakes:\n{_mistakes(error)}") from error
+        problem, hint = f"the configuration {origin} has mistakes:\n{_mistakes(error)}", ""
+    # Behind the handlers: what these errors hold beside their text are the values, of which some are secrets.
+    raise ConfigurationError(problem, hint)
 
 
 def _mistakes(error: ValidationError) -> str:
     """One line per mistake: key, what is wrong, and where the value came from if it was the environment."""
     lines = []
     for mistake in error.errors(include_url=False, include_input=False, include_context=False):
-        key = ".".join(str(part) for part in mistake["loc"]) or "configuration"
+        key = ".".join(_key_shown(part) for part in mistake["loc"]) or "configuration"
         message = mistake["msg"].removeprefix("Value error, ")
         if mistake["type"] == "extra_forbidden":
             message = "no such key" + _suggestion(mistake["loc"])
@@ -408,6 +462,12 @@ def _mistakes(error: ValidationError) -> str:
         origin = f" (from the environment, {variable})" if variable in os.environ else ""
         lines.append(f"  {key}: {message}{origin}")
     return "\n".join(lines)
+
+
+def _key_shown(part: int | str) -> str:
+    """A key, if it looks like one: what stands in the wrong place may be a secret."""
+    text = str(part)
+    return text if re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", text) else "…"
 
 
 def _suggestion(place: Sequence[int | str]) -> str:

@@ -22,7 +22,7 @@ _ITERATOR_EQ: Final = 0
 
 def scramble(password: str, salt: bytes) -> bytes:
     """The answer to the salt: sha1(password) xor sha1(salt + sha1(sha1(password))). 20 bytes."""
-    first = hashlib.sha1(password.encode()).digest()
+    first = hashlib.sha1(password.encode("utf-8", "surrogateescape")).digest()
     second = hashlib.sha1(first).digest()
     third = hashlib.sha1(salt + second).digest()
     return bytes(left ^ right for left, right in zip(first, third, strict=True))
