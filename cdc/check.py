@@ -3,8 +3,9 @@
 It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
 system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
 decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
-any consumer could; it takes no transactional id, so a daemon that runs goes on undisturbed, though that one is a finding. It
-doesn't open the state store either, which may be that daemon's: logs that only the store would need are not looked for.
+any consumer could, and tries each right that the daemon needs (cdc/kafka_rights.py); it takes no transactional id, so a daemon
+that runs goes on undisturbed, though that one is a finding. It doesn't open the state store either, which may be that daemon's:
+logs that only the store would need are not looked for.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
 
-from cdc import admission, check_start, resume, topics, upstreams
+from cdc import admission, check_start, kafka_rights, resume, topics, upstreams
 from cdc.check_start import Finding
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
@@ -226,7 +227,11 @@ class _Check:
 
 def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     kafka = config.kafka
-    existing = list_topics(KafkaClients(config.name, kafka).admin(), kafka.bootstrap_servers)
+    clients = KafkaClients(config.name, kafka)
+    existing = list_topics(clients.admin(), kafka.bootstrap_servers)
+    lacking = kafka_rights.missing(config.name, kafka, clients, existing)
+    if lacking:
+        raise kafka_rights.refusal(lacking, kafka)
     return admission.read(config), existing
 
 

@@ -26,6 +26,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 
 from cdc.errors import ConfigurationError, ConnectionLostError
 from cdc.json_values import encode
+from cdc.kafka_errors import reading_error
 from cdc.position import Position
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema import StoredSpace
@@ -164,7 +165,7 @@ def _fold_daemon(identity: dict[str, Any], value: bytes | None, checkpoint: Chec
 def read(consumer: Consumer, topic: str, name: str) -> Checkpoint:
     """Read the whole topic, as a consumer of committed records that is closed afterwards.
 
-    Raises ConnectionLostError if Kafka stops answering for READ_TIMEOUT_SECONDS, ConfigurationError as `fold` does.
+    Raises ConnectionLostError if Kafka stops answering for READ_TIMEOUT_SECONDS, ForbiddenError, ConfigurationError as `fold`.
     """
     checkpoint = Checkpoint()
     try:
@@ -181,8 +182,8 @@ def read(consumer: Consumer, topic: str, name: str) -> Checkpoint:
             elif error.code() == KafkaError._PARTITION_EOF:
                 return checkpoint
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
-                raise ConnectionLostError(f"{topic} can't be read: {error.str()}")
+                raise reading_error(error, f"{topic} can't be read")
     except KafkaException as error:
-        raise ConnectionLostError(f"{topic} can't be read: {error}") from error
+        raise reading_error(error.args[0], f"{topic} can't be read") from error
     finally:
         consumer.close()

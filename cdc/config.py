@@ -238,6 +238,9 @@ class KafkaSection(_Section):
     """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start."""
     partitions: int = Field(default=4, ge=1, le=10_000)
     replication_factor: int = Field(default=1, ge=1, le=100)
+    min_insync_replicas: int | None = Field(default=None, ge=1, le=100)
+    """How many replicas must have a message before it counts as written, of topics that the daemon creates. By default two where
+    there are three or more, so that one broker may be away and no single disk is the only one with a committed event."""
     message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024, le=1_000_000_000)
     """Of one event; the bound is librdkafka's. The producer's queue, 64 MiB, grows to hold one message of that size."""
     tombstones: bool = True
@@ -257,6 +260,20 @@ class KafkaSection(_Section):
         if "@" in servers:
             raise ValueError("has addresses alone, as in a:9092,b:9092; who to be there is in kafka.properties (sasl.username)")
         return servers
+
+    @property
+    def insync_replicas(self) -> int:
+        """`min_insync_replicas`, or what it is by default."""
+        return self.min_insync_replicas or (2 if self.replication_factor > 2 else 1)
+
+    @model_validator(mode="after")
+    def _replicas_can_be_in_sync(self) -> KafkaSection:
+        if self.insync_replicas > self.replication_factor:
+            raise ValueError(
+                f"min_insync_replicas = {self.min_insync_replicas} of replication_factor = {self.replication_factor} replicas: "
+                "nothing could ever be written"
+            )
+        return self
 
     @model_validator(mode="after")
     def _properties_are_not_ours(self) -> KafkaSection:

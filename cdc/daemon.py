@@ -28,11 +28,10 @@ from typing import Final
 
 import structlog
 
-from cdc import admission, asking, ownership, resume, upstreams
+from cdc import admission, asking, kafka_rights, ownership, resume, upstreams
 from cdc.admission import Foothold, Orders
 from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import Config
-from cdc.delivery import FencedError
 from cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -49,6 +48,8 @@ from cdc.follower import Follower, Goal
 from cdc.handshake import greet, vote
 from cdc.http import StatusServer
 from cdc.kafka_clients import KafkaClients
+from cdc.kafka_errors import FencedError, ForbiddenError, ProducerLostError
+from cdc.position import Position
 from cdc.protocol.failure import XlogGapError
 from cdc.publisher import Publisher
 from cdc.sign_of_life import SignOfLife
@@ -129,6 +130,9 @@ class Daemon:
         self._was_steady = False
         self._short_since: float | None = None
         self._back_off = BackOff()
+        # Of what Kafka throws away: where the daemon was when it did that last.
+        self._kafka_back_off = BackOff()
+        self._thrown_back_to: Position | None = None
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
         self._requests = SnapshotRequests()
@@ -169,6 +173,11 @@ class Daemon:
                 except CdcError as error:
                     self._recover(error)
             self.status.state = "stopping"
+        except ForbiddenError as error:
+            clients = KafkaClients(self._config.name, self._config.kafka)
+            explained = kafka_rights.explained(error, self._config.name, self._config.kafka, clients)
+            self.status.state, self.status.error = "failed", str(explained)
+            raise explained from error
         except CdcError as error:
             self.status.state, self.status.error = "failed", str(error)
             raise
@@ -341,11 +350,14 @@ class Daemon:
                 pass
             case PublishAborted():
                 self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+                self._slow_down()
                 self._go_back()
-            case FencedError() if self._publisher is not None:
+            case ProducerLostError() if self._publisher is not None:
                 # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
                 # producer finds out which, and only in the second case goes on.
-                self._log.warning("the Kafka producer was fenced; looking who has the name", reason=str(error))
+                what = "was fenced; looking who has the name" if isinstance(error, FencedError) else "is lost; making another"
+                self._log.warning(f"the Kafka producer {what}", reason=str(error))
+                self._slow_down()
                 _discard(self._publisher)
                 self._publisher = None
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
@@ -371,6 +383,15 @@ class Daemon:
         except PublishAborted as error:
             self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
             self._go_back()
+
+    def _slow_down(self) -> None:
+        """Kafka threw away what it was given: again at once, and later and later while nothing is committed in between."""
+        position = self._checkpoint.position
+        if position != self._thrown_back_to:
+            self._thrown_back_to = position
+            self._kafka_back_off.reset()
+        else:
+            self._is_stopping.wait(self._kafka_back_off.next())
 
     # The publisher's life.
 

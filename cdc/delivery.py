@@ -24,6 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from cdc.change import Batch, Broadcast
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.hanging import FILLER_KEY, Place
+from cdc.kafka_errors import FENCED, operator_error, writing_error
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
 CALL_TIMEOUT_SECONDS: Final = 5.0
@@ -96,7 +97,8 @@ class _Producing:
                     raise PublishAborted("stopped while the producer's queue was full") from None
                 self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
             except KafkaException as error:
-                raise _error(error.args[0], f"a message for {_topic(messages[start])} was refused") from error
+                cause = self._first_error(error.args[0])
+                raise writing_error(cause, f"a message for {_topic(messages[start])} was refused") from error
 
     def _partition_count(self, topic: str) -> int:
         """How many partitions the topic has now, for a message that must reach all that have rows.
@@ -108,6 +110,10 @@ class _Producing:
         if found.error is not None or not found.partitions:
             raise PublishAborted(f"the partitions of {topic} aren't known: {found.error or 'it has none'}")
         return len(found.partitions)
+
+    def _first_error(self, error: KafkaError) -> KafkaError:
+        """What went wrong before, where it is only told that something did."""
+        return error
 
 
 class _Transactions:
@@ -123,10 +129,11 @@ class _Transactions:
             self._producer.init_transactions(INIT_TIMEOUT_SECONDS)
         except KafkaException as error:
             cause = error.args[0]
-            if cause.fatal():
-                raise _error(cause, "Kafka refuses transactions to this daemon") from error
-            if cause.code() in _FORBIDDEN:
-                raise _error(cause, "this daemon may not use its transactional id") from error
+            what = "Kafka refuses transactions to this daemon"
+            if cause.code() in FENCED:
+                raise writing_error(cause, what) from error
+            if cause.fatal() or operator_error(cause, what) is not None:
+                raise operator_error(cause, what) or PublishError(f"{what}: {cause.str()}") from error
             raise ConnectionLostError(f"Kafka doesn't answer: {cause.str()}") from error
 
     def begin(self) -> None:
@@ -142,6 +149,19 @@ class _Transactions:
         if self.is_open:
             self._retry(lambda: self._producer.abort_transaction(CALL_TIMEOUT_SECONDS), "a Kafka transaction can't be aborted")
             self.is_open = False
+
+    def first_error(self, error: KafkaError) -> KafkaError:
+        """Why the transaction can't go on, where a message was refused only because it can't.
+
+        A transaction can't be begun then either, and that is refused with the reason.
+        """
+        if error.code() in (KafkaError._STATE, KafkaError._FATAL):
+            try:
+                self._producer.begin_transaction()
+            except KafkaException as reason:
+                told: KafkaError = reason.args[0]
+                return told
+        return error
 
     def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
         self.begin()
@@ -160,7 +180,7 @@ class _Transactions:
         try:
             call()
         except KafkaException as error:
-            raise _error(error.args[0], what) from error
+            raise writing_error(error.args[0], what) from error
 
     def _retry(self, call: Callable[[], object], what: str) -> None:
         """Repeat a call as long as librdkafka says that repeating is how to go on."""
@@ -170,7 +190,7 @@ class _Transactions:
             except KafkaException as error:
                 cause = error.args[0]
                 if not cause.retriable() or cause.txn_requires_abort() or cause.fatal():
-                    raise _error(cause, what) from error
+                    raise writing_error(cause, what) from error
                 if self._is_stopping():
                     raise PublishAborted(f"{what} while stopping: {cause.str()}") from error
             else:
@@ -208,6 +228,9 @@ class ExactlyOnce(_Producing):
 
     def abort(self) -> None:
         self._transactions.abort()
+
+    def _first_error(self, error: KafkaError) -> KafkaError:
+        return self._transactions.first_error(error)
 
     def close(self) -> None:
         # Messages of an open transaction are of no use to anybody.
@@ -268,38 +291,7 @@ class AtLeastOnce(_Producing):
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise _error(self.failure, "an event can't be delivered")
-
-
-_FORBIDDEN: Final = frozenset(
-    {
-        KafkaError.TOPIC_AUTHORIZATION_FAILED,
-        KafkaError.CLUSTER_AUTHORIZATION_FAILED,
-        KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
-        KafkaError.GROUP_AUTHORIZATION_FAILED,
-        KafkaError.SASL_AUTHENTICATION_FAILED,
-        KafkaError._AUTHENTICATION,
-    }
-)
-_TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._BAD_MSG, KafkaError.INVALID_MSG_SIZE})
-FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH})
-
-
-class FencedError(PublishError):
-    """This producer's transactions are over: another daemon took the name, or the coordinator gave up on us."""
-
-
-def _error(error: KafkaError, what: str) -> PublishAborted | PublishError:
-    text = f"{what}: {error.str()}"
-    code = error.code()
-    if code in _FORBIDDEN:
-        return PublishError(text, "Grant this daemon's principal WRITE and CREATE on its topics and its transactional id.")
-    if code in _TOO_LARGE:
-        return PublishError(text, "Raise max.message.bytes of the topic, or leave the space out with spaces.exclude.")
-    if code in FENCED or error.fatal():
-        return FencedError(text, "Two daemons of one name can't run at once: stop one, or give it another name.")
-    # Everything else ends the transaction but not the daemon: what was in it is published again.
-    return PublishAborted(text)
+            raise writing_error(self.failure, "an event can't be delivered")
 
 
 def _topic(message: Any) -> str:

@@ -32,6 +32,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.errors import ConnectionLostError
+from cdc.kafka_errors import reading_error
 
 FILLER_KEY: Final = b'{"name":""}'
 """Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
@@ -103,13 +104,13 @@ def _seqs(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[in
             if error is not None and error.code() == KafkaError._PARTITION_EOF and topic is not None and partition is not None:
                 missing.discard((topic, partition))
             elif error is not None and not error.retriable():
-                raise ConnectionLostError(f"the ends of partitions can't be read: {error.str()}")
+                raise reading_error(error, "the ends of partitions can't be read")
             elif error is None and value is not None:
                 source = json.loads(value).get("source", {})
                 if source.get("name") == name:
                     found.append(source["seq"])
     except KafkaException as error:
-        raise ConnectionLostError(f"the ends of partitions can't be read: {error.args[0].str()}") from error
+        raise reading_error(error.args[0], "the ends of partitions can't be read") from error
     finally:
         consumer.close()
     return found
@@ -121,4 +122,4 @@ def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel
     try:
         return {(place.topic, place.partition): answer.result().offset for place, answer in found.items()}
     except KafkaException as error:
-        raise ConnectionLostError(f"the ends of Kafka's partitions can't be asked for: {error.args[0].str()}") from error
+        raise reading_error(error.args[0], "the ends of Kafka's partitions can't be asked for") from error

@@ -8,6 +8,7 @@ that it is full, so the queue has room for the largest message that is allowed.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -16,18 +17,62 @@ from confluent_kafka.admin import AdminClient
 
 from cdc.broker_limits import BrokerLimits
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
+from cdc.kafka_errors import UNKNOWN_USER
 
 LOG_LEVEL: Final = 2
 """librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
 QUEUE_BYTES: Final = 64 * 1024 * 1024
 """Of the producer's queue, unless a message may be larger."""
 
-SOCKET_TIMEOUT_MS: Final = 60_000
+ANSWER_TIMEOUT_MS: Final = 4_000
+"""How long an answer may take, unless messages are so large that only sending one may take longer."""
+SLOWEST_BYTES_PER_MS: Final = 8 * 1024
+"""What a network carries at least: with the default size of messages sending one has ANSWER_TIMEOUT_MS."""
 TRANSACTION_TIMEOUT_DEFAULT_MS: Final = 900_000
 """Kafka's default for transaction.max.timeout.ms, for brokers that don't tell it."""
 
+_SILENT: Final = logging.getLogger("tarantool-cdc.silent")
+_SILENT.addHandler(logging.NullHandler())
+_SILENT.propagate = False
+
 Complain = Callable[[KafkaError], None]
 """Is told of trouble with brokers, which librdkafka goes on trying to end."""
+
+
+class Admin(AdminClient):
+    """An admin client that remembers refused logins; librdkafka itself says only that it isn't connected."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self.refusals: list[KafkaError] = []
+        refusals = self.refusals  # not the client itself: it would keep itself alive
+
+        def complain(error: KafkaError) -> None:
+            if error.code() in UNKNOWN_USER:
+                refusals.append(error)
+
+        settings["error_cb"] = complain
+        super().__init__(settings)
+
+
+def time_outs(message_bytes_max: int) -> dict[str, int]:
+    """How long every client waits for what, in milliseconds; kafka.properties may say otherwise.
+
+    When a broker dies or falls silent, the others take over its partitions and transactions once its session has ended
+    (broker.session.timeout.ms, 9 s). By librdkafka's defaults a client would find out much later: it waits a minute, and
+    in a transaction as long as that may take, for answers that won't come. By these it goes on within 5 s of the others.
+    """
+    answer = max(ANSWER_TIMEOUT_MS, message_bytes_max // SLOWEST_BYTES_PER_MS)
+    return {
+        # What a silent broker was asked is asked of its successor: messages carry numbers, so that none comes twice.
+        "socket.timeout.ms": answer,
+        # A silent broker's machine still takes connections. That nobody speaks there is found out as soon as elsewhere.
+        "socket.connection.setup.timeout.ms": ANSWER_TIMEOUT_MS,
+        "api.version.request.timeout.ms": ANSWER_TIMEOUT_MS,
+        # Who leads is asked for after an error, and that may come before there is a successor: so it is asked for regularly, too.
+        "topic.metadata.refresh.interval.ms": 3_000,
+        # A broker that is back is tried within a second, not ten.
+        "reconnect.backoff.max.ms": 1_000,
+    }
 
 
 class KafkaClients:
@@ -37,21 +82,25 @@ class KafkaClients:
         self._name = name
         self._config = config
 
-    def admin(self) -> AdminClient:
+    def admin(self) -> Admin:
         """A client that remembers nothing: who leads a partition, an old one goes on believing after a broker's restart."""
-        config = self._config
-        return AdminClient({"log_level": LOG_LEVEL, **config.properties, "bootstrap.servers": config.bootstrap_servers})
+        return Admin({"log_level": LOG_LEVEL, **self._common()})
+
+    def prober(self, timeout_ms: int) -> Producer:
+        """A producer that asks for the daemon's transactional id with this time-out, and says nothing by itself."""
+        return Producer(
+            {**self._common(), "transactional.id": self._name, "transaction.timeout.ms": timeout_ms},
+            logger=_SILENT,
+        )
 
     def consumer(self, isolation: str) -> Consumer:
         """A reader that is told its partitions, and where they end. `isolation` is read_committed or read_uncommitted."""
-        config = self._config
         return Consumer(
             {
                 "log_level": LOG_LEVEL,  # what goes wrong is raised
                 "fetch.wait.max.ms": 10,  # a partition's end is known when a broker says that there is nothing more
-                **config.properties,
-                "bootstrap.servers": config.bootstrap_servers,
-                "message.max.bytes": config.message_bytes_max,
+                **self._common(),
+                "message.max.bytes": self._config.message_bytes_max,
                 # librdkafka only wants a name.
                 "group.id": f"tarantool-cdc-{self._name}",
                 "enable.auto.commit": False,
@@ -78,11 +127,12 @@ class KafkaClients:
 
     def transactional(self, complain: Complain, timeout_ms: int) -> Producer:
         """A producer that has the daemon's name for its transactions. Only a commit says what became of its messages."""
+        settings = self._settings(complain)
         return Producer(
             {
-                # Else librdkafka would wait for an answer as long as for a transaction.
-                "socket.timeout.ms": min(SOCKET_TIMEOUT_MS, timeout_ms),
-                **self._settings(complain),
+                **settings,
+                # librdkafka wants no answer to take longer than a transaction.
+                "socket.timeout.ms": min(int(settings["socket.timeout.ms"]), timeout_ms),
                 "transaction.timeout.ms": timeout_ms,
                 "transactional.id": self._name,
                 "delivery.report.only.error": True,
@@ -103,6 +153,14 @@ class KafkaClients:
             }
         )
 
+    def _common(self) -> dict[str, Any]:
+        config = self._config
+        return {
+            **time_outs(config.message_bytes_max),
+            **config.properties,
+            "bootstrap.servers": config.bootstrap_servers,
+        }
+
     def _settings(self, complain: Complain) -> dict[str, Any]:
         config = self._config
         return {
@@ -114,8 +172,9 @@ class KafkaClients:
             "batch.size": 1024 * 1024,
             "queue.buffering.max.kbytes": queue_kbytes(config.message_bytes_max),
             "queue.buffering.max.messages": 1_000_000,
-            **config.properties,
-            "bootstrap.servers": config.bootstrap_servers,
+            # How long a leader waits for the other replicas: as long as the client for the leader.
+            "request.timeout.ms": time_outs(config.message_bytes_max)["socket.timeout.ms"],
+            **self._common(),
             "message.max.bytes": config.message_bytes_max,
             "enable.idempotence": True,
             "acks": "all",

@@ -23,7 +23,6 @@ from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
-from confluent_kafka.admin import AdminClient
 
 from cdc import checkpoint, hanging, ownership, topics
 from cdc.backlog import Backlog
@@ -31,10 +30,11 @@ from cdc.broker_limits import broker_limits
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import KafkaSection
-from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, FencedError, Record, now_ms
+from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
 from cdc.json_values import encode
-from cdc.kafka_clients import KafkaClients
+from cdc.kafka_clients import Admin, KafkaClients
+from cdc.kafka_errors import FencedError, ProducerLostError, told
 from cdc.position import Position
 from cdc.schema import StoredSpace
 from cdc.topic_admin import TopicAdmin, list_topics
@@ -155,6 +155,10 @@ class Publisher:
         the prefix is claimed though it is another daemon's. Raises ConnectionLostError while Kafka is away (try again on a
         new Publisher), PublishError or ConfigurationError.
         """
+        with told():
+            return self._start(expected_writers, takes_prefix=takes_prefix)
+
+    def _start(self, expected_writers: Collection[str | None], *, takes_prefix: bool) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
         if expected_writers and self._read().writer not in expected_writers:
@@ -284,7 +288,7 @@ class Publisher:
         _, ends = hanging.open_partitions(admin, self._own_topics(admin))
         return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
 
-    def _own_topics(self, admin: AdminClient) -> dict[str, int]:
+    def _own_topics(self, admin: Admin) -> dict[str, int]:
         prefix = self._config.topic_prefix + "."
         counts = list_topics(admin, self._config.bootstrap_servers)
         return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
@@ -336,14 +340,20 @@ class Publisher:
     def _run(self) -> None:
         while self._state in (_State.RUNNING, _State.ABORTED):
             try:
-                try:
+                with told():
                     self._publish()
-                except PublishAborted as error:
-                    self._abort(error)
+            except PublishAborted as error:
+                self._end(error)
             except CdcError as error:
                 self._fail(error)
-            except KafkaException as error:
-                self._fail(PublishError(f"Kafka's client failed: {error}"))
+
+    def _end(self, error: PublishAborted) -> None:
+        try:
+            self._abort(error)
+        except CdcError as lost:
+            self._fail(lost)
+        except KafkaException as lost:
+            self._fail(ProducerLostError(f"{error.message}; and then Kafka's client failed: {lost}"))
 
     def _publish(self) -> None:
         interval = self._config.commit_interval_ms / 1000
@@ -446,15 +456,17 @@ class Publisher:
     def _abort(self, error: PublishAborted) -> None:
         """End the broken transaction, then wait until the daemon has gone back to the checkpoint.
 
-        Raises FencedError if it can't be ended: this producer is of no use then, only a new one is.
+        Raises ProducerLostError if it can't be ended: this producer is of no use then, only a new one is.
         """
         self.statistics.abort_count += 1
         try:
             self._delivery.abort()
-        except PublishAborted as again:
+        except (PublishAborted, ProducerLostError) as again:
+            # There may be nobody left to publish for.
             if not (self._is_stopping.is_set() or self._should_drain):
-                raise FencedError(again.message) from again
-            error = again  # there is nobody left to publish for
+                if isinstance(again, FencedError):
+                    raise
+                raise ProducerLostError(f"{error.message}; and then {again.message}") from again
         if self._is_stopping.is_set() or self._should_drain:
             self._fail(error)
             return

@@ -8,12 +8,13 @@ from collections.abc import Iterable
 from typing import Final
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from cdc import topics
 from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+from cdc.kafka_clients import Admin
+from cdc.kafka_errors import operator_error, reading_error
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 PATIENCE_SECONDS: Final = 60.0
@@ -23,6 +24,8 @@ _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
 """Of one request to create topics: Kafka's controller writes a record for each topic, partition and setting, refuses a request
 that would need more than 10,000, and with fewer answers in time."""
+_LOGIN_SECONDS: Final = 2.0
+"""How long to wait for an answer until it is looked whether there is none because the login is refused."""
 
 _CHECKPOINT_CONFIG: Final = {
     "cleanup.policy": "compact",
@@ -32,22 +35,32 @@ _CHECKPOINT_CONFIG: Final = {
 }
 
 
-def list_topics(admin: AdminClient, bootstrap_servers: str) -> dict[str, int]:
-    """Topics and their numbers of partitions. Raises ConnectionLostError before librdkafka says it in its own way."""
-    try:
-        found = admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics
-    except KafkaException as error:
-        raise ConnectionLostError(
-            f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
-            "Check kafka.bootstrap_servers, and that the brokers run.",
-        ) from error
-    return {name: len(topic.partitions) for name, topic in found.items()}
+def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
+    """Topics and their numbers of partitions. Raises LoginError, and ConnectionLostError before librdkafka says it in its way."""
+    deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
+    timeout = _LOGIN_SECONDS
+    while True:
+        try:
+            found = admin.list_topics(timeout=timeout).topics
+        except KafkaException as error:
+            admin.poll(0)  # what it complains of
+            # One may be a broker's that was just ending.
+            if len(admin.refusals) > 1:
+                raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
+            timeout = deadline - time.monotonic()
+            if timeout <= 0:
+                raise ConnectionLostError(
+                    f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
+                    "Check kafka.bootstrap_servers, and that the brokers run.",
+                ) from error
+        else:
+            return {name: len(topic.partitions) for name, topic in found.items()}
 
 
 class TopicAdmin:
     """Makes sure that topics exist, with sensible settings, before anything is written to them."""
 
-    def __init__(self, config: KafkaSection, admin: AdminClient, is_stopping: threading.Event) -> None:
+    def __init__(self, config: KafkaSection, admin: Admin, is_stopping: threading.Event) -> None:
         self._config = config
         self._admin = admin
         self._is_stopping = is_stopping
@@ -103,7 +116,11 @@ class TopicAdmin:
 
     def _new(self, topic: str) -> NewTopic:
         suffix = topic.removeprefix(self._config.topic_prefix + ".")
-        settings = {"max.message.bytes": str(self._config.message_bytes_max)}
+        settings = {
+            "max.message.bytes": str(self._config.message_bytes_max),
+            # Not the brokers' default, which is one: with it, an event that was committed could be lost with one disk.
+            "min.insync.replicas": str(self._config.insync_replicas),
+        }
         if suffix == topics.CHECKPOINT:
             settings |= _CHECKPOINT_CONFIG
         elif suffix == topics.SCHEMA:
@@ -129,9 +146,9 @@ class TopicAdmin:
                 is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
                 if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                     raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
-                raise PublishError(
-                    f"the topic {topic} can't be created: {cause.str()}",
-                    "Create it, grant this daemon's principal CREATE, or correct kafka.partitions and kafka.replication_factor.",
+                what = f"the topic {topic} can't be created"
+                raise operator_error(cause, what) or PublishError(
+                    f"{what}: {cause.str()}", "Create it, or correct kafka.partitions and kafka.replication_factor."
                 ) from error
 
     def _await(self, created: list[str]) -> list[str]:

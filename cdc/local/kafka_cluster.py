@@ -9,7 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
 
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its annotations don't re-export the second
+    AdminClient,
+    PartitionMetadata,
+)
 
 from cdc.local.kafka import Kafka, new_cluster_id
 from cdc.local.ports import free_port
@@ -25,6 +28,8 @@ CLUSTER_PROPERTIES: Mapping[str, str] = {
     # As brokers come: how long one may be silent until others lead its partitions.
     "broker.session.timeout.ms": "9000",
     "broker.heartbeat.interval.ms": "2000",
+    # How long a broker waits for another, as a coordinator does for one that fell silent in the instant of a commit.
+    "request.timeout.ms": "5000",
     # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
@@ -147,16 +152,15 @@ class KafkaCluster:
 
     def leader(self, topic: str, partition: int = 0) -> KafkaNode:
         """Who leads a partition now, as the brokers that run tell it. Raises KafkaException or KeyError."""
-        running = ",".join(node.bootstrap_servers for node in self.nodes.values() if node.is_running)
-        metadata = AdminClient({"bootstrap.servers": running, "log_level": 0}).list_topics(timeout=10)
-        return self.nodes[metadata.topics[topic].partitions[partition].leader]
+        return self.nodes[self._partitions(topic)[partition].leader]
+
+    def in_sync(self, topic: str, partition: int = 0) -> set[int]:
+        """The numbers of the brokers that have all of a partition. Raises as `leader`."""
+        return set(self._partitions(topic)[partition].isrs)
 
     def transaction_coordinator(self, transactional_id: str) -> KafkaNode:
         """Who coordinates the transactions of this id. Raises as `leader`."""
-        topic = "__transaction_state"
-        running = ",".join(node.bootstrap_servers for node in self.nodes.values() if node.is_running)
-        metadata = AdminClient({"bootstrap.servers": running, "log_level": 0}).list_topics(timeout=10)
-        partitions = metadata.topics[topic].partitions
+        partitions = self._partitions("__transaction_state")
         return self.nodes[partitions[_java_hash(transactional_id) % len(partitions)].leader]
 
     def controller(self) -> KafkaNode:
@@ -166,6 +170,10 @@ class KafkaCluster:
         if not leaders:
             raise LookupError("no controller leads")
         return self.nodes[max(leaders, key=leaders.count)]
+
+    def _partitions(self, topic: str) -> dict[int, PartitionMetadata]:
+        running = ",".join(node.bootstrap_servers for node in self.nodes.values() if node.is_running)
+        return AdminClient({"bootstrap.servers": running, "log_level": 0}).list_topics(timeout=10).topics[topic].partitions
 
     def _all(self, act: Callable[[KafkaNode], Any]) -> None:
         with ThreadPoolExecutor(len(self.nodes)) as pool:

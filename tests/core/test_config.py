@@ -91,6 +91,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("kafka.topic_prefix", {"kafka": {"topic_prefix": "a/b"}}, "may have letters"),
     ("kafka.delivery", {"kafka": {"delivery": "twice"}}, "exactly_once"),
     ("kafka.partitions", {"kafka": {"partitions": 0}}, "greater than or equal to 1"),
+    ("kafka", {"kafka": {"replication_factor": 3, "min_insync_replicas": 4}}, "nothing could ever be written"),
     ("kafka.transaction_topic", {"kafka": {"transaction_topic": "some"}}, "multi"),
     ("kafka", {"kafka": {"properties": {"transactional.id": "x", "acks": 1}}}, "may not set acks, transactional.id"),
     ("format.on_error", {"format": {"on_error": "skip"}}, "dlq"),

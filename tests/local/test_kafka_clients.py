@@ -6,7 +6,7 @@ import pytest
 
 from cdc.broker_limits import BrokerLimits
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
-from cdc.kafka_clients import KafkaClients, queue_kbytes
+from cdc.kafka_clients import ANSWER_TIMEOUT_MS, KafkaClients, queue_kbytes, time_outs
 
 NOBODY = "127.0.0.1:1"
 
@@ -40,3 +40,12 @@ def test_a_transaction_may_be_open_for_as_long_as_the_brokers_allow() -> None:
 @pytest.mark.parametrize("timeout_ms", [1_000, 15_000, 900_000, TRANSACTION_TIMEOUT_MAX_MS])
 def test_every_time_that_a_transaction_may_have_makes_a_producer(timeout_ms: int) -> None:
     clients().transactional(lambda _: None, timeout_ms).purge()
+
+
+def test_the_larger_a_message_may_be_the_longer_may_its_answer_take() -> None:
+    assert time_outs(1024)["socket.timeout.ms"] == ANSWER_TIMEOUT_MS <= time_outs(32 * 1024 * 1024)["socket.timeout.ms"] < 4_200
+    assert time_outs(1_000_000_000)["socket.timeout.ms"] > 100_000
+
+
+def test_properties_override_the_time_outs() -> None:
+    assert clients(socket_timeout_ms=30_000)._common()["socket.timeout.ms"] == 30_000

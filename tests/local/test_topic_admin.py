@@ -9,11 +9,11 @@ from typing import cast
 
 import pytest
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, PublishAborted, PublishError
+from cdc.kafka_clients import Admin
 from cdc.topic_admin import TopicAdmin
 
 
@@ -56,14 +56,14 @@ class Cluster:
 
 def admin(cluster: Cluster, **settings: object) -> TopicAdmin:
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop", **settings})
-    return TopicAdmin(config, cast(AdminClient, cluster), threading.Event())
+    return TopicAdmin(config, cast(Admin, cluster), threading.Event())
 
 
 def test_all_at_once() -> None:
     cluster = Cluster()
     cluster.partitions = {"shop.1": 7}
     topics = admin(cluster)
-    wanted = [f"shop.{number}" for number in range(300)]
+    wanted = [f"shop.{number}" for number in range(250)]
     topics.ensure(wanted)
     assert cluster.partitions == {topic: 7 if topic == "shop.1" else 4 for topic in wanted}
     assert (len(cluster.created), cluster.lists) == (1, 3)
@@ -124,3 +124,19 @@ def test_topics_that_were_made_sure_of_and_are_gone() -> None:
 def test_topics_that_nobody_makes_for_us() -> None:
     with pytest.raises(PublishError, match=r"the topic shop\.a and 1 more doesn't exist"):
         admin(Cluster(), create_topics=False).ensure(["shop.a", "shop.b"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_sync"),
+    [
+        ({}, "1"),
+        ({"replication_factor": 2}, "1"),
+        ({"replication_factor": 3}, "2"),
+        ({"replication_factor": 5, "min_insync_replicas": 3}, "3"),
+    ],
+)
+def test_replicas_in_sync_are_not_left_to_the_brokers(settings: dict[str, int], in_sync: str) -> None:
+    cluster = Cluster()
+    admin(cluster, **settings).ensure(["shop.users", "shop.checkpoint"])
+    (created,) = cluster.created
+    assert [topic.config and topic.config["min.insync.replicas"] for topic in created] == [in_sync, in_sync]
