@@ -94,7 +94,12 @@ class SpaceEvents(RowEncoder):
             Type.UPSERT: self._upsert,
         }
         self.table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
-        self.schema = b',"schema_version":%d,"server_uuid":"%b","vclock":' % (form.schema_version, server_uuid.encode())
+        self._server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
+        self.schema = self._server + b',"vclock":'
+
+    def tell_version(self, server_version: str) -> None:
+        """Name the server's version in each event: not all carry out alike the operations that events without images have."""
+        self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())
 
     def _whole_row(self, opening: bytes) -> Change:
         key_of, rows = self.key_of, self.rows

@@ -84,6 +84,7 @@ class Pipeline:
             self._envelope,
             self._outbox,
             str(server_uuid),
+            ".".join(map(str, version)),
             images,
         )
         self._events = StreamEvents(

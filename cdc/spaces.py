@@ -35,6 +35,7 @@ class Spaces:
         envelope: Envelope,
         outbox: Outbox,
         server_uuid: str,
+        server_version: str,
         images: Images | None = None,
     ) -> None:
         self._images = images
@@ -50,6 +51,7 @@ class Spaces:
         self._envelope = envelope
         self._outbox = outbox
         self._server_uuid = server_uuid
+        self._server_version = server_version
         # What is published may be decided otherwise than it was in the daemon's last life.
         schema.touch_all()
 
@@ -95,6 +97,8 @@ class Spaces:
             else:
                 space.changes = changes.changes
                 self.image_changes[form.space_id] = changes
+                return space
+        space.tell_version(self._server_version)
         return space
 
     def settle(

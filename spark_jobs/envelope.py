@@ -47,6 +47,7 @@ SOURCE: Final = StructType(
         StructField("seq", LongType()),
         StructField("schema_version", LongType()),
         StructField("server_uuid", StringType()),
+        StructField("server_version", StringType()),
         StructField("vclock", MapType(StringType(), LongType())),
         StructField("snapshot_id", StringType()),
     ]

@@ -16,7 +16,7 @@ from spark_jobs import json_text
 from spark_jobs.envelope import CONTROL
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Form
-from spark_jobs.patch import PatchError, key_of, update, upsert
+from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
 CHANGELOG_COLUMNS: Final = {
     "space": "source.table",
@@ -37,6 +37,7 @@ CHANGELOG_COLUMNS: Final = {
     "sequence": "source.sequence",
     "schema_version": "source.schema_version",
     "server_uuid": "source.server_uuid",
+    "server_version": "source.server_version",
     "snapshot": "source.snapshot",
     "snapshot_id": "source.snapshot_id",
     "transaction_id": "transaction.id",
@@ -53,7 +54,7 @@ CHANGELOG_COLUMNS: Final = {
 }
 """The columns of the changelog and what they are made of."""
 
-SOURCE_FIELDS_OF_CURRENT: Final = ("ts_us",)
+SOURCE_FIELDS_OF_CURRENT: Final = ("ts_us", "server_version")
 """What `latest` needs of `source` beside what is always parsed."""
 
 
@@ -68,8 +69,8 @@ def latest(changes: DataFrame) -> DataFrame:
 
     Columns: space, key, image, patches, truncated. `image` is the last change that tells the whole row or deletes it
     (seq, deleted, row, ts, space_id, schema_version), or null; `patches` those after it, in order (seq, patch, upsert, ts,
-    space_id, schema_version). A row without a key tells the seq of the last truncation of the space, or, with a null space,
-    that there were control records.
+    space_id, schema_version, server_version). A row without a key tells the seq of the last truncation of the space, or, with
+    a null space, that there were control records.
     """
     source = F.col("source")
     form = (source["space_id"].alias("space_id"), source["schema_version"].alias("schema_version"))
@@ -78,7 +79,7 @@ def latest(changes: DataFrame) -> DataFrame:
     is_image = F.col("op").isin("c", "r", "d") | F.col("after").isNotNull()
     is_patch = (F.col("op") == "u") & F.col("after").isNull()
     image = F.struct(sequence, (F.col("op") == "d").alias("deleted"), F.col("after").alias("row"), time, *form)
-    patch = F.struct(sequence, "patch", "upsert", time, *form)
+    patch = F.struct(sequence, "patch", "upsert", time, *form, source["server_version"].alias("server_version"))
     return (
         changes.groupBy(source["table"].alias("space"), F.when(F.col("op") != CONTROL, F.col("key")).alias("key"))
         .agg(
@@ -253,7 +254,8 @@ class _Fold:
                 "that has been read."
             )
         try:
-            return update(row, patch, form) if change["upsert"] is None else upsert(row, patch, form)
+            carry_out = update if change["upsert"] is None else upsert
+            return carry_out(row, patch, form, version_of(change["server_version"]))
         except PatchError as error:
             raise JobError(
                 f"The UPDATE of {key} in {form.space} at seq {change['seq']} doesn't fit the row that is stored: {error}. "

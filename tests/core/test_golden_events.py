@@ -94,7 +94,7 @@ def test_changes(golden: Golden) -> None:
     recorder.record("c")
     master.replace("users", 2, "zwei", 2.5)
     recorder.record("u-replace")
-    master.update("users", [2], ["=", 2, "deux"], ["+", "balance", 1], ["!", 4, "fourth"], ["#", -1, 1], [":", 2, 2, 1, "É"])
+    master.update("users", [2], [":", 2, 2, 1, "É"], ["+", "balance", 1], ["!", 4, "fourth"], ["=", -1, "4th"], ["#", -1, 1])
     recorder.record("u-patch")
     master.upsert("users", [3, "three", 3], ["-", 3, 1])
     recorder.record("u-upsert")
