@@ -326,6 +326,7 @@ class FormatSection(_Section):
 
     value: Literal["json"] = "json"
     on_error: Literal["fail", "dlq"] = "fail"
+    on_image_error: Literal["fail", "dlq"] = "fail"
 
 
 class HttpSection(_Section):

@@ -97,6 +97,17 @@ class SpaceEvents(RowEncoder):
         self._server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
         self.schema = self._server + b',"vclock":'
 
+    def count_upserts(self, count: Callable[[], None]) -> None:
+        """Have each UPSERT counted."""
+        upsert = self.changes[Type.UPSERT]
+
+        def counted(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+            change = upsert(body, frame)
+            count()
+            return change
+
+        self.changes[Type.UPSERT] = counted
+
     def tell_version(self, server_version: str) -> None:
         """Name the server's version in each event: not all carry out alike the operations that events without images have."""
         self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())

@@ -121,7 +121,12 @@ class ReplayError(CdcError):
 
 
 class ImageError(CdcError):
-    """A row can't have been applied to the tuple that is kept for its key."""
+    """A row can't have been applied to the tuple that is kept for its key.
+
+    `key` is the store's, if the row may be passed over: what the key has is not known then until a row tells it whole.
+    """
+
+    key: bytes | None = None
 
 
 class SynchronousReplicationError(CdcError):

@@ -61,6 +61,10 @@ class Tuples(Protocol):
         """The snapshot is over."""
 
 
+DOUBTFUL_MAX: Final = 1000
+"""They are part of the position, which is written with every commit; with more there is something else amiss."""
+
+
 class Images:
     """The store's tuples with the pending changes over them.
 
@@ -85,6 +89,9 @@ class Images:
         self._is_comparing = False
         self.unkept: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
+        self.doubtful: frozenset[bytes] = frozenset()
+        """Keys of which a row was passed over that couldn't be carried out: they have the tuple from before it, and what they
+        should have is not known until a row tells it whole. Replaced whole, so it can be kept to go back to."""
         for form in kept:
             with contextlib.suppress(UnkeyableError):  # said when its rows come
                 self.codec(form)
@@ -136,19 +143,32 @@ class Images:
         change = (key, tuple_)
         self._pending[key] = change
         self._changes.append(change)
+        if self.doubtful:
+            self.doubtful -= {key}
 
     def delete(self, key: bytes) -> None:
         """The key has no tuple from here on."""
         change = (key, None)
         self._pending[key] = change
         self._changes.append(change)
+        if self.doubtful:
+            self.doubtful -= {key}
 
     def put_unshown(self, key: bytes, tuple_: bytes | None) -> None:
         """As `put` or `delete`, for a row whose event can't be made; `take_back` makes it undone, once."""
         change = (key, tuple_)
         self._undo = change, self._pending.get(key)
+        if self.doubtful:
+            self.doubtful -= {key}
         self._pending[key] = change
         self._changes.append(change)
+
+    def doubt(self, key: bytes) -> bool:
+        """What the key has is not known from here on; False if there are too many such keys to keep in mind."""
+        if len(self.doubtful) >= DOUBTFUL_MAX:
+            return key in self.doubtful
+        self.doubtful |= {key}
+        return True
 
     def stand(self) -> None:
         """What the last row did is not taken back any more: it was set aside."""
@@ -172,6 +192,8 @@ class Images:
         prefix = space_prefix(space_id)
         for key in [key for key in self._pending if key.startswith(prefix)]:
             del self._pending[key]
+        if self.doubtful:
+            self.doubtful = frozenset(key for key in self.doubtful if not key.startswith(prefix))
         self._clearings[prefix] = self._clearings.get(prefix, 0) + 1
         self._changes.append((prefix, CLEAR))
 

@@ -21,6 +21,10 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_commits": ("Kafka commits", lambda s: s.kafka.commit_count),
     "tarantool_cdc_commit_seconds": ("Time spent in Kafka commits", lambda s: s.kafka.commit_seconds),
     "tarantool_cdc_aborts": ("Kafka transactions that were aborted and published again", lambda s: s.kafka.abort_count),
+    "tarantool_cdc_vinyl_upserts": (
+        "UPSERTs of vinyl spaces from a master before 2.6.1, which may merge them otherwise than one after the other",
+        lambda s: s.merging_upsert_count,
+    ),
     "tarantool_cdc_reconnects": ("Connections to Tarantool after the first", lambda s: s.reconnect_count),
 }
 """Names without `_total`, which the exposition adds."""
@@ -56,6 +60,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
+    "tarantool_cdc_doubtful_keys": (
+        'Keys whose row is not known since one could not be carried out (format.on_image_error = "dlq")',
+        lambda s: s.doubtful_key_count,
+    ),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
 }
 

@@ -16,5 +16,6 @@ class PipelineOptions:
     tombstones: bool = True
     transaction_topic: Literal["none", "multi", "all"] = "multi"
     on_error: Literal["fail", "dlq"] = "fail"
+    on_image_error: Literal["fail", "dlq"] = "fail"
     transaction_bytes_max: int = 64 * 1024 * 1024
     """Past this a transaction of the source waits for its end on disk."""

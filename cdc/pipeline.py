@@ -73,6 +73,8 @@ class Pipeline:
         self._ahead: deque[Held] = deque()
         self._ahead_origins: set[int] = set()
         self.images = images
+        if images is not None:
+            images.doubtful = position.doubtful
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
@@ -84,7 +86,7 @@ class Pipeline:
             self._envelope,
             self._outbox,
             str(server_uuid),
-            ".".join(map(str, version)),
+            version,
             images,
         )
         self._events = StreamEvents(
@@ -118,6 +120,11 @@ class Pipeline:
     def is_replaying(self) -> bool:
         """Whether the images have yet to come to where events are out."""
         return self._replay_until is not None
+
+    @property
+    def merging_upsert_count(self) -> int:
+        """UPSERTs of vinyl spaces that have come from a server which merges them."""
+        return self._spaces.merging_upsert_count
 
     def published_forms(self) -> list[SpaceForm]:
         """The spaces that are published, as they look at this position."""
@@ -210,6 +217,8 @@ class Pipeline:
             return
         self._replay(transaction, suffix)
         if VClock(self._events.vclock) == until.vclock:
+            assert self.images is not None
+            self.images.doubtful |= until.doubtful
             batch = self._replayed()
             self._outbox.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
@@ -227,6 +236,7 @@ class Pipeline:
         known = events.vclock.get(transaction.replica_id, 0)
         message_count, seq, row_count = len(outbox.messages), outbox.seq, outbox.row_count
         mark = self.images.change_count if self.images is not None else 0
+        doubtful = self.images.doubtful if self.images is not None else frozenset()
         try:
             events.transaction(transaction, suffix)
         except CdcError:
@@ -235,6 +245,7 @@ class Pipeline:
                 del outbox.messages[message_count:]
                 if self.images is not None:
                     self.images.forget_after(mark)
+                    self.images.doubtful = doubtful
                 outbox.seq, outbox.row_count = seq, row_count
                 events.vclock[transaction.replica_id] = known
                 yield self._batch()
@@ -318,6 +329,8 @@ class Pipeline:
         """
         events = self._events
         assert self._limbo.is_empty
+        if self.images is not None:
+            self.images.doubtful = frozenset()  # the snapshot has what they should have
         self._outbox.restart(max(self._outbox.seq, after_seq))
         events.jump(vclock, is_whole=True)
         self._snapshot = Snapshot(

@@ -48,6 +48,8 @@ class Position:
     replicaset_uuid: UUID | None = None
     server_uuid: UUID | None = None
     snapshot: SnapshotState | None = None
+    doubtful: frozenset[bytes] = frozenset()
+    """Keys of the state store whose tuple isn't the master's (cdc.images)."""
 
     def to_json(self) -> dict[str, Any]:
         """The record's value."""
@@ -67,6 +69,7 @@ class Position:
             }
             if self.snapshot
             else None,
+            **({"doubtful": sorted(key.hex() for key in self.doubtful)} if self.doubtful else {}),
         }
 
     @classmethod
@@ -85,4 +88,5 @@ class Position:
             replicaset_uuid=UUID(value["replicaset_uuid"]) if value["replicaset_uuid"] else None,
             server_uuid=UUID(value["server_uuid"]) if value["server_uuid"] else None,
             snapshot=SnapshotState(**snapshot) if snapshot else None,
+            doubtful=frozenset(map(bytes.fromhex, value.get("doubtful", ()))),
         )

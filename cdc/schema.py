@@ -95,6 +95,8 @@ class SpaceForm:
     is_sync: bool = False
     # Rows of local and temporary spaces are never relayed.
     is_replicated: bool = True
+    # An engine is for life, and says nothing about how rows look.
+    is_vinyl: bool = field(default=False, compare=False)
     # Counts the forms of all published spaces; 0 until the form is known outside. No part of the form itself.
     schema_version: int = field(default=0, compare=False)
 
@@ -342,6 +344,7 @@ class SchemaTracker:
                 fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
                 key_parts=tuple(_key_part(item) for item in primary[5]),
                 is_sync=bool(flags.get("is_sync", False)),
+                is_vinyl=row[3] == "vinyl",
                 is_replicated=not (
                     flags.get("group_id", 0) == _LOCAL_GROUP
                     or flags.get("temporary", False)

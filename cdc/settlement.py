@@ -85,9 +85,13 @@ class Settlement:
             tombstones=config.kafka.tombstones,
             transaction_topic=config.kafka.transaction_topic,
             on_error=config.format.on_error,
+            on_image_error=config.format.on_image_error,
             transaction_bytes_max=config.source.transaction_bytes_max,
         )
         self._unkept_count = 0
+        # What earlier connections have counted, and the keys that have been told of.
+        self._earlier_upsert_count = status.merging_upsert_count
+        self._doubtful: frozenset[bytes] = frozenset()
         # Whether the last batch ended within a transaction.
         self._is_inside = False
         self.last_timestamp: float | None = None
@@ -165,6 +169,7 @@ class Settlement:
         if images is not None and len(images.unkept) > self._unkept_count:
             self._unkept_count = len(images.unkept)
             self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
+        self._show_uncertain()
         status = self._status
         status.row_count += batch.row_count
         if batch.timestamp:
@@ -175,6 +180,22 @@ class Settlement:
             status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
             if batch.position.snapshot is not None:
                 status.snapshot_id = batch.position.snapshot.snapshot_id
+
+    def _show_uncertain(self) -> None:
+        """What the rows have come to may be another thing on the master: count it, and say so when there is more."""
+        pipeline, status = self.pipeline, self._status
+        count = self._earlier_upsert_count + pipeline.merging_upsert_count
+        if count and not status.merging_upsert_count:
+            self._log.warning("this server merges UPSERTs of vinyl spaces: README, Guarantees", version=status.upstream_version)
+        status.merging_upsert_count = count
+        images = pipeline.images
+        if images is not None and images.doubtful != self._doubtful:
+            if images.doubtful - self._doubtful:
+                self._log.warning(
+                    "rows couldn't be carried out and went to the dead-letter topic, which tells how to go on",
+                    keys=len(images.doubtful),
+                )
+            self._doubtful, status.doubtful_key_count = images.doubtful, len(images.doubtful)
 
     def settle(self, *, is_forced: bool = False) -> None:
         """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""

@@ -12,7 +12,7 @@ from typing import Any
 from cdc import topics
 from cdc.envelope import Envelope, SpaceEvents
 from cdc.errors import KeysChangedError, UnkeyableError
-from cdc.image_changes import ImageChanges
+from cdc.image_changes import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images import Images
 from cdc.outbox import Outbox
 from cdc.position import Position
@@ -35,7 +35,7 @@ class Spaces:
         envelope: Envelope,
         outbox: Outbox,
         server_uuid: str,
-        server_version: str,
+        version: tuple[int, ...],
         images: Images | None = None,
     ) -> None:
         self._images = images
@@ -51,7 +51,10 @@ class Spaces:
         self._envelope = envelope
         self._outbox = outbox
         self._server_uuid = server_uuid
-        self._server_version = server_version
+        self._server_version = ".".join(map(str, version))
+        self._merges_upserts = version < VINYL_CHECKS_SINCE
+        self.merging_upsert_count = 0
+        """UPSERTs of vinyl spaces, if the server is one that merges them."""
         # What is published may be decided otherwise than it was in the daemon's last life.
         schema.touch_all()
 
@@ -97,9 +100,14 @@ class Spaces:
             else:
                 space.changes = changes.changes
                 self.image_changes[form.space_id] = changes
-                return space
-        space.tell_version(self._server_version)
+        if form.space_id not in self.image_changes:
+            space.tell_version(self._server_version)
+        if form.is_vinyl and self._merges_upserts:
+            space.count_upserts(self._count_upsert)
         return space
+
+    def _count_upsert(self) -> None:
+        self.merging_upsert_count += 1
 
     def settle(
         self, position: Position, now_us: int, origin: Origin | None, on_drop: Callable[[SpaceForm], None] | None = None

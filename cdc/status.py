@@ -52,6 +52,9 @@ class Status:
     stored: VClock | None = None
     state_rows: int = 0
     state_bytes: int = 0
+    merging_upsert_count: int = 0
+    """UPSERTs of vinyl spaces from a server that merges them, so that their outcome isn't known for sure."""
+    doubtful_key_count: int = 0
     requests: SnapshotRequests | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
@@ -141,7 +144,13 @@ class Status:
             "received_bytes": self.received_bytes,
             "store": None
             if self.stored is None
-            else {"position": self.stored.to_json(), "rows": self.state_rows, "bytes": self.state_bytes},
+            else {
+                "position": self.stored.to_json(),
+                "rows": self.state_rows,
+                "bytes": self.state_bytes,
+                "doubtful_keys": self.doubtful_key_count,
+            },
+            "vinyl_upserts": self.merging_upsert_count,
             "snapshot_request": self.requests.to_json() if self.requests is not None else None,
             "limbo": {
                 "transactions": self.limbo.transaction_count,

@@ -74,6 +74,7 @@ class StreamEvents:
             vclock=VClock(self.vclock),
             seq=self._outbox.seq,
             schema_version=self._spaces.schema.schema_version,
+            doubtful=self._images.doubtful if self._images is not None else frozenset(),
         )
 
     def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
@@ -221,7 +222,11 @@ class StreamEvents:
                 row_number += 1
                 continue
             except ImageError as error:
-                raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
+                outbox.byte_count = byte_count
+                self._pass_over(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
+                byte_count = outbox.byte_count
+                row_number += 1
+                continue
             except MALFORMED_BODY as error:
                 raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
             if change is None:
@@ -329,5 +334,15 @@ class StreamEvents:
             raise at_row(error, transaction, kind, lsn, body) from error
         if self._images is not None:
             self._images.stand()
+        self._set_aside(error, transaction, kind, lsn, body, space_id)
+
+    def _pass_over(self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+        """A row that can't be carried out stops the daemon, or leaves its key in doubt."""
+        assert self._images is not None
+        if self._options.on_image_error == "fail" or error.key is None or not self._images.doubt(error.key):
+            raise at_row(error, transaction, kind, lsn, body) from error
+        self._set_aside(error, transaction, kind, lsn, body, space_id)
+
+    def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         server_uuid = str(self.base.server_uuid)
         self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))

@@ -34,6 +34,7 @@ from cdc.errors import (
     UnkeyableError,
 )
 from cdc.follower import SNAPSHOT_TIMEOUT_SECONDS, expect, greet, vote
+from cdc.image_changes import VINYL_CHECKS_SINCE
 from cdc.images import Images
 from cdc.keys import KeyCodec
 from cdc.options import PipelineOptions
@@ -60,6 +61,12 @@ ACK_SECONDS: Final = 0.5
 _SEEN: Final = b"\x90"
 """Stands for the tuple of a key that the snapshot has."""
 
+MERGED: Final = (
+    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, and only it knows to what"
+)
+DOUBTFUL: Final = "a row of this key was passed over that could not be carried out"
+"""Why rows differ, where that is known."""
+
 Say = Callable[[str], None]
 
 
@@ -71,6 +78,7 @@ class Verification:
     row_count: int = 0
     differences: dict[str, int] = field(default_factory=lambda: {"missing": 0, "extra": 0, "different": 0})
     uncompared: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_equal(self) -> bool:
@@ -85,6 +93,8 @@ class Verification:
         text = f"{outcome}; {self.row_count} rows were compared at {self.vclock}."
         if self.uncompared:
             text += " Not compared: " + "; ".join(f"{name}: {reason}" for name, reason in self.uncompared.items()) + "."
+        for reason, count in self.reasons.items():
+            text += f" Of these {count}: {reason}."
         if not self.is_equal:
             text += " Remove state.path while the daemon is stopped, and it is built anew from a snapshot."
         return text
@@ -177,6 +187,7 @@ class _Verifier:
                     exclude=list(config.spaces.exclude),
                     # What can't be shown has changed the images all the same, and nothing is shown here.
                     on_error="dlq",
+                    on_image_error="dlq",
                     transaction_bytes_max=config.source.transaction_bytes_max,
                 ),
                 position,
@@ -284,10 +295,11 @@ class _Space:
     def __init__(self, form: SpaceForm) -> None:
         """Raises UnkeyableError."""
         self.name = form.name
+        self.is_vinyl = form.is_vinyl
         self.key_of = KeyCodec(form).of_tuple
         self._encoder = RowEncoder(form)
 
-    def line(self, what: str, ours: bytes | None, theirs: bytes | None) -> str:
+    def line(self, what: str, ours: bytes | None, theirs: bytes | None, reason: str | None) -> str:
         tuple_ = ours if theirs is None else theirs
         assert tuple_ is not None
         found: dict[str, Any] = {
@@ -302,6 +314,8 @@ class _Space:
             assert theirs is not None
             # One value may be written in several ways, and JSON doesn't show in which.
             found.update(ours_msgpack=ours.hex(), theirs_msgpack=theirs.hex())
+        if reason is not None:
+            found["reason"] = reason
         return json.dumps(found, ensure_ascii=False)
 
     def _key(self, tuple_: bytes) -> Any:
@@ -375,7 +389,7 @@ class _Comparison:
                 continue
             for key, tuple_ in self._images.scan(space_id):
                 if not self._seen.has(key):
-                    self._differ(space, "extra", tuple_, None)
+                    self._differ(space, key, "extra", tuple_, None)
         return self.result
 
     def _compare_early(self, keys: list[bytes]) -> None:
@@ -392,12 +406,12 @@ class _Comparison:
         self.result.row_count += 1
         ours = self._images.current(key)
         if ours is None:
-            self._differ(space, "missing", None, body_values(frame)[Key.TUPLE])
+            self._differ(space, key, "missing", None, body_values(frame)[Key.TUPLE])
             return
         self._found[space_id] = self._found.get(space_id, 0) + 1
         theirs = body_values(frame)[Key.TUPLE]
         if ours != theirs:
-            self._differ(space, "different", ours, theirs)
+            self._differ(space, key, "different", ours, theirs)
 
     def _space(self, space_id: int) -> _Space | None:
         """How a space is compared; None if it isn't."""
@@ -415,6 +429,13 @@ class _Comparison:
             self.result.uncompared[form.name] = error.message
             return None
 
-    def _differ(self, space: _Space, what: str, ours: bytes | None, theirs: bytes | None) -> None:
+    def _differ(self, space: _Space, key: bytes, what: str, ours: bytes | None, theirs: bytes | None) -> None:
+        reason = None
+        if key in self._images.doubtful:
+            reason = DOUBTFUL
+        elif what == "different" and space.is_vinyl and self._images.version < VINYL_CHECKS_SINCE:
+            reason = MERGED
         self.result.differences[what] += 1
-        self._say(space.line(what, ours, theirs))
+        if reason is not None:
+            self.result.reasons[reason] = self.result.reasons.get(reason, 0) + 1
+        self._say(space.line(what, ours, theirs, reason))

@@ -61,6 +61,7 @@ CORE: Final = [
     "cdc.update_tree",
     "cdc.update",
     "cdc.images",
+    "cdc.fitting",
     "cdc.image_changes",
     "cdc.spaces",
     "cdc.snapshot",

@@ -8,6 +8,7 @@ import pytest
 
 from cdc.errors import CdcError, EncodingError, ImageError
 from cdc.image_changes import ImageChanges
+from cdc.images import DOUBTFUL_MAX
 from cdc.keys import space_prefix
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.extensions import OpaqueExtension
@@ -139,6 +140,144 @@ def test_update_that_fails_ends_it() -> None:
     target.master._write(4, {0x10: 512, 0x20: [1], 0x21: [["+", 2, 5]], 0x15: 1})
     with pytest.raises(ImageError, match="the tuple was 93 01 a3 6f 6e 65 0a"):
         target.follow()
+
+
+# A row that can't be carried out, where the operator wants to go on.
+
+
+def unfit(target: Shop, number: int = 1) -> None:
+    """An UPDATE that the server carried out on another tuple than the one that is kept."""
+    target.master._write(4, {0x10: 512, 0x20: [number], 0x21: [["+", 2, 5]], 0x15: 1})
+
+
+def doubtful(target: Shop) -> int:
+    images = target.replica.pipeline.images
+    assert images is not None
+    return len(images.doubtful)
+
+
+def test_a_row_that_is_passed_over_leaves_its_key_in_doubt_until_it_is_written_whole() -> None:
+    target = shop(on_image_error="dlq")
+    master = target.master
+    unfit(target)
+    master.update("users", [1], ["+", 3, 5])
+    master.upsert("users", [1, "x"], ["+", 3, 5])
+    master.update("users", [2], ["+", 3, 1])
+    sent = target.follow()
+    letters = [message for message in sent if message.topic == "shop.dlq"]
+    assert [letter.value["type"] for letter in letters] == ["UPDATE", "UPDATE", "UPSERT"]
+    assert "on_image_error" in letters[0].value["error"]
+    assert "box.space['users'] s:replace(s:get({1}))" in letters[0].value["error"]
+    assert "an earlier row of this key" in letters[1].value["error"]
+    assert content([message for message in sent if message.op]) == [
+        ("u", {"id": 2, "name": "two", "balance": 20}, {"id": 2, "name": "two", "balance": 21})
+    ]
+    assert doubtful(target) == 1
+    master.replace("users", 1, "whole", 3)
+    assert content(target.events()) == [("u", ONE, {"id": 1, "name": "whole", "balance": 3})]
+    assert doubtful(target) == 0
+    master.update("users", [1], ["+", 3, 1])
+    assert content(target.events()) == [("u", {"id": 1, "name": "whole", "balance": 3}, {"id": 1, "name": "whole", "balance": 4})]
+
+
+@pytest.mark.parametrize("whole", ["delete", "truncate", "drop"])
+def test_what_takes_a_row_away_ends_the_doubt(whole: str) -> None:
+    target = shop(on_image_error="dlq")
+    unfit(target)
+    target.follow()
+    assert doubtful(target) == 1
+    if whole == "delete":
+        target.master.delete("users", 1)
+    elif whole == "truncate":
+        target.master.truncate("users")
+    else:
+        target.master.drop_index("users", 0)
+    target.follow()
+    assert doubtful(target) == 0
+
+
+@pytest.mark.parametrize("is_stored", [False, True], ids=["read again from before the row", "stored"])
+def test_a_doubt_survives_a_crash(is_stored: bool) -> None:
+    target = shop(on_image_error="dlq")
+    target.replica.flush()
+    unfit(target)
+    target.follow()
+    if is_stored:
+        target.replica.flush()
+    target.replica.crash()
+    target.replica.connect()
+    target.master.update("users", [1], ["+", 3, 5])
+    target.master.update("users", [2], ["+", 3, 1])
+    assert content([message for message in target.follow() if message.op]) == [
+        ("u", {"id": 2, "name": "two", "balance": 20}, {"id": 2, "name": "two", "balance": 21})
+    ]
+    assert doubtful(target) == 1
+    target.master.replace("users", 1, "whole")
+    assert content(target.events()) == [("u", ONE, {"id": 1, "name": "whole"})]
+    assert target.replica.topics.checkpoint().position is not None
+    assert not target.replica.topics.checkpoint().position.doubtful  # type: ignore[union-attr]
+
+
+def test_a_doubt_is_that_of_before_a_transaction_that_ends_it() -> None:
+    target = shop(on_image_error="dlq", on_error="fail")
+    unfit(target)
+    target.master.update("users", [2], ["+", 3, 1])
+    target.master.begin()
+    target.master.replace("users", 1, "whole")
+    target.master.insert("users", 3, "x", HIDDEN)
+    target.master.commit()
+    with pytest.raises(EncodingError):
+        target.follow()
+    target.replica.commit()
+    position = target.replica.topics.checkpoint().position
+    assert position is not None
+    assert len(position.doubtful) == 1
+
+
+def test_only_so_many_keys_may_be_in_doubt() -> None:
+    target = shop(on_image_error="dlq")
+    images = target.replica.pipeline.images
+    assert images is not None
+    images.doubtful = frozenset(number.to_bytes(12, "big") for number in range(DOUBTFUL_MAX))
+    unfit(target)
+    with pytest.raises(ImageError):
+        target.follow()
+
+
+# Vinyl.
+
+
+def vinyl(version: str) -> Shop:
+    """With a space in vinyl, `v`, that has the row [1, 5]."""
+    target = Shop(version, images=True)
+    target.master.create_space("v", [{"name": "id", "type": "unsigned"}, {"name": "n", "type": "unsigned"}], engine="vinyl")
+    target.master.insert("v", 1, 5)
+    target.follow()
+    return target
+
+
+def upsert_misfit(target: Shop) -> None:
+    """One whose result has a negative number in an unsigned field."""
+    target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [["-", 2, 100]], 0x15: 1})
+
+
+def test_vinyl_passes_over_an_upsert_whose_result_does_not_fit_the_format() -> None:
+    target = vinyl("2.11")
+    upsert_misfit(target)
+    assert target.events() == []
+    target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [["+", 2, 100]], 0x15: 1})
+    assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": 105})]
+
+
+def test_vinyl_before_2_6_1_does_not_look_at_the_format_and_its_upserts_are_counted() -> None:
+    target = vinyl("2.6")
+    assert target.replica.pipeline.merging_upsert_count == 0
+    upsert_misfit(target)
+    assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": -95})]
+    target.master.upsert("users", [1, "x"], ["+", 3, 5])
+    target.follow()
+    assert target.replica.pipeline.merging_upsert_count == 1
+    assert vinyl("2.11").replica.pipeline.merging_upsert_count == 0
 
 
 # Several changes of one key.

@@ -197,11 +197,12 @@ class Master:
         *,
         space_id: int | None = None,
         flags: Mapping[str, Any] | None = None,
+        engine: str = "memtx",
     ) -> int:
         """CREATE, and its primary key unless `parts` is None: two transactions, as in Lua."""
         number = space_id if space_id is not None else max(512, *(self._space_row(n)[0] + 1 for n in self._space_ids()))
         self._spaces[number] = _Space()
-        self.insert(SPACE, number, 1, name, "memtx", 0, dict(flags or {}), list(fields))
+        self.insert(SPACE, number, 1, name, engine, 0, dict(flags or {}), list(fields))
         if parts is not None:
             self.create_index(number, parts)
         return number

@@ -173,7 +173,7 @@ class Replica:
         if not beginning.is_store_good:
             writer.restart()
             stored = Checkpoint()
-        images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version[:2])
+        images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version)
         if beginning.replays and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
             return self._afresh(checkpoint), "newly published spaces"
         if beginning.replays:
@@ -189,14 +189,14 @@ class Replica:
     def _afresh(self, checkpoint: Checkpoint) -> Pipeline:
         assert self._writer is not None
         self._writer.restart()
-        return self._new_pipeline(checkpoint, images=self._writer.begin((), self.session.greeting.version[:2]))
+        return self._new_pipeline(checkpoint, images=self._writer.begin((), self.session.greeting.version))
 
     def _new_pipeline(self, checkpoint: Checkpoint, **more: Any) -> Pipeline:
         return pipeline(
             checkpoint.position or Position(),
             checkpoint.spaces.values(),
             server_uuid=self.session.greeting.uuid,
-            version=self.session.greeting.version[:2],
+            version=self.session.greeting.version,
             **more,
             **self._options,
         )
