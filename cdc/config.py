@@ -55,6 +55,12 @@ def _origin(number: int) -> int:
     return number
 
 
+def _host_name(text: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text):
+        raise ValueError("is no name of a host; it has neither a port nor a scheme")
+    return text
+
+
 def _instance_name(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text):
         raise ValueError("begins with a small letter, and has small letters, digits, '_' and '-' only, 63 at most")
@@ -63,6 +69,7 @@ def _instance_name(text: str) -> str:
 
 Pattern = Annotated[str, AfterValidator(_regular_expression)]
 Name = Annotated[str, AfterValidator(_name)]
+HostName = Annotated[str, AfterValidator(_host_name)]
 InstanceName = Annotated[str, AfterValidator(_instance_name)]
 Origin = Annotated[int, AfterValidator(_origin)]
 
@@ -333,6 +340,8 @@ class HttpSection(_Section):
     """Where the daemon can be looked at."""
 
     listen: str = "127.0.0.1:8085"
+    allowed_hosts: list[HostName] = []
+    """Names under which it may be asked, beside IP addresses, localhost and the one in `listen`."""
 
     @model_validator(mode="after")
     def _address_can_be_read(self) -> HttpSection:

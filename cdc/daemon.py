@@ -195,7 +195,7 @@ class Daemon:
     def _listen(self) -> StatusServer | None:
         address = self._config.http.address
         try:
-            return StatusServer(address, self.status) if address is not None else None
+            return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
         except ConfigurationError as error:
             assert address is not None
             raise asking.who_listens(self._config.name, address) or error from error

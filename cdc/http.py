@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Collection
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
+from cdc.bounded_server import BoundedHandler, BoundedServer
 from cdc.errors import ConfigurationError, RequestError
 from cdc.metrics import StatusCollector
 from cdc.status import Status
@@ -23,32 +24,32 @@ BODY_BYTES_MAX: Final = 1024 * 1024
 class StatusServer:
     """Serves one status on a thread of its own."""
 
-    def __init__(self, address: tuple[str, int], status: Status) -> None:
-        """Listen. Raises ConfigurationError if the address can't be had."""
+    def __init__(self, address: tuple[str, int], status: Status, allowed_hosts: Collection[str] = ()) -> None:
+        """Listen; answer also under the names `allowed_hosts`. Raises ConfigurationError if the address can't be had."""
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
+        class Handler(BoundedHandler):
+            def do_GET(self) -> None:  # noqa: N802 - the library's name
                 match self.path.split("?")[0]:
                     case "/metrics":
-                        self._answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                        self.answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
                     case "/health":
                         is_healthy = status.state != "failed"
-                        self._answer(
+                        self.answer(
                             200 if is_healthy else 503, "text/plain", f"{status.shown_error or status.shown_state}\n".encode()
                         )
                     case "/ready":
                         reason = "" if status.is_ready or not status.shown_error else f": {status.shown_error}"
-                        self._answer(200 if status.is_ready else 503, "text/plain", f"{status.shown_state}{reason}\n".encode())
+                        self.answer(200 if status.is_ready else 503, "text/plain", f"{status.shown_state}{reason}\n".encode())
                     case "/status":
-                        self._answer(200, "application/json", json.dumps(status.to_json(), indent=1).encode())
+                        self.answer(200, "application/json", json.dumps(status.to_json(), indent=1).encode())
                     case _:
-                        self._answer(404, "text/plain", b"there are /metrics, /health, /ready and /status\n")
+                        self.answer(404, "text/plain", b"there are /metrics, /health, /ready and /status\n")
 
-            def do_POST(self) -> None:
+            def do_POST(self) -> None:  # noqa: N802 - the library's name
                 if self.path != "/snapshot":
-                    self._answer(404, "text/plain", b"there is /snapshot\n")
+                    self.answer(404, "text/plain", b"there is /snapshot\n")
                 # A page in somebody's browser can't send this type to another site without being allowed to.
                 elif self.headers.get_content_type() != "application/json":
                     self._tell(415, {"error": "the body must be application/json"})
@@ -63,7 +64,7 @@ class StatusServer:
                             pass
                         case _:
                             raise ValueError
-                except ValueError:
+                except (ValueError, RecursionError):
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
                 if status.requests is None or status.state != "streaming":
                     return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
@@ -74,26 +75,15 @@ class StatusServer:
                 return 202, {"spaces": names}
 
             def _tell(self, code: int, value: dict[str, Any]) -> None:
-                self._answer(code, "application/json", json.dumps(value).encode())
-
-            def _answer(self, code: int, content_type: str, body: bytes) -> None:
-                self.send_response(code)
-                self.send_header("Content-Type", content_type)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                """Scrapes are no news."""
+                self.answer(code, "application/json", json.dumps(value).encode())
 
         try:
-            self._server = ThreadingHTTPServer(address, Handler)
+            self._server = BoundedServer(address, Handler, allowed_hosts=allowed_hosts)
         except OSError as error:
             raise ConfigurationError(
                 f"http.listen = {address[0]}:{address[1]} can't be had: {error.strerror}",
                 "Choose another port, or an empty http.listen to listen nowhere.",
             ) from error
-        self._server.daemon_threads = True
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
     @property

@@ -92,6 +92,7 @@ OUTER: Final = [
     "cdc.status",
     "cdc.stall_watch",
     "cdc.metrics",
+    "cdc.bounded_server",
     "cdc.http",
     "cdc.state_writer",
     "cdc.progress",

@@ -98,6 +98,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("http", {"http": {"listen": "8085"}}, "must be host:port"),
     ("http", {"http": {"listen": "127.0.0.1:http"}}, "must be host:port"),
     ("http", {"http": {"listen": "127.0.0.1:70000"}}, "must be host:port"),
+    ("http.allowed_hosts.1", {"http": {"allowed_hosts": ["cdc.example", "cdc.example:8085"]}}, "neither a port nor a scheme"),
     ("log.level", {"log": {"level": "loud"}}, "debug"),
 ]
 
