@@ -34,6 +34,7 @@ class StallWatch:
         self._is_stopping.set()
         if self._thread.is_alive():
             self._thread.join()
+        self.look()  # what was over just now is told, too
 
     def look(self) -> None:
         """Compare with the last look, and say what has changed."""

@@ -25,9 +25,9 @@ CLUSTER_PROPERTIES: Mapping[str, str] = {
     "transaction.state.log.min.isr": "2",
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
-    # As brokers come: how long one may be silent until others lead its partitions.
-    "broker.session.timeout.ms": "9000",
-    "broker.heartbeat.interval.ms": "2000",
+    # How long one may be silent until others lead its partitions: 9 s as brokers come, which tests would wait for too often.
+    "broker.session.timeout.ms": "4000",
+    "broker.heartbeat.interval.ms": "1000",
     # How long a broker waits for another, as a coordinator does for one that fell silent in the instant of a commit.
     "request.timeout.ms": "5000",
     # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
@@ -85,6 +85,9 @@ class KafkaCluster:
     ) -> None:
         """Brokers in `directory`, not started yet; `properties` are added to CLUSTER_PROPERTIES."""
         self.name = name
+        # For questions, and the brokers that it was made for.
+        self._admin: AdminClient | None = None
+        self._asked = ""
         settings = {**CLUSTER_PROPERTIES, **(properties or {})}
         voters = ",".join(f"{number}@127.0.0.1:{free_port()}" for number in range(1, size + 1))
         cluster_id = new_cluster_id()
@@ -173,7 +176,11 @@ class KafkaCluster:
 
     def _partitions(self, topic: str) -> dict[int, PartitionMetadata]:
         running = ",".join(node.bootstrap_servers for node in self.nodes.values() if node.is_running)
-        return AdminClient({"bootstrap.servers": running, "log_level": 0}).list_topics(timeout=10).topics[topic].partitions
+        if self._asked != running:
+            self._asked = running
+            self._admin = AdminClient({"bootstrap.servers": running, "log_level": 0})
+        assert self._admin is not None
+        return self._admin.list_topics(timeout=10).topics[topic].partitions
 
     def _all(self, act: Callable[[KafkaNode], Any]) -> None:
         with ThreadPoolExecutor(len(self.nodes)) as pool:

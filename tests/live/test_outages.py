@@ -97,7 +97,8 @@ def test_ready_means_that_changes_become_durable(frail_scene: Scene) -> None:
     scene.catch_up()
     assert scene.daemon.terminate() == 0
     log = scene.daemon.run.log_text()
-    assert (log.count("Kafka stands still"), log.count("Kafka is back")) == (1, 1)
+    # On a machine under load the first commits may take that long as well.
+    assert log.count("Kafka stands still") == log.count("Kafka is back") >= 1
     scene.check()
 
 

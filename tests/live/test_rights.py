@@ -172,8 +172,12 @@ def test_write_is_lacking_on_one_topic_in_the_stream(secured_scene: Scene, admin
         AclPermissionType.DENY,
     )
     grant(admin, denied)
-    scene.tarantool.eval("box.space.denied:insert{2}")
-    daemon.restart_killed()  # the one that runs has added the topic to its transactions before
+    # Many batches in one Kafka transaction: it has failed before the last of them is handed over, and before it is committed.
+    daemon.settings["kafka"]["commit_interval_ms"] = 3_000
+    scene.tarantool.eval(
+        "require('fiber').create(function() for id = 2, 400 do box.space.denied:insert{id} require('fiber').sleep(0.01) end end)"
+    )
+    daemon.restart_killed()
     assert daemon.wait_for_end(30) == 1, daemon.run.log_tail(LAST_LINES)
     log = daemon.run.log_text()
     assert "Kafka doesn't allow this daemon WRITE on the topics" in log

@@ -216,3 +216,19 @@ def test_an_aborted_transaction_is_nobodys(scene: Scene, monkeypatch: pytest.Mon
     scene.fail(PublishAborted("aborted"))
     assert went_back
     assert not scene.failed
+
+
+def test_what_kafka_throws_away_again_and_again_is_tried_more_and_more_rarely(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.daemon, "_go_back", lambda: None)
+    aborted = PublishAborted("Kafka threw it away")
+    scene.fail(aborted)
+    assert not scene.clock.waits  # the first time it is tried again at once
+    for _ in range(8):
+        scene.fail(aborted)
+    assert scene.clock.waits[0] < 0.2
+    assert scene.clock.waits[-1] > 3
+    scene.daemon._checkpoint.position = Position(vclock=VClock({1: 10_000}), snapshot=SnapshotState(1, is_complete=True))
+    scene.fail(aborted)  # something was committed in between
+    assert len(scene.clock.waits) == 8
