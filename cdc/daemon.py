@@ -43,6 +43,7 @@ from cdc.errors import (
     ReplayError,
     SilenceError,
     StateLostError,
+    TransactionTimeoutError,
 )
 from cdc.follower import Follower, Goal
 from cdc.handshake import greet, vote
@@ -133,6 +134,8 @@ class Daemon:
         # Of what Kafka throws away: where the daemon was when it did that last.
         self._kafka_back_off = BackOff()
         self._thrown_back_to: Position | None = None
+        # Where the daemon was when a source transaction took too long to publish.
+        self._timed_out_at: Position | None = None
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
         self._requests = SnapshotRequests()
@@ -352,6 +355,15 @@ class Daemon:
                 self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
                 self._slow_down()
                 self._go_back()
+            case TransactionTimeoutError() if self._publisher is not None:
+                # Kafka may have stood still, so once more.
+                position = self._checkpoint.position or Position()
+                if position == self._timed_out_at:
+                    raise error
+                self._timed_out_at = position
+                self._log.warning("a source transaction could not be published in time; trying once more", reason=str(error))
+                _discard(self._publisher)
+                self._publisher = None
             case ProducerLostError() if self._publisher is not None:
                 # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
                 # producer finds out which, and only in the second case goes on.
@@ -451,8 +463,11 @@ class Daemon:
         if self._writer is not None:
             for position in self._publisher.last_settled():
                 self._writer.settle(position)
-        if is_whole:
-            self._log.info("stopped", seq=self.status.seq, checkpoint=str(self.status.published))
+        committed = self._publisher.committed
+        vclock = committed.vclock if committed is not None else VClock()
+        # After an abort nothing may have been submitted again yet.
+        if is_whole and vclock.covers(self.status.published):
+            self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")
 

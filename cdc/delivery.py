@@ -24,7 +24,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from cdc.change import Batch, Broadcast
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.hanging import FILLER_KEY, Place
-from cdc.kafka_errors import FENCED, operator_error, writing_error
+from cdc.kafka_errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
 CALL_TIMEOUT_SECONDS: Final = 5.0
@@ -131,7 +131,7 @@ class _Transactions:
             cause = error.args[0]
             what = "Kafka refuses transactions to this daemon"
             if cause.code() in FENCED:
-                raise writing_error(cause, what) from error
+                raise FencedError(f"{what}: {cause.str()}", NAME_HINT) from error
             if cause.fatal() or operator_error(cause, what) is not None:
                 raise operator_error(cause, what) or PublishError(f"{what}: {cause.str()}") from error
             raise ConnectionLostError(f"Kafka doesn't answer: {cause.str()}") from error
@@ -252,7 +252,7 @@ class AtLeastOnce(_Producing):
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         self._checkpoint_topic = topic
-        # The first failed delivery since the start; nothing after it may be settled.
+        # The first failed delivery since the start, or since an abort; nothing after it may be settled.
         self.failure: KafkaError | None = None
 
     def on_failed_delivery(self, error: KafkaError | None, _message: Message) -> None:
@@ -282,8 +282,16 @@ class AtLeastOnce(_Producing):
         self._transactions.commit()
 
     def abort(self) -> None:
-        # Events that are on their way stay so: repeating them is what this mode allows, losing some of a transaction isn't.
+        """Throw away what waits, and know what became of the rest, so that nothing of it arrives behind what comes next."""
         self._transactions.abort()
+        while True:
+            self._producer.purge(in_queue=True, in_flight=False)
+            if not self._producer.flush(CALL_TIMEOUT_SECONDS):
+                break
+            if self._is_stopping():
+                return
+        # What has failed is published again, as everything else.
+        self.failure = None
 
     def close(self) -> None:
         self._producer.purge()

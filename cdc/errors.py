@@ -145,6 +145,10 @@ class PublishError(CdcError):
     """Kafka refused for good: fenced by another daemon, forbidden, or a message that it will never take."""
 
 
+class TransactionTimeoutError(PublishError):
+    """A source transaction took longer to publish than a Kafka transaction may be open, so that Kafka aborted it."""
+
+
 class PublishAborted(CdcError):  # noqa: N818 - not a fault of its own: it says that a transaction must be done again
     """A Kafka transaction was aborted; everything since the last checkpoint must be published again."""
 

@@ -61,8 +61,11 @@ FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH
 
 RIGHTS_HINT: Final = "Grant the rights of docs/kafka-acls.md; `tarantool-cdc check` tries each of them."
 LOGIN_HINT: Final = "Correct security.protocol and sasl.* in kafka.properties, or have the user made on the brokers."
-_NAME_HINT: Final = "Two daemons of one name can't run at once: stop one, or give it another name."
-_SIZE_HINT: Final = "Raise max.message.bytes of the topic, or leave the space out with spaces.exclude."
+NAME_HINT: Final = "Two daemons of one name can't run at once: stop one, or give it another name."
+_SIZE_HINT: Final = (
+    "Raise max.message.bytes of the topic, and kafka.message_bytes_max if that is less; or leave the space out with "
+    "spaces.exclude."
+)
 
 
 def operator_error(error: KafkaError, what: str) -> PublishError | None:
@@ -84,7 +87,7 @@ def writing_error(error: KafkaError, what: str) -> CdcError:
         return operators
     text = f"{what}: {error.str()}"
     if error.code() in FENCED:
-        return FencedError(text, _NAME_HINT)
+        return FencedError(text)  # by whom, a new producer finds out
     if error.fatal():
         return ProducerLostError(text)
     # Everything else ends the transaction but not the daemon: what was in it is published again.

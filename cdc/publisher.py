@@ -12,6 +12,7 @@ away here and the daemon goes back to the checkpoint: one way to recover, the wa
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -34,7 +35,8 @@ from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
 from cdc.json_values import encode
 from cdc.kafka_clients import Admin, KafkaClients
-from cdc.kafka_errors import FencedError, ProducerLostError, told
+from cdc.kafka_errors import NAME_HINT, FencedError, ProducerLostError, told
+from cdc.open_transaction import OpenTransaction
 from cdc.position import Position
 from cdc.schema import StoredSpace
 from cdc.topic_admin import TopicAdmin, list_topics
@@ -66,28 +68,9 @@ class PublisherStatistics:
     backlog: Backlog = field(default_factory=Backlog)
     trouble: str | None = None
     """The newest complaint of Kafka's client; None once a commit has come through again."""
+    failure: str | None = None
+    """Why the newest Kafka transaction was aborted; None once another has been committed."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
-
-
-@dataclass(slots=True)
-class _Open:
-    """What the producer has been given since the last commit, and where a commit may fall: None within a source transaction."""
-
-    end: Position | None = None
-    stored: dict[int, StoredSpace | None] = field(default_factory=dict)
-    began_at: float = 0.0
-    event_count: int = 0
-    byte_count: int = 0
-    timestamp: float = 0.0
-
-    def add(self, batch: Batch) -> None:
-        """Has been handed over."""
-        self.end = batch.position if batch.is_boundary else None
-        self.stored.update(batch.stored)
-        self.began_at = self.began_at or time.monotonic()
-        self.event_count += batch.event_count
-        self.byte_count += batch.byte_count
-        self.timestamp = batch.timestamp or self.timestamp
 
 
 class Publisher:
@@ -114,7 +97,11 @@ class Publisher:
         self._next_complaint = 0.0
         self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
         self._started: Delivery | None = None
-        self._open = _Open()
+        self._open = OpenTransaction()
+        # How long a transaction with events may be open.
+        self._timeout_seconds = math.inf
+        self.committed: Position | None = None
+        """What the checkpoint says, as far as this publisher knows."""
         self.statistics = statistics or PublisherStatistics()
         self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
         # Batches that were produced since the last commit.
@@ -164,7 +151,7 @@ class Publisher:
         if expected_writers and self._read().writer not in expected_writers:
             raise FencedError(
                 f"another daemon has taken the name {self._name!r}",
-                "Two daemons of one name can't run at once: stop one, or give it another name.",
+                NAME_HINT,
             )
         self._started = self._make_delivery()
         try:
@@ -180,6 +167,7 @@ class Publisher:
         self._commit_position(stored.position or Position(), {}, claims)
         if claims:
             self._check_claim()
+        self.committed = stored.position
         self._thread.start()
         return stored
 
@@ -342,13 +330,23 @@ class Publisher:
             try:
                 with told():
                     self._publish()
-            except PublishAborted as error:
+            except (PublishAborted, ProducerLostError) as error:
                 self._end(error)
             except CdcError as error:
                 self._fail(error)
 
-    def _end(self, error: PublishAborted) -> None:
+    def _end(self, error: PublishAborted | ProducerLostError) -> None:
+        """What has been published since the last commit is lost: abort it, or say that only a new producer can go on."""
+        timeout = None
+        if not self._is_ending and self._abandoned is None:
+            timeout = self._open.timeout(error, time.monotonic(), self._timeout_seconds)
+        self.statistics.failure = (timeout or error).message
+        self.statistics.abort_count += 1
         try:
+            if timeout is not None:
+                raise timeout from error
+            if isinstance(error, ProducerLostError):
+                raise error
             self._abort(error)
         except CdcError as lost:
             self._fail(lost)
@@ -360,7 +358,7 @@ class Publisher:
         heartbeat_interval = self._config.heartbeat_interval_ms / 1000
         next_heartbeat = 0.0
         last: Position | None = None
-        self._open = open_ = _Open()
+        self._open = open_ = OpenTransaction()
         while True:
             # In the middle of a source transaction there is nothing to commit, so nothing is due.
             batch = self._take(open_.began_at + interval - time.monotonic() if open_.end is not None else IDLE_SECONDS)
@@ -371,10 +369,10 @@ class Publisher:
                 if open_.end is not None and not (is_ready and batch.is_boundary):
                     # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
                     last = self._commit(open_)
-                    self._open = open_ = _Open()
+                    self._open = open_ = OpenTransaction()
                 self._topic_admin.ensure(batch.topics)
                 self._delivery.produce(batch)
-                open_.add(batch)
+                open_.add(batch, time.monotonic())
                 with self._lock:
                     self._open_count += 1
                     self._backlog.produced(time.monotonic(), open_.byte_count)
@@ -387,7 +385,7 @@ class Publisher:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(open_.end)
                 last = self._commit(open_)
-                self._open = open_ = _Open()
+                self._open = open_ = OpenTransaction()
             elif not open_.began_at and last and heartbeat_interval and now >= next_heartbeat:
                 next_heartbeat = now + heartbeat_interval
                 self._heartbeat(last)
@@ -398,12 +396,18 @@ class Publisher:
             if self._is_stopping.is_set() or self._is_drained:
                 raise PublishAborted("stopped before everything was committed")
 
-    def _commit(self, open_: _Open) -> Position:
+    def _commit(self, open_: OpenTransaction) -> Position:
         assert open_.end is not None
         self._commit_position(open_.end, open_.stored)
+        self.committed = open_.end
+        self.statistics.failure = None
         self.statistics.last_timestamp = open_.timestamp or self.statistics.last_timestamp
         self._settle(open_.end)
         return open_.end
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_stopping.is_set() or self._should_drain
 
     @property
     def _is_drained(self) -> bool:
@@ -458,23 +462,23 @@ class Publisher:
 
         Raises ProducerLostError if it can't be ended: this producer is of no use then, only a new one is.
         """
-        self.statistics.abort_count += 1
+        self._topic_admin.forget()  # one may be gone, which is known only if it is looked for
         try:
             self._delivery.abort()
         except (PublishAborted, ProducerLostError) as again:
             # There may be nobody left to publish for.
-            if not (self._is_stopping.is_set() or self._should_drain):
+            if not self._is_ending:
                 if isinstance(again, FencedError):
                     raise
                 raise ProducerLostError(f"{error.message}; and then {again.message}") from again
-        if self._is_stopping.is_set() or self._should_drain:
+        if self._is_ending:
             self._fail(error)
             return
         with self._lock:
             self._error = error
             self._state = _State.ABORTED
             self._wake()
-            self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_stopping.is_set() or self._should_drain)
+            self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_ending)
             if self._state is _State.ABORTED:
                 self._state = _State.FAILED
 
@@ -510,6 +514,7 @@ class Publisher:
         timeout_ms = self._clients.transaction_timeout_ms(limits)
         transactional = self._clients.transactional(self._complain, timeout_ms)
         if self._config.delivery == "exactly_once":
+            self._timeout_seconds = timeout_ms / 1000
             return ExactlyOnce(transactional, stopping, self.turn, topic)
         delivery: AtLeastOnce
 

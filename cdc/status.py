@@ -91,9 +91,9 @@ class Status:
 
     @property
     def shown_error(self) -> str | None:
-        """`error`, for others: or that Kafka stands still, or what waits for a quorum for too long."""
+        """`error`, for others: or that Kafka stands still or throws away, or what waits for a quorum for too long."""
         overdue = self.overdue.sentence(time.time_ns() // 1000) if self.overdue is not None else None
-        return self.error or self.stall or overdue
+        return self.error or self.stall or self.kafka.failure or overdue
 
     def lag_seconds(self, now: float) -> float:
         """How old the newest published change is, or the first of all, while one is unpublished; 0 when caught up."""

@@ -53,6 +53,7 @@ CORE: Final = [
     "cdc.options",
     "cdc.topics",
     "cdc.pieces",
+    "cdc.open_transaction",
     "cdc.outbox",
     "cdc.row_errors",
     "cdc.paths",

@@ -1,0 +1,148 @@
+"""Kafka doesn't take what it is given: a transaction takes too long, topics are gone or smaller, a broker freezes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
+
+from tests.live import replica
+from tests.live.scene import Scene
+from tests.live.stream import distinct, parse
+from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
+
+MODES = ["exactly_once", "at_least_once"]
+
+
+def check(scene: Scene) -> Counter[int]:
+    """Hold what the scene's mode promises; returns how often each `seq` came."""
+    if scene.daemon.settings["kafka"].get("delivery", "exactly_once") == "exactly_once":
+        return Counter(event.seq for event in scene.check().events)
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        stream = parse(reader, may_repeat=True)
+    counts = Counter(event.seq for event in stream.events)
+    stream.events = distinct(stream.events)
+    stream.check_sequence()
+    replica.compare(replica.fold(stream), scene.tarantool)
+    return counts
+
+
+def test_a_transaction_that_takes_longer_than_kafka_allows(frail_scene: Scene) -> None:
+    scene = frail_scene
+    kafka = scene.daemon.settings["kafka"]
+    # The producer waits half a second whenever it has 2,000 messages: 12,000 take three.
+    slow = {"queue.buffering.max.messages": 2_000, "linger.ms": 500}
+    kafka["properties"] |= {"transaction.timeout.ms": 1_000, **slow}
+    scene.daemon.settings["source"]["transaction_bytes_max"] = 64 * 1024
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    count = 12_000
+    scene.tarantool.eval(
+        f"box.begin() for id = 1, {count} do box.space.things:insert{{id, string.rep('x', 200)}} end box.commit()"
+    )
+    errors: set[str] = set()
+
+    def has_ended() -> bool:
+        status = scene.daemon.status()
+        if status is not None and status["error"]:
+            errors.add(status["error"])
+            aborts.append(status["kafka"]["aborts"])
+        return scene.daemon.run.exit_status() is not None
+
+    aborts: list[int] = []
+    wait_for("the daemon gives up", has_ended, 90)
+    log = scene.daemon.run.log_text()
+    assert scene.daemon.run.exit_status() == 1
+    assert "trying once more" in log
+    last = scene.daemon.run.log_tail(1)
+    assert last.startswith("tarantool-cdc: a source transaction took longer to publish than a Kafka transaction may be open"), (
+        last
+    )
+    assert "events of it (" in last
+    assert "transaction.max.timeout.ms" in last
+    assert "Two daemons" not in log
+    assert any("took longer to publish" in error for error in errors), errors
+    assert max(aborts) >= 1
+    # The remedy that it names.
+    kafka["properties"]["transaction.timeout.ms"] = 120_000
+    scene.daemon.start()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    assert len([event for event in scene.check().events if event.op == "c"]) == count
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_topic_is_made_anew_with_fewer_partitions(scene: Scene, mode: str) -> None:
+    kafka: dict[str, Any] = scene.daemon.settings["kafka"]
+    kafka |= {"delivery": mode, "partitions": 6}
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
+    scene.daemon.start()
+    scene.catch_up()
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    topic = f"{scene.prefix}.things"
+    admin.delete_topics([topic])[topic].result()
+    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result()
+    scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
+    scene.catch_up()
+    status = scene.daemon.wait_until("no trouble is left", lambda status: status["error"] is None)
+    assert scene.daemon.terminate() == 0
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        events = [event for event in parse(reader, may_repeat=True).events if event.op == "c"]
+    counts = Counter(event.value["after"]["field_1"] for event in events)
+    assert sorted(counts) == list(range(101, 151))
+    assert max(counts.values()) <= (1 if mode == "exactly_once" else 3), status["kafka"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
+    scene.daemon.settings["kafka"]["delivery"] = mode
+    # librdkafka's patience with a topic that it doesn't find.
+    scene.daemon.settings["kafka"]["properties"]["topic.metadata.propagation.max.ms"] = 1_000
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
+    scene.daemon.start()
+    scene.catch_up()
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    topic = f"{scene.prefix}.things"
+    admin.delete_topics([topic])[topic].result()
+    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
+    scene.catch_up()
+    assert "Two daemons" not in scene.daemon.run.log_text()
+    assert scene.daemon.terminate() == 0
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        events = [event for event in parse(reader, may_repeat=True).events if event.op == "c"]
+    assert {event.value["after"]["field_1"] for event in events} == set(range(101, 151))
+
+
+def test_at_least_once_outlives_a_freeze_that_messages_do_not(frail_scene: Scene) -> None:
+    scene = frail_scene
+    kafka: dict[str, Any] = scene.daemon.settings["kafka"]
+    kafka["delivery"] = "at_least_once"
+    kafka["properties"] |= {"message.timeout.ms": 2_000, "socket.timeout.ms": 3_000}
+    scene.workload.create(300)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.workload.start(pause=0.01, rows_max=300)
+    before = scene.daemon.wait_until("rows flow", lambda status: status["kafka"]["commits"] > 3)["kafka"]["aborts"]
+    scene.kafka.pause()
+    try:
+        status = scene.daemon.wait_until(
+            "deliveries fail, and it says so", lambda status: status["kafka"]["aborts"] > before and status["error"]
+        )
+    finally:
+        scene.kafka.resume()
+    commits = status["kafka"]["commits"]
+    scene.daemon.wait_until("it goes on", lambda status: status["kafka"]["commits"] > commits + 3 and status["error"] is None)
+    scene.workload.stop()
+    scene.catch_up()
+    aborts = scene.daemon.wait_until_streaming()["kafka"]["aborts"]
+    assert aborts < 20
+    assert scene.daemon.terminate() == 0
+    assert max(check(scene).values()) < 20
