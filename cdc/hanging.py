@@ -17,8 +17,11 @@ decides over what hangs there.
 Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
 them that is newer than the checkpoint was committed, and so was the rest of its transaction; if there is none, nobody has
 seen any of it, and it may as well never have been. If the checkpoint doesn't hang, it says itself: what hangs and is newer
-was aborted. The partitions of other producers, if topics are shared, are harmed by that as little as by any other
-transaction.
+was aborted.
+
+Topics that begin with the daemon's prefix need not be its own: those of a daemon `shop.eu` begin with `shop.` too, and anybody
+may write to them. Which are its own can't be told by the names of its spaces, for what hangs may be the first event of a new one.
+So it is told by what hangs: a partition is this daemon's if it is one of its control topics', or has an event of its own there.
 """
 
 from __future__ import annotations
@@ -79,36 +82,55 @@ def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience
 def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
     """The highest `seq` among the last events that one daemon wrote to partitions with these ends; 0 if none.
 
-    `name` is the events' `source.name`; the `consumer`, of what is committed, is closed. Raises ConnectionLostError.
+    `name` is the events' `source.name`; whatever else there is, is passed over. The `consumer`, of what is committed, is closed.
+    Raises ConnectionLostError.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
-    return max(_seqs(consumer, name, starts), default=0)
+    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 
 
 def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
     """As `newest_seq`, among the events that hang from these offsets on; the consumer is one of all that is written."""
-    return max(_seqs(consumer, name, starts), default=0)
+    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 
 
-def _seqs(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[int]:
+def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> set[Place]:
+    """The partitions that have something of one daemon's from these offsets on; consumer and errors as `newest_hanging_seq`."""
+    return {place for place, _ in _events(consumer, name, starts)}
+
+
+def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
+    """The `seq` of an event of one daemon's, 0 for its filler; None for what anybody else has written, whatever it is."""
+    if value is None:
+        return 0 if key == FILLER_KEY else None
+    try:
+        source = json.loads(value)["source"]
+        seq = source["seq"] if source["name"] == name else None
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return seq if type(seq) is int else None
+
+
+def _events(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[tuple[Place, int]]:
     missing = set(starts)
-    found: list[int] = []
-    deadline = time.monotonic() + _TIMEOUT_SECONDS
+    found: list[tuple[Place, int]] = []
     try:
         consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         while missing:
-            message = consumer.poll(max(0.0, deadline - time.monotonic()))
+            message = consumer.poll(_TIMEOUT_SECONDS)
             if message is None:
-                raise ConnectionLostError(f"the ends of {len(missing)} partitions can't be read in {_TIMEOUT_SECONDS:.0f} s")
-            error, topic, partition, value = message.error(), message.topic(), message.partition(), message.value()
+                raise ConnectionLostError(
+                    f"the ends of {len(missing)} partitions can't be read: no answer for {_TIMEOUT_SECONDS:g} s"
+                )
+            error, topic, partition = message.error(), message.topic(), message.partition()
             if error is not None and error.code() == KafkaError._PARTITION_EOF and topic is not None and partition is not None:
                 missing.discard((topic, partition))
             elif error is not None and not error.retriable():
                 raise reading_error(error, "the ends of partitions can't be read")
-            elif error is None and value is not None:
-                source = json.loads(value).get("source", {})
-                if source.get("name") == name:
-                    found.append(source["seq"])
+            elif error is None and topic is not None and partition is not None:
+                seq = seq_of(message.key(), message.value(), name)
+                if seq is not None:
+                    found.append(((topic, partition), seq))
     except KafkaException as error:
         raise reading_error(error.args[0], "the ends of partitions can't be read") from error
     finally:

@@ -33,6 +33,7 @@ from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import KafkaSection
 from cdc.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
+from cdc.hanging import Place
 from cdc.json_values import encode
 from cdc.kafka_clients import Admin, KafkaClients
 from cdc.kafka_errors import NAME_HINT, FencedError, ProducerLostError, told
@@ -266,17 +267,25 @@ class Publisher:
         Raises ConnectionLostError or ConfigurationError.
         """
         admin = self._clients.admin()
-        if hanging.still_open(admin, self._own_topics(admin), MARKERS_SECONDS):
+        if self._own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS)):
             return None
         return self._read()
 
     def newest_seq(self) -> int:
         """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
         admin = self._clients.admin()
-        _, ends = hanging.open_partitions(admin, self._own_topics(admin))
+        _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
         return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
 
-    def _own_topics(self, admin: Admin) -> dict[str, int]:
+    def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
+        """Those of some partitions with something open in them that are this daemon's (see cdc.hanging)."""
+        control = {self._topics.control(name) for name in topics.CONTROL}
+        others = {place: start for place, start in open_.items() if place[0] not in control}
+        consumer = self._clients.consumer
+        written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()
+        return {place: start for place, start in open_.items() if place[0] in control or place in written}
+
+    def _prefixed_topics(self, admin: Admin) -> dict[str, int]:
         prefix = self._config.topic_prefix + "."
         counts = list_topics(admin, self._config.bootstrap_servers)
         return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
@@ -311,7 +320,8 @@ class Publisher:
 
     def _end_hanging(self) -> None:
         clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
-        open_, closed = hanging.open_partitions(admin, self._own_topics(admin))
+        open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
+        open_ = self._own(open_)
         known = self._read().position
         seq = known.seq if known else 0
         if (self._topics.control(topics.CHECKPOINT), 0) in open_:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
 
 from cdc import hanging
 from cdc.config import KafkaSection
@@ -53,3 +54,35 @@ def test_the_newest_event_that_can_be_read(scene: Scene) -> None:
         event.seq for event in stream.events
     )
     assert hanging.newest_seq(clients.consumer("read_committed"), "another", places) == 0
+
+
+@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+def test_topics_of_others_under_the_same_prefix(scene: Scene, mode: str) -> None:
+    """Their messages may be anything, and a transaction may be open in them: it is nobody's business here."""
+    scene.daemon.settings["kafka"]["delivery"] = mode
+    servers: dict[str, str | int | float | bool] = {"bootstrap.servers": scene.kafka.bootstrap_servers}
+    admin = AdminClient(servers)
+    names = [f"{scene.prefix}.{name}" for name in ("foreign", "eu.users")]
+    for answer in admin.create_topics([NewTopic(name, num_partitions=2) for name in names]).values():
+        answer.result()
+    plain = Producer(servers)
+    for value in (b"\xff no JSON", b"null", b'["source"]', b'{"source":7}', b'{"source":{"name":"shop.eu","seq":9000}}', None):
+        plain.produce(names[0], value, b"key", partition=0)
+    assert plain.flush(30) == 0
+    stranger = Producer({**servers, "transactional.id": f"{scene.prefix}-stranger"})
+    stranger.init_transactions(30)
+    stranger.begin_transaction()
+    stranger.produce(names[1], b"of an open transaction", b"key", partition=0)
+    stranger.flush(30)
+    scene.workload.create(100)
+    scene.daemon.start("--until-caught-up")
+    assert scene.daemon.wait_for_end() == 0
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    assert scene.daemon.terminate() == 0
+    assert "another producer's transaction" not in scene.daemon.run.log_text()
+    open_, _ = hanging.open_partitions(admin, {names[1]: 2})
+    assert set(open_) == {(names[1], 0)}, "it was ended, or never open"
+    stranger.abort_transaction(30)
+    written = hanging.open_partitions(admin, dict.fromkeys(names, 2))[1]
+    assert written[names[1], 1] == 0, "something was written to another's topic"
