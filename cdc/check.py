@@ -54,16 +54,16 @@ def check(config: Config, say: Say) -> bool:
         where = f"at {position.vclock}" if position else "not there yet"
         say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
         findings += check_start.of_kafka(config, stored)
-    findings += check_start.of_state_path(config)
-    needed = _needed(config, stored)
+    findings += check_start.of_state_path(config, stored)
+    needed = _needed(config, stored) if kafka.is_good else None
     found = [_look(config, member, stored, needed, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
-        for line in _published(config, schema, existing):
+        for line in _published(config, schema, existing if kafka.is_good else None):
             say(line)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
-    is_followed = _choose(config, [member.answer for member in found], needed, say)
+    is_followed = needed is not None and _choose(config, [member.answer for member in found], needed, say)
     for finding in findings:
         say(str(finding))
     return (
@@ -99,7 +99,7 @@ def _needed(config: Config, stored: Checkpoint) -> Needed:
     return Needed(reached, reached, takes_snapshot=due is not None, ignored=frozenset(config.source.exclude_origins))
 
 
-def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, say: Say) -> _Member:
+def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed | None, say: Say) -> _Member:
     """One member by itself. What goes wrong is a finding."""
     try:
         # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
@@ -108,10 +108,8 @@ def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, sa
             greeting = connection.session.greeting
             ballot = vote(connection)
             mode = "read-only" if ballot.is_read_only else "writable"
-            say(
-                f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, "
-                f"logs kept from {ballot.gc_vclock}"
-            )
+            logs = f"logs are kept from {ballot.gc_vclock} on" if ballot.gc_vclock else "all logs are kept"
+            say(f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, {logs}")
             contents = _read_contents(connection)
         finally:
             connection.close()
@@ -127,14 +125,16 @@ def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed, sa
     except PositionError as error:
         say(f"{member.address}: FAILED: {error}")
         return _Member(answer, contents, is_foreign=True)
-    standing = upstreams.standing(answer, needed)
-    if standing is Standing.GOOD:
+    standing = upstreams.standing(answer, needed) if needed is not None else None
+    if needed is None:
+        pass  # what it would be followed from, Kafka doesn't say
+    elif standing is Standing.GOOD:
         due = resume.snapshot_due(stored.position, mode=config.snapshot.mode, is_first_connect=True)
         say(f"{member.address}: would " + (_beginning(due, stored) if due else f"go on from {needed.published}"))
-        if not needed.takes_snapshot:
+        if not needed.takes_snapshot and ballot.gc_vclock:
             headroom = upstreams.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
             say(f"{member.address}: keeps the logs of {headroom} rows before the checkpoint")
-    else:
+    elif standing is not None:
         say(upstreams.explained(answer, standing, needed))
     return _Member(answer, contents)
 
@@ -235,7 +235,7 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     return admission.read(config), existing
 
 
-def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) -> list[str]:
+def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None) -> list[str]:
     """A line for each space that is published."""
     is_published = topics.SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
     names = topics.TopicNames(config.kafka.topic_prefix)
@@ -246,8 +246,11 @@ def _published(config: Config, schema: SchemaTracker, existing: dict[str, int]) 
     ]
 
 
-def _published_space(form: SpaceForm, topic: str, existing: dict[str, int]) -> str:
-    state = f"{existing[topic]} partitions" if topic in existing else "to be created"
+def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None) -> str:
+    if existing is None:
+        state = "Kafka doesn't say whether it exists"
+    else:
+        state = f"{existing[topic]} partitions" if topic in existing else "to be created"
     synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
     return f"{form.name} (space id {form.space_id}) to {topic} ({state}){synchronous}"
 

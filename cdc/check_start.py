@@ -46,7 +46,6 @@ class Finding:
 def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
     """What the checkpoint topic tells of the prefix and the name. Listens for a daemon of the name, unless it is clear."""
     yield from _failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name))
-    yield from _failure("state.path", lambda: admission.check_store(config, stored))
     yield from _failure("name", lambda: _check_alone(config, stored))
 
 
@@ -72,8 +71,8 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
     admission.check_alone(config, stored, Foothold.writers_in(directory), lambda: False)
 
 
-def of_state_path(config: Config) -> Iterator[Finding]:
-    """Whether the state store can be where it is to be."""
+def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
+    """Whether the state store can be where it is to be, and is there if the checkpoint was written with one."""
     path = config.state.path
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     is_needed = config.state.images == "full"
@@ -82,6 +81,7 @@ def of_state_path(config: Config) -> Iterator[Finding]:
     except StateError as error:
         yield Finding("state.path", str(error), is_failure=is_needed)
         return
+    yield from _failure("state.path", lambda: admission.check_store(config, stored))
     free = shutil.disk_usage(there).free
     if is_needed and free < ROOM_BYTES:
         yield Finding(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc import __version__, config, log
 from cdc.errors import CdcError, ConfigurationError
+from cdc.vclock import VClock
 
 if TYPE_CHECKING:
     from cdc.admission import Orders
@@ -140,39 +141,54 @@ def _verify(options: argparse.Namespace) -> int:
 
 
 def _unregister(options: argparse.Namespace) -> int:
-    if not options.yes and not sys.stdin.isatty():
-        print("tarantool-cdc: there is no terminal to ask for confirmation. Say --yes.", file=sys.stderr)
-        return 2
     settings = config.load(options.config)
     log.configure(settings.log.format, "warning")
     from cdc.unregister import unregister
 
+    lacks_terminal = False
+
     def confirm(question: str) -> bool:
+        nonlocal lacks_terminal
+        if options.yes:
+            return True
+        if not sys.stdin.isatty():
+            lacks_terminal = True
+            print("tarantool-cdc: there is no terminal to ask for confirmation. Say --yes.", file=sys.stderr)
+            return False
         try:
-            return options.yes or input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
+            return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
         except EOFError:
             return False
 
-    return 0 if unregister(settings, print, confirm) else 1
+    if unregister(settings, print, confirm):
+        return 0
+    return 2 if lacks_terminal else 1
 
 
 def readable(status: dict[str, Any]) -> str:
     """/status for people."""
     upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
+    commits = f"{kafka['commits']} commits"
+    if kafka["commit_ms_median"] is not None:
+        commits += f", a commit took {kafka['commit_ms_median']} ms (median of the last), {kafka['commit_ms_max']} ms at most"
     lines = [
         ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
         ("upstream", f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"),
         ("replica set", upstream["replicaset_uuid"]),
-        ("checkpoint", f"{position['checkpoint']} of received {position['received']}"),
+        ("checkpoint", f"{_vclock(position['checkpoint'])} of received {_vclock(position['received'])}"),
         ("seq", position["seq"]),
         ("lag", f"{status['lag_seconds']} s"),
-        ("rows", f"{status['rows']} ({status['snapshot_rows']} of the snapshot)"),
-        ("kafka", f"{kafka['events']} events, {kafka['commits']} commits, median {kafka['commit_ms_median']} ms"),
+        (
+            "rows",
+            f"{status['rows']} received, those of system and excluded spaces too; the last snapshot published "
+            f"{status['snapshot_rows']}",
+        ),
+        ("kafka", f"{kafka['events']} events, {commits}"),
         ("uptime", f"{status['uptime_seconds']} s"),
     ]
     store, request = status["store"], status["snapshot_request"]
     if store is not None:
-        lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {store['position']}"))
+        lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {_vclock(store['position'])}"))
     if request is not None:
         wanted = ", ".join(request["spaces"]) or "nothing yet"
         lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
@@ -180,14 +196,26 @@ def readable(status: dict[str, Any]) -> str:
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
 
 
+def _vclock(components: dict[str, int]) -> str:
+    """As everywhere else: {1: 56}."""
+    return str(VClock.from_json(components))
+
+
 def _member_line(member: dict[str, Any]) -> str:
     parts = [f"{member['address']} {member['state']}"]
     if member["vclock"] is not None:
+        age = f" {member['age_seconds']:.0f} s ago" if member["age_seconds"] is not None else ""
         parts.append(f"{member['version']}, {'read-only' if member['read_only'] else 'writable'}, uuid {member['uuid']}")
-        parts.append(f"at {member['vclock']}, {member['lag_rows']} rows behind the first, logs from {member['gc_vclock']}")
-    headroom = member["headroom_rows"]
-    if headroom is not None:
-        parts.append(f"{headroom} rows until a gap" if headroom >= 0 else f"a gap of {-headroom} rows")
+        parts.append(f"{age.strip()} at {_vclock(member['vclock'])}, {member['lag_rows']} rows behind the first".strip())
+        if not member["gc_vclock"]:
+            parts.append("all logs are kept")
+        else:
+            parts.append(f"logs from {_vclock(member['gc_vclock'])}")
+            headroom = member["headroom_rows"]
+            if headroom is not None:
+                parts.append(
+                    f"{headroom} rows before the daemon's position are kept" if headroom >= 0 else f"a gap of {-headroom} rows"
+                )
     if member["error"]:
         parts.append(member["error"])
     return "; ".join(parts)

@@ -174,7 +174,7 @@ def _builder(names: list[str], *, is_struct: bool = True) -> Callable[..., Any]:
     if len(set(names)) < len(names):
         # A format may call a field `field_5`, and so would a fifth one past the format be called.
         twice = next(name for place, name in enumerate(names) if name in names[:place])
-        raise EncodingError(f"two fields of a row would be called {twice!r}", "Give one of them another name in the format.")
+        raise EncodingError(f"two fields of a row would be called {twice!r}", WAY_OUT)
     if not is_struct:
         return lambda *values: dict(zip(names, values, strict=True))
     fields = [(f"field_{place}", Any) for place in range(len(names))]

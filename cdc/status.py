@@ -26,6 +26,8 @@ class Status:
     error: str | None = None
     upstream: str | None = None
     upstreams: tuple[Upstream, ...] = ()
+    surveyed_at: float = 0.0
+    """When `upstreams` was found out, as time.monotonic tells it."""
     upstream_version: str | None = None
     server_uuid: str | None = None
     replicaset_uuid: str | None = None
@@ -190,6 +192,7 @@ class Status:
             "headroom_rows": upstream.headroom_rows,
             "idle_seconds": _rounded(self.idle_seconds) if upstream.is_following else None,
             "error": upstream.error,
+            "age_seconds": _rounded(time.monotonic() - self.surveyed_at) if self.surveyed_at else None,
         }
 
 

@@ -119,7 +119,7 @@ class Survey:
         """Put the answers into the status, and say what has changed to the worse."""
         before = self._status.upstreams
         found = upstreams.overview(answers, needed, self._followed, dict(self._failures))
-        self._status.upstreams = found
+        self._status.upstreams, self._status.surveyed_at = found, time.monotonic()
         for index, upstream in enumerate(found):
             earlier = before[index] if before else None
             lost_logs = upstream.is_following and _has_gap(upstream)

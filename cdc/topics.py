@@ -45,7 +45,8 @@ class TopicNames:
             taken = "a control topic of this daemon" if suffix in CONTROL else f"the topic of space {owner}"
             raise ConfigurationError(
                 f"space {name!r} ({space_id}) would share {topic!r}, {taken}",
-                "Leave one of them out with spaces.exclude, or rename it.",
+                "Leave one of them out with spaces.exclude. Renaming it helps what is written from then on, and a log from "
+                "before it is read under the old name.",
             )
         if len(topic) > _NAME_MAX:
             raise ConfigurationError(

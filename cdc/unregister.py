@@ -49,7 +49,8 @@ def unregister(config: Config, say: Callable[[str], None], confirm: Callable[[st
     found = _ask_all(config, uuid, say)
     known = [each for each in found if each.id_ is not None]
     if not known:
-        say(f"there is nothing to give back: no member that answers knows instance {uuid}")
+        why = 'source.mode is "anonymous", and ' if config.source.mode == "anonymous" else ""
+        say(f"there is nothing to give back: {why}no member that answers knows instance {uuid}")
         return True
     writable = next((each for each in known if not each.is_read_only), None)
     if writable is None:

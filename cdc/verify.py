@@ -43,7 +43,7 @@ from cdc.position import Position
 from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
-from cdc.protocol.session import SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows, Subscribed
+from cdc.protocol.session import Heartbeat, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows, Subscribed
 from cdc.row_encoder import RowEncoder
 from cdc.schema import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, SpaceForm, published_forms, replicaset_uuid_in
 from cdc.sources.tarantool import Connection
@@ -55,7 +55,9 @@ from cdc.topics import SpaceFilter
 from cdc.vclock import VClock
 
 STREAM_TIMEOUT_SECONDS: Final = 60.0
-"""How long the stream may bring nothing before it has come to V."""
+"""How long the stream may bring nothing at all before it has come to V."""
+STANDSTILL_SECONDS: Final = 5.0
+"""And how long no rows while the master is heard: what it had at V it sends without delay, so the rest waits for something."""
 ACK_SECONDS: Final = 0.5
 
 _SEEN: Final = b"\x90"
@@ -96,7 +98,7 @@ class Verification:
         for reason, count in self.reasons.items():
             text += f" Of these {count}: {reason}."
         if not self.is_equal:
-            text += " Remove state.path while the daemon is stopped, and it is built anew from a snapshot."
+            text += " Remove the directory images in state.path, and start the daemon once with --rebuild-state."
         return text
 
 
@@ -226,6 +228,7 @@ class _Verifier:
         stream.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         resume.check_replicaset(position, expect(stream, Subscribed).replicaset_uuid)
         last_rows = time.monotonic()
+        heard_since_rows = False
         next_ack = 0.0
         while True:
             if time.monotonic() >= next_ack:
@@ -234,19 +237,36 @@ class _Verifier:
                 stream.send()
                 next_ack = time.monotonic() + ACK_SECONDS
             for event in stream.receive(ACK_SECONDS):
+                if isinstance(event, Heartbeat):
+                    heard_since_rows = True
                 if isinstance(event, StreamRows):
-                    last_rows = time.monotonic()
+                    last_rows, heard_since_rows = time.monotonic(), False
                     # The first batch ends where the replay does; what may lie behind it isn't asked for.
                     next(pipeline.feed(event.frames, 0))
                     assert pipeline.images is not None
                     pipeline.images.take()
                     if not pipeline.is_replaying:
                         return
-            if time.monotonic() - last_rows > STREAM_TIMEOUT_SECONDS:
-                raise ConnectionLostError(
-                    f"the stream of {stream.address} stays at {pipeline.position.vclock}",
-                    "Verify again when the master is quiet.",
-                )
+            if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
+                raise _standstill(stream.address, pipeline)
+
+
+def _standstill(address: str, pipeline: Pipeline) -> ConnectionLostError:
+    waiting, position = pipeline.limbo.transaction_count, pipeline.position.vclock
+    if waiting:
+        return ConnectionLostError(
+            f"the stream of {address} stays at {position}: {waiting} transactions wait for their quorum",
+            "Verify again once the replica set has confirmed or rolled them back.",
+        )
+    if pipeline.open_byte_count:
+        return ConnectionLostError(
+            f"the stream of {address} stays at {position}, in the middle of a transaction",
+            "Verify again; should it stay there, look into the server's log.",
+        )
+    return ConnectionLostError(
+        f"the stream of {address} stays at {position}, and doesn't bring what the server's snapshot has",
+        "Verify again, or name another member of the replica set first in source.uris.",
+    )
 
 
 def _rows(connection: Connection) -> Iterator[Frames]:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cdc.check_start import of_patterns, of_state_path
+from cdc.checkpoint import Checkpoint
 from cdc.config import Config, parse
 from cdc.state import StateStore
 from cdc.state_files import is_locked
@@ -71,7 +72,7 @@ def test_a_master_without_spaces_is_no_mistake() -> None:
 
 
 def at(path: Path | str, **state: str) -> list[str]:
-    return [str(finding) for finding in of_state_path(config(state={"path": str(path), **state})) if finding.is_failure]
+    return failures(of_state_path(config(state={"path": str(path), **state}), Checkpoint()))
 
 
 def test_state_path_that_can_be_used(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ AWAY = Upstream("c:3301", "unreachable", error="can't connect to Tarantool at c:
 @pytest.fixture
 def status() -> Status:
     found = Status("shop", state="streaming", upstream="a:3301", upstream_version="2.6.0", last_heard_at=time.monotonic())
-    found.upstreams = (FOLLOWED, SHORT, AWAY)
+    found.upstreams, found.surveyed_at = (FOLLOWED, SHORT, AWAY), time.monotonic()
     found.checkpoint = VClock({1: 17, 2: 5})
     return found
 
@@ -71,8 +71,9 @@ def test_status_keeps_its_keys(status: Status) -> None:
 
 def test_status_of_every_member(status: Status) -> None:
     followed, short, away = status.to_json()["upstreams"]
-    idle_seconds = followed.pop("idle_seconds")
+    idle_seconds, age_seconds = followed.pop("idle_seconds"), followed.pop("age_seconds")
     assert 0 <= idle_seconds < 60
+    assert 0 <= age_seconds < 60
     assert followed == {
         "address": "a:3301",
         "state": "following",
@@ -86,7 +87,7 @@ def test_status_of_every_member(status: Status) -> None:
         "error": None,
     }
     assert (short["state"], short["read_only"], short["headroom_rows"], short["idle_seconds"]) == ("gap", True, -2, None)
-    assert {key for key, value in away.items() if value is not None} == {"address", "state", "error"}
+    assert {key for key, value in away.items() if value is not None} == {"address", "state", "error", "age_seconds"}
 
 
 def samples(status: Status) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -137,7 +138,7 @@ def test_every_metric_is_described(status: Status) -> None:
 def test_readable_status_lists_the_members(status: Status) -> None:
     lines = [line for line in readable(status.to_json()).splitlines() if line.startswith("member ")]
     assert [line.split()[1:3] for line in lines] == [["a:3301", "following;"], ["b:3301", "gap;"], ["c:3301", "unreachable;"]]
-    assert "12 rows until a gap" in lines[0]
+    assert "at {1: 20, 2: 5}, 0 rows behind the first; logs from {1: 10}; 12 rows before" in lines[0]
     assert "a gap of 2 rows" in lines[1]
     assert "can't connect" in lines[2]
 
