@@ -74,7 +74,8 @@ class Batch(msgspec.Struct, gc=False):
     only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
     (None for a space that is gone), `topics` those that messages of this batch are the first to need. `timestamp` is when
     the master wrote the batch's last row, in seconds since the epoch, 0 if it has none. `changes` are for the store of images;
-    a batch that is replayed has nothing else, since Kafka has its events already.
+    a batch that is replayed has nothing else, since Kafka has its events already. `is_pause` says that nothing has come yet, but
+    work is being done: whoever takes batches may look after its connections, and asks for the next.
     """
 
     messages: list[Message | Broadcast]
@@ -88,3 +89,9 @@ class Batch(msgspec.Struct, gc=False):
     timestamp: float
     changes: list[tuple[bytes, bytes | None]] = []
     is_replayed: bool = False
+    is_pause: bool = False
+
+    @classmethod
+    def pause(cls, position: Position) -> Batch:
+        """Nothing, in the middle of work that takes long."""
+        return cls([], 0, 0, 0, position, False, {}, [], 0.0, is_pause=True)

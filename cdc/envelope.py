@@ -20,7 +20,7 @@ from cdc.json_values import encode
 from cdc.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
-from cdc.row_encoder import RowEncoder, part_name
+from cdc.row_encoder import RowEncoder
 from cdc.schema import ChangeKind, SchemaChange, SpaceForm
 
 SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(4096))
@@ -203,7 +203,7 @@ def _times(now_us: int) -> dict[str, int]:
 def _table(form: SpaceForm) -> dict[str, Any]:
     return {
         "defaultCharsetName": None,
-        "primaryKeyColumnNames": [part_name(form, index) for index in range(len(form.key_parts))],
+        "primaryKeyColumnNames": [form.part_name(index) for index in range(len(form.key_parts))],
         "columns": [
             {
                 "name": item.name,
@@ -253,11 +253,11 @@ class SpaceCount(NamedTuple):
 
 
 def snapshot_record(
-    status: str, position: Position, now_us: int, counts: Sequence[SpaceCount] | None = None
+    status: str, position: Position, now_us: int, counts: Sequence[SpaceCount] | None = None, *, number: int = 0
 ) -> tuple[bytes, bytes]:
-    """Key and value for the snapshot topic; `counts` once they are known."""
+    """Key and value for the snapshot topic; `counts` once they are known. `number` is the snapshot's, by default the last one."""
     assert position.snapshot is not None
-    snapshot_id = str(position.snapshot.snapshot_id)
+    snapshot_id = str(number or position.snapshot.snapshot_id)
     value: dict[str, Any] = {
         "snapshot_id": snapshot_id,
         "status": status,

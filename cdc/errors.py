@@ -113,7 +113,7 @@ class EncodingError(CdcError):
 
 
 class KeysChangedError(CdcError):
-    """A space got another primary key, and its rows are kept under the old one: only a snapshot has them under the new one."""
+    """A space got another primary key, and what is kept of its rows doesn't do: only a snapshot has them under the new one."""
 
 
 class ReplayError(CdcError):

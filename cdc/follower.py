@@ -246,6 +246,7 @@ class Follower:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
+        self._settlement.take(pipeline.go_on(_now_us()))
         self._last_heard = time.monotonic()
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)

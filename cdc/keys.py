@@ -69,23 +69,36 @@ _COMPLEMENT: Final = bytes(255 - byte for byte in range(256))
 _NAN: Final = b"\x00" * 8
 
 
-def space_prefix(space_id: int) -> bytes:
-    """What all keys of a space begin with."""
-    return _SPACE(space_id)
+def space_prefix(number: int) -> bytes:
+    """What all keys of a space begin with; the number is the space's id, or one that cdc.images has given it."""
+    return _SPACE(number)
+
+
+def is_keyable(form: SpaceForm) -> bool:
+    """Whether a space's keys can be told to be equal as the server does it."""
+    try:
+        KeyCodec(form)
+    except UnkeyableError:
+        return False
+    return True
 
 
 class KeyCodec:
     """Makes keys of one space's tuples. Methods that a key's kind allows to be faster replace the general ones."""
 
-    def __init__(self, form: SpaceForm) -> None:
-        """Raises UnkeyableError if keys that the server takes for equal can't be told to be equal."""
-        for number, part in enumerate(form.key_parts, 1):
-            _check(form, number, part)
-        self._prefix = space_prefix(form.space_id)
+    def __init__(self, form: SpaceForm, number: int | None = None) -> None:
+        """Keys begin with `number`, the space's id by default.
+
+        Raises UnkeyableError if keys that the server takes for equal can't be told to be equal.
+        """
+        for place, part in enumerate(form.key_parts, 1):
+            _check(form, place, part)
+        begin = form.space_id if number is None else number
+        self._prefix = space_prefix(begin)
         self._name = form.name
         last = len(form.key_parts) - 1
         self._parts = [(part.field, tuple(steps(part.path))) for part in form.key_parts]
-        self._encoders = [_encoder(part.type, is_last=number == last) for number, part in enumerate(form.key_parts)]
+        self._encoders = [_encoder(part.type, is_last=place == last) for place, part in enumerate(form.key_parts)]
         self.is_text = len(form.key_parts) == 1 and form.key_parts[0].type in _TEXTS
         """Whether the key is one string or binary and nothing else."""
         if self.is_text:
@@ -98,9 +111,9 @@ class KeyCodec:
             (part,) = form.key_parts
             single = _SINGLE.get(part.type)
             if single is not None:
-                self.of_key = single(form.space_id, 0, self._of_key)
+                self.of_key = single(begin, 0, self._of_key)
                 if not part.path:
-                    self.of_tuple = single(form.space_id, part.field, self._of_tuple)
+                    self.of_tuple = single(begin, part.field, self._of_tuple)
 
     def _of_tuple(self, tuple_: Sequence[Any]) -> bytes:
         values = []
@@ -148,20 +161,20 @@ def _check(form: SpaceForm, number: int, part: KeyPart) -> None:
 # The commonest keys: one part that is an unsigned number or a string.
 
 
-def _single_unsigned(space_id: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
+def _single_unsigned(number: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
     pack = struct.Struct(">IQ").pack
 
     def of(values: Sequence[Any]) -> bytes:
         try:
-            return pack(space_id, values[place])
+            return pack(number, values[place])
         except (struct.error, IndexError, TypeError):
             return general(values)
 
     return of
 
 
-def _single_string(space_id: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
-    prefix = space_prefix(space_id)
+def _single_string(number: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
+    prefix = space_prefix(number)
     above_zero = prefix + b"\x01"
 
     def of(values: Sequence[Any]) -> bytes:

@@ -53,7 +53,7 @@ class Pieces(msgspec.Struct, gc=False):
     emptied: dict[int, str] = {}
     """Names of spaces that lost their rows: the transaction may drop them, too."""
 
-    def truncation(self, space: SpaceEvents, lsn: int, seq: int) -> bytes:
+    def truncation(self, space: SpaceEvents, lsn: int, row_number: int, seq: int) -> bytes:
         """The event that all rows of a space are gone, counted as the transaction's next."""
         form = space.form
         self.total_order += 1
@@ -68,7 +68,7 @@ class Pieces(msgspec.Struct, gc=False):
                 self.origin,
                 b"%d" % lsn,
                 self.tsn,
-                b"%d" % self.row_number,
+                b"%d" % row_number,
                 SEQ,
                 b"%d" % seq,
                 space.schema,

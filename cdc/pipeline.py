@@ -30,9 +30,10 @@ from cdc.ledger import Ledger
 from cdc.limbo import Limbo, LimboState, is_control
 from cdc.options import PipelineOptions
 from cdc.outbox import Outbox
-from cdc.position import Position
+from cdc.position import Position, Rekeyed
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Type
+from cdc.rekeying import advance
 from cdc.republish import Republication
 from cdc.row_errors import SNAPSHOT
 from cdc.schema import SchemaTracker, SpaceForm, StoredSpace
@@ -74,7 +75,7 @@ class Pipeline:
         self._ahead_origins: set[int] = set()
         self.images = images
         if images is not None:
-            images.doubtful = position.doubtful
+            images.recall(position.doubtful)
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
@@ -129,6 +130,12 @@ class Pipeline:
     def published_forms(self) -> list[SpaceForm]:
         """The spaces that are published, as they look at this position."""
         return self._spaces.published_forms()
+
+    def go_on(self, now_us: int) -> Iterator[Batch]:
+        """What was left undone at the position; to be taken before the first rows of the stream. Raises as `feed` does."""
+        self._events.now_us = now_us
+        if self._replay_until is None:
+            yield from self._show_rekeyed()
 
     def close(self) -> None:
         """The connection has ended: what was not whole, or not certain, is forgotten."""
@@ -215,23 +222,25 @@ class Pipeline:
         if until is None:
             yield from self._handle(transaction, suffix)
             return
-        self._replay(transaction, suffix)
+        yield from self._replay(transaction, suffix)
         if VClock(self._events.vclock) == until.vclock:
             assert self.images is not None
-            self.images.doubtful |= until.doubtful
+            self.images.recall(until.doubtful)
             batch = self._replayed()
             self._outbox.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
-            self._events.base = replace(self._events.base, snapshot=until.snapshot)
-            # Whoever wants no more than this takes one batch and asks whether it is there.
+            self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
+            # Whoever wants no more than this takes a batch and asks whether it is there.
             self._replay_until = None
             yield batch
+            yield from self._show_rekeyed()
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of a transaction."""
         events, outbox = self._events, self._outbox
         if transaction.spool is not None:
             yield from self._spooled(transaction, suffix)
+            yield from self._show_rekeyed()
             return
         known = events.vclock.get(transaction.replica_id, 0)
         message_count, seq, row_count = len(outbox.messages), outbox.seq, outbox.row_count
@@ -250,7 +259,11 @@ class Pipeline:
                 events.vclock[transaction.replica_id] = known
                 yield self._batch()
             raise
-        if outbox.byte_count > RELEASE_BYTES and not self._limbo.is_empty:
+        if events.has_rekeyed:
+            yield from self._rekey(transaction)
+            yield self._batch()
+            yield from self._show_rekeyed()
+        elif outbox.byte_count > RELEASE_BYTES and not self._limbo.is_empty:
             yield self._batch()
 
     def _spooled(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
@@ -268,17 +281,48 @@ class Pipeline:
         finally:
             transaction.spool.close()
         events.end(pieces)
+        yield from self._rekey(transaction)
         yield self._batch()
 
-    def _replay(self, transaction: Transaction, suffix: bytes) -> None:
+    def _replay(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Bring the images over a transaction whose events are out."""
-        if transaction.spool is not None:
-            for part in self._spooled(transaction, suffix):
-                self._replayed_changes += part.changes
-                self._outbox.stored.update(part.stored)
-                self._outbox.announce_again(part.topics)
-        else:
+        if transaction.spool is None:
             self._events.transaction(transaction, suffix)
+            yield from self._rekey(transaction)
+            return
+        for part in self._spooled(transaction, suffix):
+            if part.is_pause:
+                yield part
+                continue
+            self._replayed_changes += part.changes
+            self._outbox.stored.update(part.stored)
+            self._outbox.announce_again(part.topics)
+
+    # Another primary key.
+
+    def _rekey(self, transaction: Transaction) -> Iterator[Batch]:
+        """If the transaction has given spaces another primary key: bring their rows under it, and have them published again."""
+        events, until = self._events, self._replay_until
+        for _ in events.rekey():
+            yield Batch.pause(events.base)
+        for space_id in events.take_rekeyed():
+            assert self.images is not None
+            if until is None:
+                again = tuple(one for one in events.base.rekeyed if one.space_id != space_id)
+                events.base = replace(events.base, rekeyed=(*again, Rekeyed(space_id)))
+            elif self.images.is_unknown(space_id):
+                # Rows that can't be kept are there until they have been published, which may have been broken off.
+                is_last = transaction.lsn == until.vclock.get(transaction.replica_id)
+                if not (is_last and any(one.space_id == space_id for one in until.rekeyed)):
+                    self.images.clear(space_id)
+
+    def _show_rekeyed(self) -> Iterator[Batch]:
+        """Publish the rows of spaces that were given another primary key; the stream waits."""
+        while self._events.base.rekeyed:
+            assert self.images is not None
+            parts = self._spaces, self._envelope, self._outbox, self.images, self._events.refuse
+            self._events.base = advance(self.position, self._events.now_us, *parts)
+            yield self._batch()
 
     def _check_replay(self, origin: int) -> None:
         """What comes next of an origin isn't out. Raises ReplayError if its last transaction wasn't the last that is out."""

@@ -35,11 +35,26 @@ class SnapshotState:
 
 
 @dataclass(frozen=True, slots=True)
+class Rekeyed:
+    """A space that has been given another primary key, and how far its rows have been published again under it.
+
+    `snapshot_id` is the number that these rows carry, 0 before the first. `after` is the last one's key as the state store has
+    it, without what all keys of the space begin with.
+    """
+
+    space_id: int
+    snapshot_id: int = 0
+    after: bytes = b""
+    row_count: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """A place on a transaction boundary of the stream, and all that must be known to go on from it.
 
     `vclock` is settled: everything up to it is durable or needs no publishing. `seq` is the last one given out. While a
-    snapshot is being taken, `vclock` is where its stream will begin.
+    snapshot is being taken, `vclock` is where its stream will begin. While there are any `rekeyed`, the stream waits: their rows
+    come first.
     """
 
     vclock: VClock = field(default_factory=VClock)
@@ -50,10 +65,11 @@ class Position:
     snapshot: SnapshotState | None = None
     doubtful: frozenset[bytes] = frozenset()
     """Keys of the state store whose tuple isn't the master's (cdc.images)."""
+    rekeyed: tuple[Rekeyed, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The record's value."""
-        return {
+        value: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "vclock": self.vclock.to_json(),
             "seq": self.seq,
@@ -71,6 +87,17 @@ class Position:
             else None,
             **({"doubtful": sorted(key.hex() for key in self.doubtful)} if self.doubtful else {}),
         }
+        if self.rekeyed:
+            value["rekeyed"] = [
+                {
+                    "space_id": one.space_id,
+                    "snapshot_id": one.snapshot_id,
+                    "after": one.after.hex(),
+                    "row_count": one.row_count,
+                }
+                for one in self.rekeyed
+            ]
+        return value
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Position:
@@ -89,4 +116,5 @@ class Position:
             server_uuid=UUID(value["server_uuid"]) if value["server_uuid"] else None,
             snapshot=SnapshotState(**snapshot) if snapshot else None,
             doubtful=frozenset(map(bytes.fromhex, value.get("doubtful", ()))),
+            rekeyed=tuple(Rekeyed(**{**one, "after": bytes.fromhex(one["after"])}) for one in value.get("rekeyed", ())),
         )

@@ -250,6 +250,7 @@ class Replayer:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("reading the logs", vclock=str(position.vclock), end=str(self._ballot.vclock))
+        settlement.take(pipeline.go_on(_now_us()))
         file: LogFile | None = None
         for frames in stream.rows():
             if stream.file is not None and stream.file is not file:

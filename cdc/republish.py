@@ -10,6 +10,7 @@ chunks has come out as events of its own, and the next chunk goes on behind the 
     dropped     there are no rows, and COMPLETED doesn't name the space
     altered     the next rows are shown by the new form, as those of the stream are
     renamed     the events go to another topic, which is to have all rows: the space begins anew
+    rekeyed     as renamed: `t` has come out, and all rows under their new keys (cdc.rekeying)
 
 The request has the next number of a snapshot, and moves the position's number with it, so that no two have the same. The
 snapshot that the position rests on stays the one before, and complete: a restart in the middle forgets the request.
@@ -20,7 +21,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from cdc import topics
 from cdc.change import Transaction
@@ -45,6 +46,14 @@ Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
 """What to do about a row that can't be shown: raise the error, or set the row aside."""
 
 
+class Chunk(NamedTuple):
+    """What `show` has shown: up to which key, how many rows, and whether there are no more."""
+
+    after: bytes
+    row_count: int
+    is_last: bool
+
+
 class Republication:
     """One request on its way through one pipeline."""
 
@@ -54,7 +63,8 @@ class Republication:
         self._waiting: deque[int] = deque()
         self._counts: list[SpaceCount] = []
         self._after = b""
-        self._topic = ""
+        # Topic and primary key of the rows that were shown last.
+        self._shown: tuple[str, object] | None = None
         self._space_rows = 0
         self.snapshot_id = 0
         """The request's number, 0 before its first chunk."""
@@ -97,23 +107,23 @@ class Republication:
             if space is None:
                 self._next_space()
                 continue
-            if space.topic != self._topic:
-                self._after, self._topic, self._space_rows = b"", space.topic, 0
+            shown = space.topic, space.form.primary_key
+            if shown != self._shown:
+                self._after, self._shown, self._space_rows = b"", shown, 0
             pieces = envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
-            rows = images.scan(space.form.space_id, self._after)
-            for key, tuple_ in rows:
-                self._after = key
-                self._row(space, tuple_, pieces, outbox, refuse)
-                rows_left -= 1
-                if not rows_left or outbox.byte_count >= bytes_max:
-                    break
-            else:
+            chunk = show(space, images, self._after, pieces, outbox, refuse, rows_max=rows_left, bytes_max=bytes_max)
+            self._after = chunk.after
+            self._space_rows += chunk.row_count
+            self.row_count += chunk.row_count
+            rows_left -= chunk.row_count
+            if chunk.is_last:
                 self._counts.append(SpaceCount(space.form.name, space.form.space_id, self._space_rows, 0))
                 self._next_space()
         position = replace(position, seq=outbox.seq)
         if not self._waiting:
             self.is_complete = True
-            outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", position, now_us, self._counts))
+            completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
+            outbox.control(topics.SNAPSHOT, *completed)
         return position
 
     def _admitted(self, spaces: Spaces, images: Images) -> Iterator[int]:
@@ -129,38 +139,68 @@ class Republication:
             yield form.space_id
 
     def _begin(self, position: Position, now_us: int, outbox: Outbox) -> Position:
+        position = next_request(position)
         assert position.snapshot is not None
-        state = position.snapshot
-        assert state.is_complete
-        state = replace(state, snapshot_id=state.snapshot_id + 1, request_count=state.request_count + 1)
-        self.snapshot_id = state.snapshot_id
-        position = replace(position, snapshot=state)
+        self.snapshot_id = position.snapshot.snapshot_id
         outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
         return position
 
     def _next_space(self) -> None:
         self._waiting.popleft()
-        self._after, self._topic, self._space_rows = b"", "", 0
-
-    def _row(self, space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox: Outbox, refuse: Refuse) -> None:
-        values = tuple_values(tuple_)
-        try:
-            key, row = space.key_of(values), space.rows[len(values)](values)
-        except (EncodingError, SchemaError) as error:
-            space_id = space.form.space_id
-            refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
-            return
-        before, after = pieces
-        outbox.seq += 1
-        value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % outbox.seq, after))
-        outbox.byte_count += len(value)
-        outbox.messages.append((space.topic, key, value))
-        self._space_rows += 1
-        self.row_count += 1
+        self._after, self._shown, self._space_rows = b"", None, 0
 
 
-def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
-    """What a space's rows are shown with; None if it is gone, or isn't published, or its rows aren't kept."""
+def next_request(position: Position) -> Position:
+    """The position with the number of another request."""
+    state = position.snapshot
+    assert state is not None
+    assert state.is_complete
+    state = replace(state, snapshot_id=state.snapshot_id + 1, request_count=state.request_count + 1)
+    return replace(position, snapshot=state)
+
+
+def show(
+    space: SpaceEvents,
+    images: Images,
+    after: bytes,
+    pieces: tuple[bytes, bytes],
+    outbox: Outbox,
+    refuse: Refuse,
+    *,
+    rows_max: int,
+    bytes_max: int,
+) -> Chunk:
+    """Put rows of a space into the outbox, in the order of their keys from behind the key `after` on.
+
+    No more than `rows_max`, and none once the outbox has `bytes_max`. Raises what `refuse` does.
+    """
+    shown = 0
+    for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
+        after = key
+        shown += _row(space, tuple_, pieces, outbox, refuse)
+        if count >= rows_max or outbox.byte_count >= bytes_max:
+            return Chunk(after, shown, is_last=False)
+    return Chunk(after, shown, is_last=True)
+
+
+def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox: Outbox, refuse: Refuse) -> bool:
+    values = tuple_values(tuple_)
+    try:
+        key, row = space.key_of(values), space.rows[len(values)](values)
+    except (EncodingError, SchemaError) as error:
+        space_id = space.form.space_id
+        refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
+        return False
+    before, after = pieces
+    outbox.seq += 1
+    value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % outbox.seq, after))
+    outbox.byte_count += len(value)
+    outbox.messages.append((space.topic, key, value))
+    return True
+
+
+def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+    """What a space's rows are shown with; None if it is gone, or isn't published."""
     space = spaces.compiled.get(space_id)
     if space is None:
         try:
@@ -168,4 +208,10 @@ def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
             space = spaces.compile(spaces.form(space_id))
         except SchemaError:
             return None
+    return space
+
+
+def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+    """The same; None if the space's rows aren't kept, either."""
+    space = compiled(spaces, space_id)
     return space if space_id in spaces.image_changes else None

@@ -45,7 +45,7 @@ class RowEncoder:
 
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
-        names = [part_name(form, index) for index in range(len(form.key_parts))]
+        names = [form.part_name(index) for index in range(len(form.key_parts))]
         unsafe = _unsafe_places([part.type for part in form.key_parts])
         self.key: Encode = _encoder(names, unsafe)
         self.key_of: Encode = self._compile_key_of(names, unsafe)
@@ -114,15 +114,6 @@ class _Rows(dict[int, Encode]):
         if length <= self._length_max:
             self[length] = encoder
         return encoder
-
-
-def part_name(form: SpaceForm, index: int) -> str:
-    """What a key part is called: its field, and the path inside it if it has one."""
-    part = form.key_parts[index]
-    name = form.field_name(part.field)
-    if not part.path:
-        return name
-    return name + (part.path if part.path[0] in ".[" else f".{part.path}")
 
 
 def _descend(value: Any, path: Sequence[int | str]) -> Any:

@@ -109,6 +109,19 @@ class SpaceForm:
         """The name of a field by its place from 0, `field_N` past the format."""
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
 
+    def part_name(self, index: int) -> str:
+        """What a part of the primary key is called: its field, and the path inside it if it has one."""
+        part = self.key_parts[index]
+        name = self.field_name(part.field)
+        if not part.path:
+            return name
+        return name + (part.path if part.path[0] in ".[" else f".{part.path}")
+
+    @property
+    def primary_key(self) -> tuple[tuple[str, KeyPart], ...]:
+        """The parts with their names. Where either becomes another, keys that consumers know are no keys any more."""
+        return tuple((self.part_name(index), part) for index, part in enumerate(self.key_parts))
+
 
 class ChangeKind(Enum):
     """What happened to a space, in the words of the schema topic."""

@@ -144,6 +144,12 @@ class Settlement:
 
         Raises PublishAborted, also if a stop is asked for in the middle of such a transaction, and what ended the publisher.
         """
+        if batch.is_pause:
+            self.settle()
+            self._while_waiting()
+            if self._is_stopping.is_set():
+                raise PublishAborted("stopped while a space's rows were brought under another primary key")
+            return
         while not self._publisher.has_room and not batch.is_boundary:
             self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
             self.settle()
@@ -257,6 +263,8 @@ class Settlement:
     def _begin(self) -> Pipeline:
         checkpoint, writer = self._checkpoint, self._writer
         if writer is None:
+            if checkpoint.position is not None and checkpoint.position.rekeyed:
+                self.forced_snapshot = "rows were being published again from the state store, which isn't there any more"
             return self._new_pipeline(checkpoint)
         writer.flush(is_forced=True)
         stored = writer.checkpoint()

@@ -67,7 +67,7 @@ class Snapshot:
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
         state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq)
-        self.position = replace(position, replicaset_uuid=None, snapshot=state)
+        self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=())
         self._tombstones = tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []
@@ -87,11 +87,19 @@ class Snapshot:
         self._known: dict[int, bool] = {}
         # Spaces that were there and not published: consumers may have rows of them from an earlier time.
         self._returning: set[int] = set()
+        # Spaces whose rows consumers have in part, because they were just being published again.
+        self._emptied: set[int] = set()
         if images is not None and images.is_comparing and previous is not None:
             self._returning = {form.space_id for form in spaces.published_forms() if not form.schema_version}
+        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
+        if images is not None and images.is_comparing:
+            published = {form.space_id: form for form in spaces.published_forms()}
+            for rekeyed in position.rekeyed:
+                if rekeyed.space_id in published:
+                    self._emptied.add(rekeyed.space_id)
+                    self._emptied_unseen(published[rekeyed.space_id])
         spaces.compiled.clear()
         spaces.schema.begin_snapshot()
-        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
 
     def feed(self, frames: Frames, now_us: int, *, publish: bool) -> None:
         """Take rows. Without `publish` only the schema is taken from them."""
@@ -240,7 +248,7 @@ class Snapshot:
         images = self._images
         if images is None or not self._spaces.is_published(form):
             return
-        self._known[form.space_id] = self._is_base and images.is_kept(form.space_id)
+        self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
         if form.space_id in self._returning or images.has_other_keys(form):
             # What is under the old keys goes all at once, and every row comes under its new one.
             self._returning.discard(form.space_id)

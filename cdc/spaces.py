@@ -6,7 +6,7 @@ takes the slow way, which tells the outside about new forms (`settle`) before it
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cdc import topics
@@ -14,6 +14,7 @@ from cdc.envelope import Envelope, SpaceEvents
 from cdc.errors import KeysChangedError, UnkeyableError
 from cdc.image_changes import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images import Images
+from cdc.keys import is_keyable
 from cdc.outbox import Outbox
 from cdc.position import Position
 from cdc.protocol.codec import Body
@@ -42,6 +43,8 @@ class Spaces:
         # Of the spaces that have images, as they were compiled last.
         self.image_changes: dict[Any, ImageChanges] = {}
         self.schema = schema
+        # Spaces that have been given another primary key, and whose rows are still kept, or known, under the old one.
+        self._to_rekey: list[SpaceForm] = []
         # A space that isn't published has None here.
         self.compiled: dict[Any, SpaceEvents | None] = {}
         # The synchronous ones stand apart: their rows must be looked at before.
@@ -74,8 +77,7 @@ class Spaces:
         """Fold a system row; returns the form of a published space whose rows it takes away. Raises SchemaError."""
         emptied = self.schema.apply(kind, body)
         for space_id in self.schema.touched:
-            self.compiled.pop(space_id, None)
-            self.apart.pop(space_id, None)
+            self.forget(space_id)
         return emptied if emptied is not None and self.is_published(emptied) else None
 
     def form(self, space_id: int) -> SpaceForm:
@@ -88,9 +90,7 @@ class Spaces:
 
     def events_of(self, form: SpaceForm) -> SpaceEvents:
         """An encoder for one form, with its topic announced."""
-        topic = self._names.of_space(form.space_id, form.name)
-        self._outbox.announce(topic)
-        space = SpaceEvents(form, topic, self._server_uuid)
+        space = self.plain_events_of(form)
         self.image_changes.pop(form.space_id, None)
         if self._images is not None:
             try:
@@ -100,8 +100,6 @@ class Spaces:
             else:
                 space.changes = changes.changes
                 self.image_changes[form.space_id] = changes
-        if form.space_id not in self.image_changes:
-            space.tell_version(self._server_version)
         if form.is_vinyl and self._merges_upserts:
             space.count_upserts(self._count_upsert)
         return space
@@ -109,13 +107,40 @@ class Spaces:
     def _count_upsert(self) -> None:
         self.merging_upsert_count += 1
 
+    def plain_events_of(self, form: SpaceForm) -> SpaceEvents:
+        """An encoder for one form that knows of no images, with its topic announced."""
+        topic = self._names.of_space(form.space_id, form.name)
+        self._outbox.announce(topic)
+        space = SpaceEvents(form, topic, self._server_uuid)
+        if self._images is None or not is_keyable(form):
+            space.tell_version(self._server_version)
+        return space
+
+    def forget(self, space_id: int) -> None:
+        """Have a space's encoder compiled anew."""
+        self.compiled.pop(space_id, None)
+        self.apart.pop(space_id, None)
+
+    def take_rekeyed(self) -> list[SpaceForm]:
+        """The spaces whose rows have to be brought under another primary key, since the last call."""
+        forms, self._to_rekey = self._to_rekey, []
+        return forms
+
+    def rekey(self, form: SpaceForm) -> Iterator[None]:
+        """Bring them. Yields now and then. Raises KeysChangedError."""
+        assert self._images is not None
+        try:
+            yield from self._images.rekey(form)
+        except UnkeyableError as error:
+            self._images.unkept[form.name] = error.message
+
     def settle(
         self, position: Position, now_us: int, origin: Origin | None, on_drop: Callable[[SpaceForm], None] | None = None
     ) -> None:
         """Tell the outside about forms that have become different, and have them kept with the checkpoint.
 
         `on_drop`, in a snapshot, is told of spaces that are gone, before their topic may become another space's. Raises
-        KeysChangedError outside of one.
+        KeysChangedError outside of one if a space that has no images has been given another primary key.
         """
         if not self.schema.touched:
             return
@@ -130,16 +155,20 @@ class Spaces:
         for change in changes:
             form = change.form
             if self._images is not None and on_drop is None and change.kind is not ChangeKind.DROP:
-                self._check_keys(form)
-            self.compiled.pop(form.space_id, None)
-            self.apart.pop(form.space_id, None)
+                self._look_at_key(form)
+            self.forget(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._outbox.announce(self._names.of_space(form.space_id, form.name))
             self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
         for space_id in touched:
             self._outbox.stored[space_id] = self.schema.stored(space_id)
 
-    def _check_keys(self, form: SpaceForm) -> None:
+    def _look_at_key(self, form: SpaceForm) -> None:
         assert self._images is not None
-        if self._images.has_other_keys(form):
-            raise KeysChangedError(f"space {form.name!r} has another primary key than its rows are kept under")
+        if not self._images.has_other_keys(form):
+            return
+        if self._images.is_unknown(form.space_id):
+            raise KeysChangedError(
+                f"space {form.name!r} has another primary key, and under the old one its rows couldn't be kept"
+            )
+        self._to_rekey.append(form)

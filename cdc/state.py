@@ -219,6 +219,20 @@ class StateStore:
                 txn.put(b"format", _FORMAT, db=self._about)
             self.is_former = False
 
+    def remove_some(self, space_id: int) -> bool:
+        """Remove rows of a space that nobody asks for any more, a slice of them; returns whether none are left.
+
+        Raises StateError as `write` does.
+        """
+        with told(self._path):
+            self._touch()
+            counts = dict(self._counts)
+            with self._writing() as txn:
+                is_done = self._delete_rows(txn, counts, space_prefix(space_id), SLICE_CHANGES)
+                self._store(txn, counts, ())
+            self._counts = counts
+            return is_done
+
     def begin_seen(self) -> None:
         """A snapshot begins, and has shown no key. Raises StateError as `write` does."""
         self.end_seen()

@@ -5,6 +5,9 @@
 
 So S never passes the checkpoint, and a start finds the tuples as of S with the schema as of S. What was submitted and never
 settled is forgotten with the connection; it comes again.
+
+A space that was given another primary key has its rows under another number from that change on (cdc.images). Which, is written
+with the change; rows under numbers that nobody has, before or after, are removed little by little.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Final
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.errors import UnkeyableError
-from cdc.images import CLEAR, Change, Images
+from cdc.images import CLEAR, NUMBER_MIN, Change, Images
+from cdc.json_values import encode
 from cdc.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.position import Position
 from cdc.protocol.codec import tuple_values
@@ -31,6 +35,10 @@ FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
 """More than that the store writes down twice."""
 _NOBODY: Final = Writer("", has_store=True)
 """Who writes positions into the store is never asked."""
+
+
+_NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
+"""Of the record that says which numbers keys begin with; a name that no daemon has keeps it out of what a checkpoint says."""
 
 
 class StateWriter:
@@ -46,6 +54,7 @@ class StateWriter:
         self._submitted: deque[tuple[Position, list[Change], dict[bytes, bytes | None]]] = deque()
         # The parts of a transaction that isn't whole yet.
         self._open: list[Change] = []
+        self._open_records: dict[bytes, bytes | None] = {}
         self._settled: list[Change] = []
         self._settled_records: dict[bytes, bytes | None] = {}
         self._settled_position: Position | None = None
@@ -53,6 +62,10 @@ class StateWriter:
         if self.store.is_former:
             self.store.bring_over(list(self._moves()))
         self._position = self.checkpoint().position
+        # What the images had when a batch was submitted last, and what nobody has any more.
+        self._submitted_numbers: dict[int, int] = {}
+        self._unused: list[int] = []
+        self._next_removal = 0.0
 
     def checkpoint(self) -> Checkpoint:
         """Position and schema that the store is at. Raises ConfigurationError for records of a newer version."""
@@ -63,7 +76,7 @@ class StateWriter:
 
     def names(self) -> set[str]:
         """Whose records the store has."""
-        return {json.loads(key)["name"] for key in self.store.records}
+        return {json.loads(key)["name"] for key in self.store.records if key != _NUMBERS_KEY}
 
     @property
     def position(self) -> Position | None:
@@ -83,7 +96,10 @@ class StateWriter:
         self.flush(is_forced=True)
         self._submitted.clear()
         self._open.clear()
-        self._images = Images(self.store, kept, version)
+        self._open_records.clear()
+        self._submitted_numbers = self._numbers()
+        self._images = Images(self.store, kept, version, self._submitted_numbers)
+        self._unused = self._unused_numbers()
         return self._images
 
     def restart(self) -> None:
@@ -91,6 +107,7 @@ class StateWriter:
         self._images = None
         self._submitted.clear()
         self._open.clear()
+        self._open_records.clear()
         self._forget_settled()
         self.store.destroy()
         self.store = StateStore(self._path)
@@ -98,20 +115,32 @@ class StateWriter:
 
     def keep_only(self, space_ids: Iterable[int]) -> None:
         """Rows of other spaces than these aren't wanted any more. Raises StateError."""
-        wanted = set(space_ids)
-        unwanted = [(space_prefix(space_id), CLEAR) for space_id in self.store.space_ids() if space_id not in wanted]
+        numbers = self._numbers()
+        wanted = {*self._unused, *(numbers.get(space_id, space_id) for space_id in space_ids)}
+        unwanted = [(space_prefix(number), CLEAR) for number in self.store.space_ids() if number not in wanted]
         if unwanted:
             self.store.write(unwanted, ())
+
+    def remove_unused(self) -> None:
+        """Remove all rows at once that are left from other primary keys. What `begin` gave is over. Raises StateError."""
+        self._images = None
+        for number in self._unused_numbers():
+            while not self.store.remove_some(number):
+                pass
+        self._unused = []
 
     def submit(self, batch: Batch) -> None:
         """A batch is on its way to Kafka."""
         self._open += batch.changes
-        if not batch.is_boundary:
-            return
-        records = {}
         for space_id, space in batch.stored.items():
             key, value = space_record(self._name, space_id, space)
-            records[key] = value
+            self._open_records[key] = value
+        if not batch.is_boundary:
+            return
+        records, self._open_records = self._open_records, {}
+        if self._images is not None and self._images.numbers != self._submitted_numbers:
+            self._submitted_numbers = dict(self._images.numbers)
+            records[_NUMBERS_KEY] = encode({str(space_id): number for space_id, number in self._submitted_numbers.items()})
         changes, self._open = self._open, []
         self._submitted.append((batch.position, changes, records))
 
@@ -129,6 +158,8 @@ class StateWriter:
 
     def flush(self, *, is_forced: bool = False) -> Position | None:
         """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError."""
+        if self._unused:
+            self._remove_some()
         position = self._settled_position
         if position is None:
             return None
@@ -139,6 +170,8 @@ class StateWriter:
         self.store.write(self._settled, [*self._settled_records.items(), (key, value)])
         if self._images is not None:
             self._images.written(self._settled)
+        if _NUMBERS_KEY in self._settled_records:
+            self._unused = self._unused_numbers()
         self._forget_settled()
         self._position = position
         return position
@@ -157,6 +190,29 @@ class StateWriter:
                 codec = KeyCodec(form)
                 if codec.is_text:
                     yield from _moves_of(codec, form.space_id, self.store)
+
+    def _numbers(self) -> dict[int, int]:
+        """By space, as of the store's position: what its keys begin with, where that isn't its id."""
+        record = json.loads(self.store.records.get(_NUMBERS_KEY, b"{}"))
+        return {int(space_id): number for space_id, number in record.items()}
+
+    def _unused_numbers(self) -> list[int]:
+        """Numbers of rows that no space has, nor will have once what is on its way is written."""
+        numbers = self._numbers()
+        taken = set(numbers.values())
+
+        def is_unused(number: int) -> bool:
+            is_left = number >= NUMBER_MIN or number in numbers
+            return is_left and number not in taken and not (self._images is not None and self._images.is_in_use(number))
+
+        return [number for number in self.store.space_ids() if is_unused(number)]
+
+    def _remove_some(self) -> None:
+        now = time.monotonic()
+        if now >= self._next_removal:
+            self._next_removal = now + self._flush_interval
+            if self.store.remove_some(self._unused[-1]):
+                self._unused.pop()
 
     def _forget_settled(self) -> None:
         self._settled = []

@@ -9,7 +9,7 @@ It refuses to know whether a transaction was waited for, whether its events are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -27,10 +27,11 @@ from cdc.envelope import (
     SMALL_NUMBERS,
     TS_NS,
     TS_US,
+    Change,
     Envelope,
     SpaceEvents,
 )
-from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
+from cdc.errors import CdcError, EncodingError, ImageError, KeysChangedError, SchemaError
 from cdc.images import Images
 from cdc.options import PipelineOptions
 from cdc.outbox import Outbox
@@ -65,6 +66,11 @@ class StreamEvents:
         # The vclock that is being built: mutable here, a VClock at each boundary.
         self.vclock: dict[int, int] = dict(base.vclock)
         self.texts = OriginTexts()
+        # Spaces that have been given another primary key: whose rows are still under the old one, and all of them.
+        self._to_rekey: list[SpaceForm] = []
+        self._rekeyed: dict[int, None] = {}
+        # Lsn and place of the last row that changed the schema.
+        self._schema_row_at = (0, 0)
 
     @property
     def position(self) -> Position:
@@ -74,7 +80,7 @@ class StreamEvents:
             vclock=VClock(self.vclock),
             seq=self._outbox.seq,
             schema_version=self._spaces.schema.schema_version,
-            doubtful=self._images.doubtful if self._images is not None else frozenset(),
+            doubtful=self._images.doubts if self._images is not None else frozenset(),
         )
 
     def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
@@ -287,6 +293,8 @@ class StreamEvents:
 
     def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
+        self._rekey_at_once()
+        self._schema_row_at = lsn, pieces.row_number
         if body[SPACE_ID] == TRUNCATE_SPACE:
             self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
         emptied = self._spaces.apply(kind, body)
@@ -296,8 +304,12 @@ class StreamEvents:
     def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
         """Compile what a space's rows need; None if they aren't published."""
         self._settle(pieces)
+        if space_id in self._rekeyed:
+            self._rekey_at_once()
         form = self._spaces.form(space_id)
         space = self._spaces.compile(form)
+        if space is not None and space_id in self._rekeyed:
+            self._mute(space)
         if form.is_sync:  # the limbo must see its single rows, which `singles` would take past it
             self._spaces.apart[space_id] = space
         elif space_id not in TRACKED_SPACES:  # their rows must come this way every time
@@ -309,6 +321,50 @@ class StreamEvents:
         if self._spaces.schema.touched:
             transaction = pieces.transaction
             self._spaces.settle(self.position, self.now_us, (transaction.replica_id, transaction.lsn, transaction.tsn))
+            for form in self._spaces.take_rekeyed():
+                self._to_rekey.append(form)
+                self._rekeyed[form.space_id] = None
+                self._void(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
+
+    # Another primary key.
+
+    @property
+    def has_rekeyed(self) -> bool:
+        """Whether spaces were given another primary key since `take_rekeyed`."""
+        return bool(self._rekeyed)
+
+    def rekey(self) -> Iterator[None]:
+        """Bring their rows under it, as far as they aren't. Yields now and then. Raises KeysChangedError."""
+        while self._to_rekey:
+            yield from self._spaces.rekey(self._to_rekey.pop(0))
+
+    def _rekey_at_once(self) -> None:
+        """In the middle of a transaction, whose next row may need it."""
+        for _ in self.rekey():
+            pass
+
+    def take_rekeyed(self) -> list[int]:
+        """These spaces, after `rekey`: from here on their rows have events again."""
+        found, self._rekeyed = list(self._rekeyed), {}
+        for space_id in found:
+            self._spaces.forget(space_id)
+        return found
+
+    def _mute(self, space: SpaceEvents) -> None:
+        """What the transaction that alters a space's primary key does to its rows afterwards is told with all of its rows."""
+        if space.form.space_id not in self._spaces.image_changes:
+            raise KeysChangedError(
+                f"space {space.form.name!r} has been given a primary key under which its rows can't be kept, "
+                "and one of them was changed in the same transaction"
+            )
+
+        def muted(change: Change) -> Change:
+            def apply(body: Body, frame: bytes) -> None:
+                change(body, frame)
+
+            return apply
+
+        space.changes = {kind: muted(change) for kind, change in space.changes.items()}
 
     def end(self, pieces: Pieces) -> None:
         """The transaction's last row has been handled."""
@@ -322,11 +378,13 @@ class StreamEvents:
 
     def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int) -> None:
         """The event that all rows of a space are gone, for every partition of its topic."""
-        space = self._spaces.events_of(form)
         if self._images is not None:
             self._images.clear(form.space_id)
+        self._void(pieces, self._spaces.plain_events_of(form), lsn, pieces.row_number)
+
+    def _void(self, pieces: Pieces, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._outbox.seq += 1
-        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, self._outbox.seq))
+        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._outbox.seq))
 
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""

@@ -117,7 +117,9 @@ def verify(config: Config, say: Say) -> Verification:
         raise StateError(f"the state store {path} is in use", "Stop the daemon, verify, and start it again.") from error
     try:
         with told(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
-            return _Verifier(config, writer, Path(directory), say).run()
+            result = _Verifier(config, writer, Path(directory), say).run()
+            writer.remove_unused()
+            return result
     except StateError as error:
         if isinstance(error.__cause__, BrokenPipeError):
             raise error.__cause__ from None  # of our own output, whose reader has seen enough
@@ -230,23 +232,28 @@ class _Verifier:
         last_rows = time.monotonic()
         heard_since_rows = False
         next_ack = 0.0
-        while True:
+
+        def acknowledge() -> None:
+            nonlocal next_ack
             if time.monotonic() >= next_ack:
                 # A silent replica is dropped. What it is told is what the store has.
                 stream.session.acknowledge(position.vclock)
                 stream.send()
                 next_ack = time.monotonic() + ACK_SECONDS
+
+        while True:
+            acknowledge()
             for event in stream.receive(ACK_SECONDS):
                 if isinstance(event, Heartbeat):
                     heard_since_rows = True
                 if isinstance(event, StreamRows):
                     last_rows, heard_since_rows = time.monotonic(), False
-                    # The first batch ends where the replay does; what may lie behind it isn't asked for.
-                    next(pipeline.feed(event.frames, 0))
                     assert pipeline.images is not None
-                    pipeline.images.take()
-                    if not pipeline.is_replaying:
-                        return
+                    for _ in pipeline.feed(event.frames, 0):
+                        acknowledge()
+                        pipeline.images.take()
+                        if not pipeline.is_replaying:
+                            return  # what may lie behind it isn't asked for
             if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
                 raise _standstill(stream.address, pipeline)
 
@@ -312,11 +319,11 @@ class _Seen:
 class _Space:
     """How one space's rows are found and shown."""
 
-    def __init__(self, form: SpaceForm) -> None:
-        """Raises UnkeyableError."""
+    def __init__(self, form: SpaceForm, number: int) -> None:
+        """Keys begin with `number`. Raises UnkeyableError."""
         self.name = form.name
         self.is_vinyl = form.is_vinyl
-        self.key_of = KeyCodec(form).of_tuple
+        self.key_of = KeyCodec(form, number).of_tuple
         self._encoder = RowEncoder(form)
 
     def line(self, what: str, ours: bytes | None, theirs: bytes | None, reason: str | None) -> str:
@@ -444,7 +451,7 @@ class _Comparison:
         if not form.is_replicated or not self._is_published(space_id, form.name) or form.name in self.result.uncompared:
             return None
         try:
-            return _Space(form)
+            return _Space(form, self._images.number(space_id))
         except UnkeyableError as error:
             self.result.uncompared[form.name] = error.message
             return None

@@ -68,6 +68,7 @@ CORE: Final = [
     "cdc.snapshot",
     "cdc.stream_events",
     "cdc.republish",
+    "cdc.rekeying",
     "cdc.pipeline",
 ]
 OUTER: Final = [

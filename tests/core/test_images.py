@@ -15,6 +15,7 @@ from cdc.images import CLEAR, Change, Images, Tuples
 from cdc.keys import KeyCodec, space_prefix
 from cdc.schema import KeyPart, SpaceForm
 from cdc.state import StateStore
+from tests.fakes import wire
 from tests.fakes.tuples import MemoryTuples
 
 SPACES = [512, 513]
@@ -189,6 +190,27 @@ def test_nobody_knows_the_rows_of_a_space_that_could_not_be_kept(*, is_stored: b
     images.codec(form())
     images.keep(form())
     assert not images.has_other_keys(form())
+
+
+def test_a_key_in_doubt_stays_so_under_another_primary_key() -> None:
+    """And outside, where the number that the key begins with may be another one after a start."""
+    images = Images(MemoryTuples())
+    first, second = form(field=0), form(field=1)
+    codec = images.codec(first)
+    images.keep(first)
+    for number in (1, 2):
+        images.put(codec.of_key([number]), wire.pack([number, 10 * number]))
+    assert images.doubt(codec.of_key([2]))
+    assert images.doubts == {codec.of_key([2])}
+    list(images.rekey(second))
+    other = images.codec(second)
+    assert images.doubtful == {other.of_key([20])}
+    assert images.doubts == {space_prefix(512) + other.of_key([20])[4:]}
+    images.doubtful = frozenset()
+    images.recall({space_prefix(512) + other.of_key([20])[4:], space_prefix(513) + b"x"})
+    assert images.doubtful == {other.of_key([20]), space_prefix(513) + b"x"}
+    images.put(other.of_key([20]), wire.pack([2, 20]))
+    assert images.doubts == {space_prefix(513) + b"x"}
 
 
 # Both stores keep the promises of `Tuples`.

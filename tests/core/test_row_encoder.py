@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cdc.errors import CdcError, EncodingError, SchemaError
 from cdc.json_values import encode, plain
 from cdc.protocol.extensions import OpaqueExtension
-from cdc.row_encoder import RowEncoder, part_name
+from cdc.row_encoder import RowEncoder
 from cdc.schema import Field, KeyPart, SpaceForm
 from tests.core.test_json_values import ANY, DATETIMES, DECIMALS, INTEGERS, INTERVALS, TEXTS
 from tests.fakes.profiles import MANY
@@ -133,7 +133,7 @@ def test_parts_in_the_order_of_the_index() -> None:
 )
 def test_part_inside_a_field(path: str, name: str, inside: Any) -> None:
     shape = form([("id", "unsigned"), ("data", "any")], [(1, path), (0, "")])
-    assert part_name(shape, 0) == name
+    assert shape.part_name(0) == name
     encoder = RowEncoder(shape)
     assert json.loads(encoder.key_of([1, inside])) == {name: 7, "id": 1}
     assert json.loads(encoder.key([7, 1])) == {name: 7, "id": 1}

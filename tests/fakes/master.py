@@ -231,7 +231,7 @@ class Master:
         """Another primary key over the same rows."""
         space_id = self.id_of(space)
         rows = list(self._spaces[space_id].rows.values())
-        self.update(INDEX, [space_id, 0], ["=", 6, [list(part) for part in parts]])
+        self.update(INDEX, [space_id, 0], ["=", 6, [list(part) if isinstance(part, tuple) else part for part in parts]])
         self._spaces[space_id].rows = {self._key(space_id, row): row for row in rows}
 
     def truncate(self, space: int | str) -> None:

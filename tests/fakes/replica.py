@@ -150,6 +150,8 @@ class Replica:
         assert isinstance(subscribed, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
         assert self.session.state is State.STREAMING
+        for batch in self.pipeline.go_on(NOW_US):
+            self.submit(batch)
         self._submit(rest)
 
     def _register(self, vclock: VClock) -> None:
@@ -263,6 +265,8 @@ class Replica:
 
     def submit(self, batch: Batch) -> None:
         """Hand a batch to the publisher."""
+        if batch.is_pause:
+            return
         if self._writer is not None:
             self._writer.submit(batch)
         self._unsettled.append(batch)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import lmdb
@@ -12,10 +13,10 @@ import pytest
 from cdc.change import Batch
 from cdc.checkpoint import Writer, position_record, space_record
 from cdc.errors import StateError
-from cdc.images import Change
+from cdc.images import NUMBER_MIN, Change, Images
 from cdc.keys import KeyCodec, space_prefix
 from cdc.position import Position, SnapshotState
-from cdc.protocol.extensions import pack
+from cdc.protocol.extensions import pack, unpack
 from cdc.schema import StoredSpace, published_forms
 from cdc.state_writer import StateWriter
 from cdc.vclock import VClock
@@ -231,3 +232,84 @@ def _set_format(path: Path, written: bytes) -> None:
         with environment.begin(write=True, db=about) as txn:
             txn.put(b"format", written)
     (path / "condition").write_text(f"clean {(path / 'data.mdb').stat().st_size}")
+
+
+def test_schema_in_a_piece_of_a_transaction_is_written_with_its_end(writer: StateWriter) -> None:
+    position = at(1)
+    writer.submit(batch(position, row(b"a"), is_boundary=False, stored={512: SPACE}))
+    writer.submit(batch(position, row(b"b")))
+    writer.settle(position)
+    writer.flush(is_forced=True)
+    assert writer.checkpoint().spaces == {512: SPACE}
+
+
+OTHER_KEY = StoredSpace(512, SPACE.space_row, {0: [512, 0, "pk", "tree", {}, [[1, "string"]]]}, 2)
+
+
+def rekey(writer: StateWriter) -> Images:
+    """500 rows of a space whose key becomes their second field; what is written of it is nothing yet."""
+    (form,) = published_forms([SPACE])
+    codec = KeyCodec(form)
+    tuples = [[number, f"{number:04}"] for number in range(500)]
+    first = at(1)
+    writer.submit(batch(first, *((codec.of_tuple(values), pack(values)) for values in tuples), stored={512: SPACE}))
+    writer.settle(first)
+    writer.flush(is_forced=True)
+    images = writer.begin([form], VERSION)
+    (other,) = published_forms([OTHER_KEY])
+    for _ in images.rekey(other):
+        assert [unpack(tuple_) for _, tuple_ in writer.store.scan(512)] == tuples
+    assert [unpack(tuple_) for _, tuple_ in images.scan(512)] == tuples
+    assert unpack(images.current(images.codec(other).of_key(["0007"])) or b"") == [7, "0007"]
+    return images
+
+
+@pytest.mark.parametrize("end", ["kill", "write"])
+def test_rows_stand_under_the_old_keys_or_under_the_new_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    monkeypatch.setattr("cdc.images.REKEY_ROWS", 100)
+    monkeypatch.setattr("cdc.state.SLICE_CHANGES", 200)
+    writer = StateWriter(tmp_path / "state", "shop", 0)
+    writer.begin((), VERSION)
+    images = rekey(writer)
+    second = at(2)
+    writer.submit(batch(second, *images.take(), stored={512: OTHER_KEY}))
+    if end == "write":
+        writer.settle(second)
+        writer.flush(is_forced=True)
+    assert writer.store.row_count == 1000
+    writer.close()
+    writer = StateWriter(tmp_path / "state", "shop", 0)
+    stored = published_forms(writer.checkpoint().spaces.values())
+    images = writer.begin(stored, VERSION)
+    assert stored[0].schema_version == (2 if end == "write" else 1)
+    assert images.number(512) == (NUMBER_MIN if end == "write" else 512)
+    assert len(list(images.scan(512))) == 500
+    key = images.codec(stored[0]).of_key(["0007"] if end == "write" else [7])
+    assert unpack(images.current(key) or b"") == [7, "0007"]
+    writer.keep_only([512])
+    # The others go little by little, while the daemon runs.
+    counts = [writer.store.row_count]
+    while counts[-1] > 500:
+        writer.flush()
+        counts.append(writer.store.row_count)
+    assert all(0 < before - after <= 200 for before, after in pairwise(counts))
+    assert len(list(images.scan(512))) == 500
+    assert writer.names() == {"shop"}
+    writer.close()
+
+
+def test_rows_under_other_keys_are_not_removed_while_they_are_written(
+    writer: StateWriter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.images.REKEY_ROWS", 100)
+    images = rekey(writer)
+    writer._unused = writer._unused_numbers()
+    assert writer._unused == []
+    (form,) = published_forms([SPACE])
+    steps = images.rekey(form)
+    next(steps)
+    assert writer._unused_numbers() == []
+    writer.begin([form], VERSION)
+    assert writer._unused == [NUMBER_MIN, NUMBER_MIN + 1], "nobody began with either"
+    writer.remove_unused()
+    assert writer.store.space_ids() == [512]

@@ -269,6 +269,69 @@ def test_spaces_that_swap_their_names_and_get_another_key(job: Job) -> None:
         assert job.rows("b") == {'{"name":"600","id":1}': '{"id":1,"name":"600"}'}
 
 
+RENAMED = [("number", "unsigned"), *COLUMNS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("columns", "part"), [pytest.param(COLUMNS, "name", id="altered"), pytest.param(RENAMED, "number", id="renamed")]
+)
+def test_another_primary_key_with_images(job: Job, columns: list[tuple[str, str]], part: str) -> None:
+    """All rows come again behind the truncation; what comes late of the former key is void, however the partitions are read."""
+    first = job.topics.send(schema(0), *(put("c", {"id": number, "name": f"n{number}"}, number) for number in (1, 2, 3, 4)))
+    named = [name for name, _ in columns]
+
+    def row(number: int, **more: Any) -> dict[str, Any]:
+        return {named[0]: number, "name": f"n{number}", **more}
+
+    def again(op: str, seq: int, row: dict[str, Any]) -> Message:
+        return event(op, {part: row[part]}, seq, {"after": row}, version=2)
+
+    deletion = job.topics.send(event("d", {"id": 4}, 5, {"before": {"id": 4, "name": "n4"}}))
+    altered = job.topics.send(
+        schema(5, version=2, columns=columns, key=(part,)),
+        truncate(6, version=2),
+        snapshot("STARTED", 6, snapshot_id="7"),
+        *(again("r", 6 + number, row(number)) for number in (1, 2, 3)),
+        snapshot("COMPLETED", 9, snapshot_id="7"),
+    )
+    after = job.topics.send(
+        event("u", {part: row(2)[part]}, 10, {"before": row(2), "after": row(2, balance=5)}, version=2),
+        event("d", {part: row(3)[part]}, 11, {"before": row(3)}, version=2),
+    )
+    expected = {json.dumps({part: found[part]}, separators=(",", ":")): found for found in (row(1), row(2, balance=5))}
+    for batch in (first, altered, deletion, after, first, altered, after):
+        job.take(batch)
+    assert {key: json.loads(text) for key, text in job.rows().items()} == expected
+    # A part of the rows, and then a snapshot that made the space anew.
+    job.send(
+        schema(11, version=3, columns=columns, key=("balance", part)),
+        truncate(12, version=3),
+        snapshot("STARTED", 12, snapshot_id="8"),
+        event("r", {"balance": 5, part: row(2)[part]}, 13, {"after": row(2, balance=5)}, version=3),
+        snapshot("STARTED", 13, snapshot_id="9"),
+        truncate(14, version=3),
+        event("r", {"balance": 6, part: row(2)[part]}, 15, {"after": row(2, balance=6)}, version=3),
+        snapshot("COMPLETED", 15, snapshot_id="9"),
+    )
+    assert [json.loads(text) for text in job.rows().values()] == [row(2, balance=6)]
+
+
+def test_renamed_part_of_the_primary_key_without_images(job: Job) -> None:
+    """Nothing but the schema record tells it: the rows are there under keys of the new name, and change under them."""
+    job.send(schema(0), *(put("c", {"id": number, "name": f"n{number}", "balance": 0}, number) for number in (1, 2, 3)))
+    renamed = job.topics.send(
+        schema(3, version=2, columns=RENAMED, key=("number",)),
+        event("u", {"number": 2}, 4, {"patch": plus(5)}, version=2),
+        event("d", {"number": 3}, 5, {}, version=2),
+    )
+    late = job.topics.send(put("u", {"id": 1, "name": "late", "balance": 0}, 3))
+    for batch in (renamed, late, renamed):
+        job.take(batch)
+        found = {key: json.loads(text) for key, text in job.rows().items()}
+        assert found['{"number":2}'] == {"number": 2, "name": "n2", "balance": 5}
+        assert set(found) == {'{"number":1}', '{"number":2}'}
+
+
 def test_deleted_rows_can_be_forgotten(job: Job) -> None:
     job.send(schema(0), put("c", {"id": 1}, 1), delete(2, 2))
     table = SpaceTable(job.session, f"{job.path}/users", "shop")
