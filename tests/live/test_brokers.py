@@ -15,10 +15,10 @@ from tests.live.scene import Scene, Watcher
 from tests.live.waiting import wait_for
 
 PATIENCE_SECONDS: Final = 240
-TAKE_OVER_SECONDS: Final = 4.0 + 5.0
-"""A broker's session, as the cluster of the tests has it, and what the daemon may take beyond it."""
-ELECTION_SECONDS: Final = 4.0
-"""Each broker of the tests is a controller too: where it led them, another is elected before the session's end is awaited."""
+SILENCE_SECONDS_MAX: Final = 30.0
+"""What a silent broker may cost: its session in this cluster, 4 s, and 5 s by the daemon's time-outs; where the broker led the
+controllers, their election before that; where it was silent in the instant of a commit, the brokers' request.timeout.ms, 5 s.
+The rest is for a machine under load. By librdkafka's defaults it would be the time of a transaction, 120 s here."""
 
 
 @pytest.fixture
@@ -36,14 +36,17 @@ def broker_scene(scene_factory: SceneFactory, kafka_cluster: KafkaCluster) -> Sc
 
 
 def commits_go_on(scene: Scene, what: str, timeout_seconds: float = PATIENCE_SECONDS) -> float:
-    """Wait until two commits more have come through; returns after how many seconds."""
+    """Wait until two commits more have come through; returns after how many seconds the second did.
+
+    The first may have been on its way before whatever was done.
+    """
     began = time.monotonic()
     before: list[int] = []
 
     def have_come(status: dict[str, Any]) -> bool:
         count = status["kafka"]["commits"]
         before[:] = before or [count]
-        return bool(status["state"] == "streaming" and count >= before[0] + 2)
+        return bool(count >= before[0] + 2)
 
     scene.daemon.wait_until(f"commits go on: {what}", have_come, timeout_seconds)
     return time.monotonic() - began
@@ -130,7 +133,7 @@ class Drill:
             seconds = commits_go_on(self.scene, f"{role} {node.node_id} is silent")
         finally:
             node.resume()
-        self.longest_freeze_seconds = max(self.longest_freeze_seconds, seconds - (ELECTION_SECONDS if led else 0.0))
+        self.longest_freeze_seconds = max(self.longest_freeze_seconds, seconds)
         return f"{role} {node.node_id} frozen{' (led the controllers)' if led else ''}: {seconds:.1f} s"
 
     def two_away(self) -> str:
@@ -179,4 +182,4 @@ def test_drills(broker_scene: Scene, kafka_cluster: KafkaCluster, seed: int) -> 
         scene.catch_up(600)
         assert scene.daemon.terminate() == 0
     watcher.check(scene.check())
-    assert drill.longest_freeze_seconds < TAKE_OVER_SECONDS, drill.log
+    assert drill.longest_freeze_seconds < SILENCE_SECONDS_MAX, drill.log
