@@ -8,26 +8,12 @@ from typing import Any
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
 
-from tests.live import replica
 from tests.live.scene import Scene
-from tests.live.stream import distinct, parse
+from tests.live.stream import parse
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for
 
 MODES = ["exactly_once", "at_least_once"]
-
-
-def check(scene: Scene) -> Counter[int]:
-    """Hold what the scene's mode promises; returns how often each `seq` came."""
-    if scene.daemon.settings["kafka"].get("delivery", "exactly_once") == "exactly_once":
-        return Counter(event.seq for event in scene.check().events)
-    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
-        stream = parse(reader, may_repeat=True)
-    counts = Counter(event.seq for event in stream.events)
-    stream.events = distinct(stream.events)
-    stream.check_sequence()
-    replica.compare(replica.fold(stream), scene.tarantool)
-    return counts
 
 
 def test_a_transaction_that_takes_longer_than_kafka_allows(frail_scene: Scene) -> None:
@@ -145,4 +131,4 @@ def test_at_least_once_outlives_a_freeze_that_messages_do_not(frail_scene: Scene
     aborts = scene.daemon.wait_until_streaming()["kafka"]["aborts"]
     assert aborts < 20
     assert scene.daemon.terminate() == 0
-    assert max(check(scene).values()) < 20
+    assert max(scene.check_as_promised().values()) < 20
