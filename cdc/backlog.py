@@ -42,6 +42,16 @@ class Backlog:
         oldest = self._oldest
         return oldest[1] if oldest is not None else None
 
+    def age(self, now: float, epoch_now: float) -> float:
+        """How old the oldest uncommitted batch is, in seconds, 0 if there is none: since the source wrote it or, where that
+        isn't known (a snapshot's rows have no time), since it was handed over. `epoch_now` are seconds since the epoch.
+        """
+        oldest = self._oldest
+        if oldest is None:
+            return 0.0
+        since, timestamp = oldest
+        return max(0.0, epoch_now - timestamp if timestamp else now - since)
+
     def stalled_since(self) -> float | None:
         """Since when something has been waiting while Kafka took nothing; None if nothing waits."""
         since = self.oldest_since

@@ -36,7 +36,7 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         lambda s: s.stalled_seconds,
     ),
     "tarantool_cdc_lag_seconds": (
-        "Age of the newest committed change while newer ones wait",
+        "Age of the oldest change that isn't committed, 0 when all is",
         lambda s: s.lag_seconds(time.time()),
     ),
     "tarantool_cdc_seq": ("The last seq given out", lambda s: s.seq),

@@ -22,7 +22,6 @@ class OpenTransaction:
     began_at: float = 0.0
     event_count: int = 0
     byte_count: int = 0
-    timestamp: float = 0.0
 
     def add(self, batch: Batch, now: float) -> None:
         """A batch has been handed over."""
@@ -31,7 +30,6 @@ class OpenTransaction:
         self.began_at = self.began_at or now
         self.event_count += batch.event_count
         self.byte_count += batch.byte_count
-        self.timestamp = batch.timestamp or self.timestamp
 
     def timeout(self, error: CdcError, now: float, limit_seconds: float) -> TransactionTimeoutError | None:
         """What to say instead of `error` if a large source transaction has run out of time: None if it hasn't."""

@@ -65,7 +65,6 @@ class PublisherStatistics:
     abort_count: int = 0
     commit_seconds: float = 0.0
     last_commit_at: float = 0.0
-    last_timestamp: float = 0.0
     backlog: Backlog = field(default_factory=Backlog)
     trouble: str | None = None
     """The newest complaint of Kafka's client; None once a commit has come through again."""
@@ -411,7 +410,6 @@ class Publisher:
         self._commit_position(open_.end, open_.stored)
         self.committed = open_.end
         self.statistics.failure = None
-        self.statistics.last_timestamp = open_.timestamp or self.statistics.last_timestamp
         self._settle(open_.end)
         return open_.end
 

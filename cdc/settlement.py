@@ -179,8 +179,7 @@ class Settlement:
         status = self._status
         status.row_count += batch.row_count
         if batch.timestamp:
-            self.last_timestamp = status.last_row_timestamp = batch.timestamp
-            status.first_row_timestamp = status.first_row_timestamp or batch.timestamp
+            self.last_timestamp = batch.timestamp
         if batch.is_boundary:
             status.published = batch.position.vclock
             status.seq, status.schema_version = batch.position.seq, batch.position.schema_version

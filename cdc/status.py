@@ -43,8 +43,6 @@ class Status:
     received_bytes: int = 0
     reconnect_count: int = 0
     last_heard_at: float = 0.0
-    first_row_timestamp: float = 0.0
-    last_row_timestamp: float = 0.0
     open_transaction_bytes: int = 0
     limbo: LimboState = field(default_factory=LimboState)
     overdue: Overdue | None = None
@@ -98,11 +96,8 @@ class Status:
         return self.error or self.stall or self.kafka.failure or overdue
 
     def lag_seconds(self, now: float) -> float:
-        """How old the newest published change is, or the first of all, while one is unpublished; 0 when caught up."""
-        newest = self.kafka.last_timestamp or self.first_row_timestamp
-        if self.checkpoint.covers(self.received) or not newest:
-            return 0.0
-        return max(0.0, now - newest)
+        """How old the oldest change is that has come and isn't committed, also if it waits for a quorum; 0 when all is."""
+        return max(self.kafka.backlog.age(time.monotonic(), now), self.limbo_seconds(now))
 
     @property
     def idle_seconds(self) -> float | None:

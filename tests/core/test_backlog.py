@@ -22,6 +22,27 @@ def test_the_oldest_that_is_not_committed() -> None:
     assert (backlog.oldest_since, backlog.oldest_timestamp) == (30.0, 29.0)
 
 
+def test_age_is_that_of_the_oldest() -> None:
+    backlog = Backlog()
+    assert backlog.age(100.0, 5000.0) == 0.0
+    backlog.submitted(10.0, 4930.0)
+    backlog.submitted(20.0, 4990.0)
+    assert backlog.age(100.0, 5000.0) == 70.0, "since the source wrote it"
+    backlog.committed(101.0, 1)
+    assert backlog.age(101.0, 5001.0) == 11.0
+    backlog.committed(102.0, 1)
+    assert backlog.age(102.0, 5002.0) == 0.0
+    backlog.submitted(110.0, 0.0)
+    assert backlog.age(130.0, 5030.0) == 20.0, "a snapshot's rows have no time of their own"
+    backlog.aborted()
+    backlog.submitted(140.0, 5040.0)
+    assert backlog.age(150.0, 5050.0) == 40.0, "what was aborted waits still"
+    assert backlog.age(150.0, 0.0) == 40.0
+    backlog.committed(151.0, 1)
+    backlog.submitted(152.0, 9999.0)
+    assert backlog.age(153.0, 5053.0) == 0.0, "a source whose clock is ahead"
+
+
 def test_who_commits_all_the_time_is_behind_but_not_stalled() -> None:
     backlog = Backlog()
     for moment in range(100):

@@ -196,6 +196,22 @@ def test_stream_of_which_nothing_becomes_durable(server: StatusServer, status: S
     assert lines[1]["stalled_seconds"] == pytest.approx(20, abs=5)
 
 
+def test_lag_is_the_delay_and_not_the_quiet_before(status: Status) -> None:
+    """Nothing for an hour, then a change: it is as old as it is, and no older than what waits for a quorum."""
+    backlog, now = status.kafka.backlog, time.monotonic()
+    status.received = VClock({1: 100, 2: 5})
+    backlog.submitted(now - 3600, time.time() - 3600)
+    backlog.committed(now - 3600, 1)
+    assert status.to_json()["lag_seconds"] == 0
+    backlog.submitted(now, time.time() - 0.5)
+    assert status.to_json()["lag_seconds"] == pytest.approx(0.5, abs=0.4)
+    assert samples(status)[("tarantool_cdc_lag_seconds", ())] == pytest.approx(0.5, abs=0.4)
+    backlog.committed(now, 1)
+    assert status.to_json()["lag_seconds"] == 0
+    status.limbo = LimboState(1, 1, 10, 0, time.time_ns() // 1000 - 7_000_000)
+    assert status.to_json()["lag_seconds"] == pytest.approx(7, abs=1)
+
+
 def test_not_ready_and_not_healthy(server: StatusServer, status: Status) -> None:
     status.state, status.error = "failed", "none of the 2 members"
     for path in ("/ready", "/health"):
