@@ -89,6 +89,7 @@ class Batch(msgspec.Struct, gc=False):
     timestamp: float
     changes: list[tuple[bytes, bytes | None]] = []
     is_replayed: bool = False
+    has_broadcast: bool = False
     is_pause: bool = False
 
     @classmethod

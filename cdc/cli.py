@@ -8,7 +8,9 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+
+import structlog
 
 from cdc import __version__, config, log
 from cdc.errors import CdcError, ConfigurationError
@@ -25,7 +27,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return command(options)
     except CdcError as error:
-        print(f"tarantool-cdc: {error}", file=sys.stderr)
+        if command in _LOGGING and log.is_json():
+            structlog.get_logger().error(str(error))
+        else:
+            print(f"tarantool-cdc: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         return 130
@@ -239,6 +244,10 @@ def _decode(options: argparse.Namespace) -> int:
     for line in decode_file(options.file):
         print(line)
     return 0
+
+
+_LOGGING: Final = frozenset({_run, _replay})
+"""Commands whose stderr is a log, to its last line."""
 
 
 def _demo(options: argparse.Namespace) -> int:

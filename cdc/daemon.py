@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import gc
 import random
+import sys
 import threading
 import time
 import uuid
@@ -42,6 +43,7 @@ from cdc.errors import (
     Remedy,
     ReplayError,
     SilenceError,
+    StateError,
     StateLostError,
     TransactionTimeoutError,
 )
@@ -186,14 +188,24 @@ class Daemon:
             raise
         finally:
             self._stop_publisher()
-            if self._writer is not None:
-                self._writer.close()
+            self._close_writer()
             if self._foothold is not None:
                 self._foothold.close()
             self._survey.close()
             self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
+
+    def _close_writer(self) -> None:
+        """Close the store. What goes wrong is raised, unless it follows an error that is on its way already."""
+        is_failing = sys.exception() is not None
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except StateError as error:
+            if not is_failing:
+                raise
+            self._log.warning("the state store can't be closed well", reason=str(error))
 
     def _listen(self) -> StatusServer | None:
         address = self._config.http.address
@@ -267,8 +279,8 @@ class Daemon:
                 return follower.run(ballot, is_first_connect=is_first_connect, forced_snapshot=forced)
             except PublishAborted:
                 raise
-            except CdcError:
-                self._settle_or_go_back(follower.settle_submitted)
+            except CdcError as error:
+                self._settle_or_go_back(follower.settle_submitted, error)
                 raise
             finally:
                 self._survey.follow(None)
@@ -388,13 +400,20 @@ class Daemon:
             case _:
                 raise error
 
-    def _settle_or_go_back(self, settle_submitted: Callable[[], object]) -> None:
-        """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed."""
+    def _settle_or_go_back(self, settle_submitted: Callable[[], object], first: CdcError) -> None:
+        """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed.
+
+        Whatever goes wrong in that follows from what needs a person in the `first` error, if that does: it isn't told instead.
+        """
         try:
             settle_submitted()
         except PublishAborted as error:
             self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
             self._go_back()
+        except CdcError as error:
+            if first.remedy is Remedy.WAIT:
+                raise
+            self._log.warning("what was submitted can't be settled", reason=str(error))
 
     def _slow_down(self) -> None:
         """Kafka threw away what it was given: again at once, and later and later while nothing is committed in between."""

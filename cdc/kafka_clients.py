@@ -9,15 +9,18 @@ that it is full, so the queue has room for the largest message that is allowed.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from typing import Any, Final
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaError, Message, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from cdc.broker_limits import BrokerLimits
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
+from cdc.errors import ConfigurationError
 from cdc.kafka_errors import UNKNOWN_USER
+from cdc.log import LIBRARY
 
 LOG_LEVEL: Final = 2
 """librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
@@ -35,6 +38,12 @@ _SILENT: Final = logging.getLogger("tarantool-cdc.silent")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
+_SECRET_KEY: Final = re.compile(r"password|secret|pem|oauthbearer|token|jwt")
+_LONG_VALUE: Final = 8
+"""A value as long as that is no part of a sentence by chance."""
+
+_Client = TypeVar("_Client")
+
 Complain = Callable[[KafkaError], None]
 """Is told of trouble with brokers, which librdkafka goes on trying to end."""
 
@@ -42,7 +51,7 @@ Complain = Callable[[KafkaError], None]
 class Admin(AdminClient):
     """An admin client that remembers refused logins; librdkafka itself says only that it isn't connected."""
 
-    def __init__(self, settings: dict[str, Any]) -> None:
+    def __init__(self, settings: dict[str, Any], *, logger: logging.Logger) -> None:
         self.refusals: list[KafkaError] = []
         refusals = self.refusals  # not the client itself: it would keep itself alive
 
@@ -51,7 +60,7 @@ class Admin(AdminClient):
                 refusals.append(error)
 
         settings["error_cb"] = complain
-        super().__init__(settings)
+        super().__init__(settings, logger=logger)
 
 
 def time_outs(message_bytes_max: int) -> dict[str, int]:
@@ -84,18 +93,20 @@ class KafkaClients:
 
     def admin(self) -> Admin:
         """A client that remembers nothing: who leads a partition, an old one goes on believing after a broker's restart."""
-        return Admin({"log_level": LOG_LEVEL, **self._common()})
+        return self._made(Admin, {"log_level": LOG_LEVEL, **self._common()})
 
     def prober(self, timeout_ms: int) -> Producer:
         """A producer that asks for the daemon's transactional id with this time-out, and says nothing by itself."""
-        return Producer(
+        return self._made(
+            Producer,
             {**self._common(), "transactional.id": self._name, "transaction.timeout.ms": timeout_ms},
             logger=_SILENT,
         )
 
     def consumer(self, isolation: str) -> Consumer:
         """A reader that is told its partitions, and where they end. `isolation` is read_committed or read_uncommitted."""
-        return Consumer(
+        return self._made(
+            Consumer,
             {
                 "log_level": LOG_LEVEL,  # what goes wrong is raised
                 "fetch.wait.max.ms": 10,  # a partition's end is known when a broker says that there is nothing more
@@ -106,14 +117,16 @@ class KafkaClients:
                 "enable.auto.commit": False,
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
-            }
+            },
         )
 
     def passing(self) -> Producer:
         """A producer for what is of use only now: it tries for a short time, outside of all transactions."""
         settings = self._settings(lambda _: None)
         settings.pop("transaction.timeout.ms", None)
-        return Producer({**settings, "enable.idempotence": False, "acks": "1", "message.timeout.ms": 3_000, "linger.ms": 0})
+        return self._made(
+            Producer, {**settings, "enable.idempotence": False, "acks": "1", "message.timeout.ms": 3_000, "linger.ms": 0}
+        )
 
     def transaction_timeout_ms(self, limits: BrokerLimits) -> int:
         """How long a transaction may be open: what is configured, else as long as the brokers allow.
@@ -128,29 +141,45 @@ class KafkaClients:
     def transactional(self, complain: Complain, timeout_ms: int) -> Producer:
         """A producer that has the daemon's name for its transactions. Only a commit says what became of its messages."""
         settings = self._settings(complain)
-        return Producer(
+        return self._made(
+            Producer,
             {
                 **settings,
                 # librdkafka wants no answer to take longer than a transaction.
-                "socket.timeout.ms": min(int(settings["socket.timeout.ms"]), timeout_ms),
+                "socket.timeout.ms": min(_milliseconds("socket.timeout.ms", settings["socket.timeout.ms"]), timeout_ms),
                 "transaction.timeout.ms": timeout_ms,
                 "transactional.id": self._name,
                 "delivery.report.only.error": True,
-            }
+            },
         )
 
     def idempotent(self, complain: Complain, on_failure: Callable[[KafkaError | None, Message], None]) -> Producer:
         """A producer without transactions. `on_failure` is told of the messages that can't be delivered."""
         settings = self._settings(complain)
         settings.pop("transaction.timeout.ms", None)
-        return Producer(
+        return self._made(
+            Producer,
             {
                 # Messages wait as long as Kafka is away; what ends them is a refusal.
                 "message.timeout.ms": 0,
                 **settings,
                 "delivery.report.only.error": True,
                 "on_delivery": on_failure,
-            }
+            },
+        )
+
+    def _made(self, kind: Callable[..., _Client], settings: dict[str, Any], logger: logging.Logger = LIBRARY) -> _Client:
+        """A client. Raises ConfigurationError if librdkafka doesn't take kafka.properties."""
+        try:
+            return kind(settings, logger=logger)
+        except KafkaException as error:
+            problem = error.args[0].str()
+        except (TypeError, ValueError, AttributeError) as error:
+            problem = str(error)
+        # Behind the handlers: the library's errors may hold values, and some of them are secrets.
+        raise ConfigurationError(
+            f"kafka.properties can't be used: {_without_values(problem, self._config.properties)}",
+            "librdkafka's CONFIGURATION.md lists all of them, with their values.",
         )
 
     def _common(self) -> dict[str, Any]:
@@ -180,6 +209,24 @@ class KafkaClients:
             "acks": "all",
             "partitioner": "murmur2_random",  # as Java's producers place keys
         }
+
+
+def _milliseconds(key: str, value: str | float) -> int:
+    try:
+        return int(value)
+    except ValueError:
+        pass
+    raise ConfigurationError(f'kafka.properties."{key}" is no number of milliseconds', "Give a whole number.")
+
+
+def _without_values(text: str, properties: Mapping[str, object]) -> str:
+    """A sentence of librdkafka's without the values that were configured."""
+    for key, value in sorted(properties.items(), key=lambda item: -len(str(item[1]))):
+        shown = str(value)
+        text = text.replace(f'"{shown}"', "its value")
+        if len(shown) >= _LONG_VALUE or _SECRET_KEY.search(key):
+            text = text.replace(shown, "…")
+    return text
 
 
 def queue_kbytes(message_bytes_max: int) -> int:

@@ -1,12 +1,21 @@
-"""What the daemon says on stderr: lines for people on a terminal, JSON objects elsewhere."""
+"""What the daemon says on stderr: lines for people on a terminal, JSON objects elsewhere.
+
+Everything goes this way, once it is set up: also what Kafka's library says, and the errors that end the program, so that a
+collector of JSON loses none of them.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
-from typing import Literal
+import threading
+from types import TracebackType
+from typing import Final, Literal
 
 import structlog
+
+LIBRARY: Final = logging.getLogger("librdkafka")
+"""For the clients of Kafka: what they are to say by."""
 
 
 def configure(style: Literal["auto", "console", "json"], level: str) -> None:
@@ -26,3 +35,26 @@ def configure(style: Literal["auto", "console", "json"], level: str) -> None:
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
     )
+    LIBRARY.handlers = [_Library()]
+    LIBRARY.propagate = False
+    sys.excepthook = _fault
+    threading.excepthook = lambda fault: _fault(fault.exc_type, fault.exc_value, fault.exc_traceback)
+
+
+def is_json() -> bool:
+    """Whether the log has been set up, as JSON objects."""
+    return structlog.is_configured() and isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
+
+
+class _Library(logging.Handler):
+    """Passes on what Kafka's library says."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        structlog.get_logger().log(record.levelno, "Kafka's client says", line=record.getMessage())
+
+
+def _fault(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    """An error that nobody has expected."""
+    if issubclass(kind, KeyboardInterrupt | SystemExit) or error is None:
+        return
+    structlog.get_logger().critical("a fault of this program", exc_info=(kind, error, trace))

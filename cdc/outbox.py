@@ -13,6 +13,7 @@ class Outbox:
 
     __slots__ = (
         "_announced",
+        "_has_broadcast",
         "_names",
         "_taken_seq",
         "_topics",
@@ -28,6 +29,7 @@ class Outbox:
         self._names = names
         self._announced: set[str] = set()
         self._topics: list[str] = []
+        self._has_broadcast = False
         self.messages: list[Message | Broadcast] = []
         self.byte_count = 0
         self.row_count = 0
@@ -53,6 +55,7 @@ class Outbox:
     def broadcast(self, topic: str, value: bytes) -> None:
         """Add an event for every partition of a space's topic."""
         self.announce(topic)
+        self._has_broadcast = True
         self.messages.append(Broadcast(topic, value))
         self.byte_count += len(value)
 
@@ -65,6 +68,7 @@ class Outbox:
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.messages, self.stored = [], {}
         self.byte_count = self.row_count = 0
+        self._has_broadcast = False
         return batch
 
     def restart(self, seq: int) -> None:
@@ -83,7 +87,9 @@ class Outbox:
             self.stored,
             self._topics,
             self.timestamp,
+            has_broadcast=self._has_broadcast,
         )
+        self._has_broadcast = False
         self.messages, self.stored, self._topics = [], {}, []
         self.byte_count = self.row_count = 0
         self._taken_seq = self.seq

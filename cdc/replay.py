@@ -78,8 +78,8 @@ class Replay(Daemon):
             return replayer.run(is_first=is_first, forced_snapshot=forced)
         except PublishAborted:
             raise
-        except CdcError:
-            self._settle_or_go_back(replayer.settle_submitted)
+        except CdcError as error:
+            self._settle_or_go_back(replayer.settle_submitted, error)
             raise
         finally:
             if replayer.has_streamed:

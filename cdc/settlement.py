@@ -31,6 +31,7 @@ from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.publisher import Publisher
 from cdc.schema import published_forms
+from cdc.schema_news import news
 from cdc.spool import FileSpool
 from cdc.state_files import told
 from cdc.state_writer import StateWriter
@@ -164,6 +165,8 @@ class Settlement:
             return
         if self._writer is not None:
             self._writer.submit(batch)
+        for sentence, about in news(batch, self._checkpoint.spaces):
+            self._log.info(sentence, **about)
         for space_id, space in batch.stored.items():
             if space is None:
                 self._checkpoint.spaces.pop(space_id, None)

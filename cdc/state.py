@@ -54,7 +54,7 @@ from typing import TYPE_CHECKING, Any, Final
 import lmdb
 import msgspec
 
-from cdc.errors import StateError
+from cdc.errors import CdcError, StateError, StateLostError
 from cdc.images import CLEAR, Change
 from cdc.keys import space_prefix
 from cdc.state_files import DATA_FILE, boot_id, is_clean, lock, open_environment, remove_files, set_aside, told, write_condition
@@ -90,6 +90,7 @@ class StateStore:
         """
         self._path = path
         self._is_seeing = False
+        self._failure: CdcError | None = None
         self._environment: lmdb.Environment | None = None
         with told(path):
             self._lock = lock(path)
@@ -188,7 +189,7 @@ class StateStore:
         """
         slices, clears = _slices(changes)
         kept = list(records)
-        with told(self._path):
+        with self._told():
             self._touch()
             if len(slices) <= 1 and not any(self._counts.get(prefix, 0) > SLICE_CHANGES for prefix in clears):
                 with self._writing() as txn:
@@ -209,7 +210,7 @@ class StateStore:
 
         Raises StateError as `write` does; it is then as it was.
         """
-        with told(self._path):
+        with self._told():
             self._touch()
             with self._writing() as txn:
                 rows = [(new, txn.pop(former)) for former, new in moves]
@@ -242,7 +243,7 @@ class StateStore:
         """The snapshot has shown these keys. Raises StateError as `write` does."""
         assert self._is_seeing, "add_seen() without begin_seen()"
         ordered = sorted(keys)
-        with told(self._path):
+        with self._told():
             self._touch()
             for start in range(0, len(ordered), SLICE_CHANGES):
                 with self._writing() as txn:
@@ -252,7 +253,7 @@ class StateStore:
     def end_seen(self) -> None:
         """The snapshot is over, or given up: forget its keys. Raises StateError as `write` does."""
         self._is_seeing = False
-        with told(self._path):
+        with self._told():
             if self._begin(self._seen).stat(self._seen)["entries"]:
                 self._touch()
                 with self._writing() as txn:
@@ -267,7 +268,7 @@ class StateStore:
         """
         if self._is_clean:
             return
-        with told(self._path):
+        with self._told():
             try:
                 self._open_environment.sync(True)
             except lmdb.Error:
@@ -289,7 +290,7 @@ class StateStore:
     def destroy(self) -> None:
         """Close it and remove its files."""
         self._release()
-        with told(self._path):
+        with self._told():
             remove_files(self._path)
 
     # Inside.
@@ -297,11 +298,11 @@ class StateStore:
     @property
     def _open_environment(self) -> lmdb.Environment:
         if self._environment is None:
-            raise StateError(f"the state store {self._path} is closed", "Start the daemon again.")
+            raise self._closed()
         return self._environment
 
     def _begin(self, database: Any) -> Transaction:
-        with told(self._path):
+        with self._told():
             return self._open_environment.begin(db=database, buffers=False)
 
     @contextlib.contextmanager
@@ -435,7 +436,24 @@ class StateStore:
             self._lock = -1
 
     def _closed_get(self, _: bytes) -> bytes | None:
-        raise StateError(f"the state store {self._path} is closed", "Start the daemon again.")
+        raise self._closed()
+
+    def _closed(self) -> CdcError:
+        """What is told of a store that is closed: the failure that closed it, if one did."""
+        failure = self._failure
+        if failure is None:
+            return StateError(f"the state store {self._path} is closed", "Start the daemon again.")
+        return type(failure)(failure.message, failure.hint)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """As `told`; the first failure is remembered."""
+        try:
+            with told(self._path):
+                yield
+        except (StateError, StateLostError) as error:
+            self._failure = self._failure or error
+            raise
 
 
 def _prefix_of(change: Change) -> bytes:

@@ -19,6 +19,7 @@ Sources: proc(5) for boot_id; LMDB's mdb.c (mdb_env_setup_locks).
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
@@ -43,6 +44,12 @@ DIRECTORY_MODE: Final = stat.S_IRWXU
 _FILE_MODE: Final = stat.S_IRUSR | stat.S_IWUSR
 _MAP_BYTES: Final = 1 << 40
 _MAP_BYTES_MIN: Final = 1 << 30
+_ROOM_BYTES: Final = 1 << 20
+"""With less than that a disk is full: LMDB writes many pages at once."""
+_MAKE_ROOM: Final = (
+    "What it holds is intact. Make room, or move the store to a disk that has some (state.path; it takes about twice the data), "
+    "and start the daemon again."
+)
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -248,11 +255,26 @@ def told(path: Path) -> Iterator[None]:
             "Run the version that wrote it, or remove the store, which is then built anew.",
         ) from error
     except (lmdb.Error, OSError) as error:
+        if _is_full(path, error):
+            raise StateError(
+                f"the state store {path} couldn't be written, there is no room left on its disk", _MAKE_ROOM
+            ) from error
         raise StateError(f"the state store {path} can't be used: {error}", _hint(error)) from error
+
+
+def _is_full(path: Path, error: Exception) -> bool:
+    """Whether the disk has no room: of what is written it often takes a part, and LMDB calls that an input/output error."""
+    if isinstance(error, lmdb.DiskError):
+        return True
+    if isinstance(error, OSError) and error.errno is not None:
+        return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    try:
+        return shutil.disk_usage(path).free < _ROOM_BYTES
+    except OSError:
+        return False
 
 
 def _hint(error: Exception) -> str:
     if isinstance(error, PermissionError | lmdb.ReadonlyError | FileExistsError | NotADirectoryError | FileNotFoundError):
         return "Give state.path a directory that the daemon may write to."
-    # A full disk often takes a part of what is written, and LMDB calls that an input/output error.
-    return "Make room on its disk, or see in the system's log what is wrong with it, and start the daemon again."
+    return "See in the system's log what is wrong with its disk, make room if there is little, and start the daemon again."

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
+import subprocess
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
@@ -65,6 +66,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def seed(pytestconfig: pytest.Config) -> int:
     """Of this run; the header of the report names it."""
     return pytestconfig.stash[_SEED]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB."""
+    path = tmp_path / "disk"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", path], capture_output=True, check=False).returncode:
+        pytest.skip("only who may mount file systems can make a small disk")
+    yield path
+    subprocess.run(["umount", "--lazy", path], check=True)
 
 
 @pytest.fixture

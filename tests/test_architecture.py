@@ -55,6 +55,7 @@ CORE: Final = [
     "cdc.pieces",
     "cdc.open_transaction",
     "cdc.outbox",
+    "cdc.schema_news",
     "cdc.row_errors",
     "cdc.paths",
     "cdc.arithmetic",

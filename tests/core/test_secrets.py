@@ -8,7 +8,6 @@ import copy
 import json
 import os
 import pprint
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +22,7 @@ from cdc.config import ENVIRONMENT_PREFIX, Config, load, parse
 from cdc.errors import ConfigurationError
 from cdc.protocol.requests import scramble
 from tests.fakes.profiles import MANY, SOME
+from tests.fakes.secrets import told
 
 MARK = "hunter2"
 """What every secret has in it; no text of the program has."""
@@ -100,20 +100,6 @@ MISTAKES: list[tuple[str, Any]] = [
     ("http/listen", "8085"),
     ("other", 1),
 ]
-
-
-def told(error: BaseException) -> Iterator[str]:
-    """All texts of an error and of those behind it, shown or not."""
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop()
-        if current is None:
-            continue
-        yield str(current)
-        yield repr(current)
-        yield repr(vars(current))
-        yield "".join(traceback.format_exception(current))
-        waiting += [current.__cause__, current.__context__]
 
 
 def shown(config: Config) -> Iterator[str]:

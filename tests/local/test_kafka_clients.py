@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from cdc.broker_limits import BrokerLimits
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
+from cdc.errors import ConfigurationError
 from cdc.kafka_clients import ANSWER_TIMEOUT_MS, KafkaClients, queue_kbytes, time_outs
+from tests.fakes.secrets import told
 
 NOBODY = "127.0.0.1:1"
 
@@ -49,3 +53,47 @@ def test_the_larger_a_message_may_be_the_longer_may_its_answer_take() -> None:
 
 def test_properties_override_the_time_outs() -> None:
     assert clients(socket_timeout_ms=30_000)._common()["socket.timeout.ms"] == 30_000
+
+
+MARK = "hunter2"
+SECRET = f"{MARK}\t and more"
+"""In whatever property it stands."""
+WRONG: list[dict[str, str | int]] = [
+    {"security.protocol": SECRET},
+    {"security.protocol": MARK},
+    {"sasl.pasword": SECRET},
+    {"compression.type": SECRET},
+    {"debug": SECRET},
+    {"linger.ms": SECRET},
+    {"socket.timeout.ms": SECRET},
+    {"plugin.library.paths": SECRET},
+    {"security.protocol": "ssl", "ssl.key.pem": SECRET},
+    {"security.protocol": "ssl", "ssl.key.location": f"/nowhere/{SECRET}"},
+    {"security.protocol": "ssl", "ssl.keystore.location": f"/nowhere/{SECRET}", "ssl.keystore.password": SECRET},
+    {"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER", "sasl.oauthbearer.method": SECRET},
+    {"error_cb": SECRET},
+    {"stats_cb": SECRET},
+    {"default.topic.config": SECRET},
+]
+
+
+@pytest.mark.parametrize("properties", WRONG, ids=",".join)
+def test_properties_that_are_not_taken_are_named_without_their_values(properties: dict[str, str | int]) -> None:
+    made = KafkaClients("x", KafkaSection(bootstrap_servers=NOBODY, topic_prefix="x", properties=dict(properties)))
+    ways: list[Callable[[], object]] = [
+        made.admin,
+        made.passing,
+        lambda: made.prober(1000),
+        lambda: made.consumer("read_committed"),
+        lambda: made.transactional(lambda _: None, 1000),
+        lambda: made.idempotent(lambda _: None, lambda *_: None),
+    ]
+    texts: list[list[str]] = []
+    for way in ways:
+        try:
+            way()
+        except ConfigurationError as error:
+            texts.append(list(told(error)))
+    assert texts, "none of the clients minds"
+    assert all("kafka.properties" in first for first, *_ in texts)
+    assert not [text for found in texts for text in found if MARK in text]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -189,7 +191,6 @@ WRITER = textwrap.dedent(
     import sys
     from pathlib import Path
     from cdc.keys import space_prefix
-from cdc.spool import FileSpool
     from cdc.state import CLEAR, StateStore
     store = StateStore(Path(sys.argv[1]))
     prefix = space_prefix(513)
@@ -281,7 +282,7 @@ def test_a_sync_that_fails_loses_the_store(tmp_path: Path) -> None:
             self.close = environment.close
 
         def sync(self, _: bool) -> None:
-            raise lmdb.DiskError("Input/output error")
+            raise lmdb.Error("Input/output error")
 
     store._environment = Failing(store._environment)  # type: ignore[assignment]
     with pytest.raises(StateError, match="Input/output error"):
@@ -359,7 +360,7 @@ def test_a_store_that_belongs_to_another_user(tmp_path: Path, monkeypatch: pytes
 def test_another_version(tmp_path: Path) -> None:
     StateStore(tmp_path).close()
     with lmdb.open(str(tmp_path), max_dbs=8) as environment, environment.begin(write=True) as txn:
-        txn.put(b"format", b"tarantool-cdc state 2", db=environment.open_db(b"about", txn))
+        txn.put(b"format", b"tarantool-cdc state 99", db=environment.open_db(b"about", txn))
     (tmp_path / "condition").write_text(f"unsynced {state_files.boot_id()}")
     with pytest.raises(StateError, match="written by another version"):
         StateStore(tmp_path)
@@ -419,7 +420,7 @@ def test_a_damaged_store_is_lost(tmp_path: Path, damage: str) -> None:
 
 @contextmanager
 def full_disk(limit: int) -> Iterator[None]:
-    """Files can't grow past the limit, as on a disk without room."""
+    """Files can't grow past the limit, as on a disk without room, which the system calls by another name here."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
     try:
@@ -432,12 +433,44 @@ def full_disk(limit: int) -> Iterator[None]:
 def test_a_full_disk_leaves_the_old_contents(store: StateStore, count: int) -> None:
     old = [(key(number), b"old") for number in range(1000)]
     store.write(old, [(b"position", b"1")])
-    with full_disk(store.size_bytes + 200_000), pytest.raises(StateError, match=r"can't be used.*Make room on its disk"):
+    with full_disk(store.size_bytes + 200_000), pytest.raises(StateError, match=r"can't be used.*make room"):
         store.write([(key(number), b"new" * 500) for number in range(count)], [(b"position", b"2")])
     assert list(store.scan(513)) == old
     assert (store.count(513), store.get(key(1)), store.records) == (1000, b"old", {b"position": b"1"})
     store.write([(key(1), b"new")], [(b"position", b"2")])
     assert (store.get(key(1)), store.records) == (b"new", {b"position": b"2"})
+
+
+@pytest.mark.parametrize("count", [500, 30_000])
+@pytest.mark.parametrize("seen", [False, True], ids=["rows", "keys of a snapshot"])
+def test_a_disk_without_room(small_disk: Path, count: int, seen: bool) -> None:
+    """Each error says so, also at the end and at the next start."""
+    says = "couldn't be written, there is no room left on its disk.*Make room"
+    store = StateStore(small_disk / "images")
+    store.write([(key(number), b"old") for number in range(1000)], [])
+    store.begin_seen()
+
+    def fill() -> None:
+        for start in range(0, 1_000_000, count):
+            keys = [key(number) * 10 for number in range(start, start + count)]
+            if seen:
+                store.add_seen(keys)
+            else:
+                store.write([(one, b"x" * 100) for one in keys], [])
+
+    with pytest.raises(StateError, match=says):
+        fill()
+    for _ in range(2):
+        with contextlib.suppress(StateError):
+            store.get(key(1))
+        try:
+            store.write([(key(number) * 11, b"x" * 100) for number in range(count)], [])
+        except StateError as error:
+            assert re.search(says, str(error))  # noqa: PT017 - a small write may find room
+    try:
+        store.close()
+    except StateError as error:
+        assert re.search(says, str(error))  # noqa: PT017 - likewise
 
 
 def test_a_disk_that_is_full_behind_the_commit(tmp_path: Path) -> None:
@@ -455,11 +488,12 @@ def test_a_disk_that_is_full_behind_the_commit(tmp_path: Path) -> None:
 
         apply = StateStore._apply
         patch.setattr(StateStore, "_apply", failing)
-        with pytest.raises(StateError, match="Make room"):
+        with pytest.raises(StateError, match=r"no room left on its disk.*Make room"):
             store.write([(key(number), b"new") for number in range(20)], [(b"position", b"2")])
-        with pytest.raises(StateError, match="is closed"):
+        # Whoever asks the store that was closed by that is told why it was.
+        with pytest.raises(StateError, match=r"no room left on its disk.*Make room"):
             store.get(key(1))
-        with pytest.raises(StateError, match="is closed"):
+        with pytest.raises(StateError, match=r"no room left on its disk.*Make room"):
             store.write([], [])
     store = StateStore(tmp_path)
     assert store.records == {b"position": b"2"}

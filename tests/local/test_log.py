@@ -1,0 +1,96 @@
+"""Everything goes through the log in its format: what the daemon says, what ends it, and what Kafka's library says."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from cdc import log
+
+CONFIGURATION = """
+name = "shop"
+[source]
+uris = ["cdc:secret@127.0.0.1:1"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+topic_prefix = "shop"
+[http]
+listen = "127.0.0.1:%d"
+[log]
+format = "%s"
+"""
+
+
+@pytest.fixture
+def _as_before() -> Iterator[None]:
+    """What `configure` changes for the whole process."""
+    hooks = sys.excepthook, threading.excepthook
+    yield
+    sys.excepthook, threading.excepthook = hooks
+    log.LIBRARY.handlers = []
+    structlog.reset_defaults()
+
+
+def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+
+
+@pytest.mark.parametrize("style", ["json", "console"])
+def test_the_error_that_ends_the_daemon(tmp_path: Path, style: str) -> None:
+    """A port that is taken, say: the last line of the log, in the log's format."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        file = tmp_path / "shop.toml"
+        file.write_text(CONFIGURATION % (taken.getsockname()[1], style))
+        run = subprocess.run(
+            [sys.executable, "-m", "cdc", "run", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False
+        )
+    assert run.returncode == 1
+    *_, last = run.stderr.splitlines()
+    assert last.startswith("tarantool-cdc: ") == (style == "console")
+    if style == "json":
+        lines = [json.loads(line) for line in run.stderr.splitlines()]
+        assert (lines[-1]["level"], set(lines[-1])) == ("error", {"event", "level", "timestamp"})
+        last = lines[-1]["event"]
+    assert "http.listen" in last
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_what_kafkas_library_says(capsys: pytest.CaptureFixture[str]) -> None:
+    log.configure("json", "info")
+    log.LIBRARY.critical("FATAL|rdkafka#producer-1| [thrd:main]: Fatal error")
+    log.LIBRARY.debug("of no interest")
+    (line,) = written(capsys)
+    assert (line["level"], line["event"]) == ("critical", "Kafka's client says")
+    assert line["line"].startswith("FATAL|")
+    assert log.LIBRARY.name not in logging.root.manager.loggerDict or not log.LIBRARY.propagate
+
+
+@pytest.mark.usefixtures("_as_before")
+def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    """Also of threads; one line each, with the trace in it."""
+    log.configure("json", "warning")
+
+    def fail() -> None:
+        raise LookupError("nobody has expected this")
+
+    thread = threading.Thread(target=fail)
+    thread.start()
+    thread.join()
+    try:
+        fail()
+    except LookupError as error:
+        sys.excepthook(LookupError, error, error.__traceback__)
+    sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
+    lines = written(capsys)
+    assert [(line["level"], line["event"]) for line in lines] == [("critical", "a fault of this program")] * 2
+    assert all("nobody has expected this" in line["exception"] for line in lines)
