@@ -105,7 +105,6 @@ class ImageChanges:
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
         """Key, opening and content of the event of a key that is gone."""
         try:
-            # The key as the tuple has it: the server takes 1 and 1.0 for one key, a consumer doesn't.
             shown, content = self.space.key_of(tuple_values(before)), self._row(before) + _NO_AFTER
         except EncodingError:
             self._images.put_unshown(key, None)

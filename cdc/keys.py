@@ -214,21 +214,17 @@ def _number(value: Any) -> bytes:
     if kind is float:
         if not math.isfinite(value):
             return _not_finite(value)
-        stood_for = _stood_for(value)
-        return _ordered(value) + (_NO_DECIMAL if stood_for is None else _SAME)
+        return _ordered(value) + (_NO_DECIMAL if stood_for(value) is None else _SAME)
     if kind is not Decimal:
         raise TypeError(f"{value!r:.100} isn't a number")
     double = float(value)
-    if math.isfinite(double):
-        stood_for = _stood_for(double)
-        if stood_for == value:
-            return _ordered(double) + _SAME
-        return _beside(double, value, value)
+    if math.isfinite(double) and stood_for(double) == value:
+        return _ordered(double) + _SAME
     return _beside(double, value, value)
 
 
-def _stood_for(double: float) -> Decimal | None:
-    """The number that a double is compared as with integers and decimals; None if with no decimal."""
+def stood_for(double: float) -> Decimal | None:
+    """The number that a finite double is compared as with integers and decimals; None if with no decimal."""
     if double.is_integer() and -_UINT64_END < double < _UINT64_END:
         return Decimal(int(double))
     digits = f"{double:.15g}"
@@ -247,16 +243,20 @@ def _beside(double: float, value: Any, exact: Decimal) -> bytes:
     text = bytes(digits).rstrip(b"\0")
     # Zeroes at the end are no part of the number; digits are counted from 1, so that 0 ends them.
     tail = _EXPONENT(exponent + len(digits) + _EXPONENT_BIAS) + bytes(digit + 1 for digit in text) + b"\0"
-    is_less = double > 0 if math.isinf(double) else value < (_stood_for(double) or Decimal(double))
+    is_less = double > 0 if math.isinf(double) else value < (stood_for(double) or Decimal(double))
     return _ordered(double) + (_LESS if is_less else _GREATER) + (tail.translate(_COMPLEMENT) if sign else tail)
 
 
 def _not_finite(value: float) -> bytes:
     if math.isinf(value):
         return _ordered(value) + _SAME
+    return _NAN + (b"\x01" if is_quiet_nan(value) else b"\x00")
+
+
+def is_quiet_nan(value: float) -> bool:
+    """Of the two kinds of NaN, which are two keys: whether it is the one that computing gives."""
     (bits,) = _BITS(_DOUBLE(value))
-    is_quiet = bool(bits & 0x0008_0000_0000_0000)
-    return _NAN + (b"\x01" if is_quiet else b"\x00")
+    return bool(bits & 0x0008_0000_0000_0000)
 
 
 def _string(value: Any) -> bytes:

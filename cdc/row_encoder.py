@@ -17,6 +17,7 @@ import msgspec
 
 from cdc.errors import EncodingError, excerpt
 from cdc.json_values import SAFE_TYPES, WAY_OUT, encode, plain
+from cdc.key_text import writing
 from cdc.operations import Operation, normalise, steps
 from cdc.schema import SpaceForm
 
@@ -29,6 +30,8 @@ _PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean
 _BEYOND_MAX: Final = 32
 """Tuples with more fields past the format than this have lengths of all kinds: to compile and keep each would cost more than
 it gains, and has no bound."""
+
+_SAFE_TYPES: Final = SAFE_TYPES | {str}
 
 _NOT_ENCODABLE: Final = (UnicodeEncodeError, TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError)
 
@@ -46,9 +49,8 @@ class RowEncoder:
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
         names = [form.part_name(index) for index in range(len(form.key_parts))]
-        unsafe = _unsafe_places([part.type for part in form.key_parts])
-        self.key: Encode = _encoder(names, unsafe)
-        self.key_of: Encode = self._compile_key_of(names, unsafe)
+        self.key: Encode = _key_encoder(names, [part.type for part in form.key_parts])
+        self.key_of: Encode = self._compile_key_of(names)
         self.rows: dict[int, Encode] = _Rows(self._compile_row, len(form.fields) + _BEYOND_MAX)
 
     def patch(self, operations: object, base: int) -> bytes:
@@ -82,9 +84,9 @@ class RowEncoder:
         types = [item.type for item in self.form.fields[:length]] + ["any"] * (length - len(self.form.fields))
         return _encoder(names, _unsafe_places(types), is_struct=length <= len(self.form.fields) + _BEYOND_MAX)
 
-    def _compile_key_of(self, names: list[str], unsafe: list[int]) -> Encode:
+    def _compile_key_of(self, names: list[str]) -> Encode:
         parts, key = self.form.key_parts, self.key
-        if len(parts) == 1 and not unsafe and not parts[0].path:
+        if len(parts) == 1 and parts[0].type in _PLAIN_FIELD_TYPES and not parts[0].path:
             place, build = parts[0].field, _builder(names)
 
             def key_of(tuple_: Sequence[Any]) -> bytes:
@@ -122,17 +124,35 @@ def _descend(value: Any, path: Sequence[int | str]) -> Any:
     return value
 
 
-def _unsafe_places(types: Sequence[str]) -> list[int]:
-    return [place for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
+def _unsafe_places(types: Sequence[str]) -> list[tuple[int, frozenset[type]]]:
+    return [(place, _SAFE_TYPES) for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
 
 
-def _encoder(names: list[str], unsafe: list[int], *, is_struct: bool = True) -> Encode:
-    """Values in order → JSON object with these names."""
+def _key_encoder(names: list[str], types: list[str]) -> Encode:
+    """A key's values in order → JSON object with these names, the same for equal keys."""
+    writings = [writing(kind) for kind in types]
+    unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if types[place] not in _PLAIN_FIELD_TYPES]
+    return _encoder(names, unsafe, [write for write, _ in writings])
+
+
+def _encoder(
+    names: list[str],
+    unsafe: Sequence[tuple[int, frozenset[type]]],
+    writes: Sequence[Callable[[Any], Any]] | None = None,
+    *,
+    is_struct: bool = True,
+) -> Encode:
+    """Values in order → JSON object with these names.
+
+    `unsafe` are places that hold more than msgspec writes as it should, with the types of values that it does; `writes` give
+    what is written for each value where one of them is met, `plain` by default.
+    """
     build = _builder(names, is_struct=is_struct)
 
     def slowly(values: Sequence[Any]) -> bytes:
         try:
-            return encode(build(*[plain(value) for value in values]))
+            shown = map(plain, values) if writes is None else [write(value) for write, value in zip(writes, values, strict=True)]
+            return encode(build(*shown))
         except RecursionError as error:
             raise EncodingError(_TOO_DEEP, WAY_OUT) from error
         except _NOT_ENCODABLE as error:
@@ -149,9 +169,8 @@ def _encoder(names: list[str], unsafe: list[int], *, is_struct: bool = True) -> 
         return safe
 
     def checked(values: Sequence[Any]) -> bytes:
-        for place in unsafe:
-            kind = type(values[place])
-            if kind not in SAFE_TYPES and kind is not str:
+        for place, kinds in unsafe:
+            if type(values[place]) not in kinds:
                 return slowly(values)
         try:
             return encode(build(*values))

@@ -31,6 +31,7 @@ from decimal import ROUND_HALF_UP, Context, Decimal, InvalidOperation, Overflow
 from typing import Any, Final
 
 from spark_jobs.forms import Form
+from spark_jobs.key_text import canonical
 
 Operation = dict[str, Any]
 Row = list[Any]
@@ -133,7 +134,8 @@ def key_of(row: Row, form: Form) -> dict[str, Any] | None:
     names = {form.field_name(place): place for place in range(len(row))}
     for part in form.key:
         if part in names:
-            key[part] = row[names[part]]
+            place = names[part]
+            key[part] = canonical(row[place], form.fields[place].type if place < len(form.fields) else "any")
             continue
         # A part inside a field: `data.user.id`. The longest name that fits is the field.
         field = max((name for name in names if part.startswith((f"{name}.", f"{name}["))), key=len, default=None)
@@ -145,7 +147,7 @@ def key_of(row: Row, form: Form) -> dict[str, Any] | None:
                 value = value[step]
         except (LookupError, TypeError):
             return None
-        key[part] = value
+        key[part] = canonical(value, "any")
     return key
 
 

@@ -48,6 +48,7 @@ CORE: Final = [
     "cdc.resume",
     "cdc.upstreams",
     "cdc.json_values",
+    "cdc.key_text",
     "cdc.row_encoder",
     "cdc.envelope",
     "cdc.options",

@@ -67,3 +67,80 @@ def test_a_row_without_a_letter_in_its_key(scene: Scene) -> None:
     }
     # SQL replaces by deleting first.
     assert told == {"string": [*"ruuudcc"], "varbinary": [*"rdcuudc"]}
+
+
+_CREATE_NUMBERS = """
+for name, parts in pairs{
+    numbers = {{1, 'number'}}, scalars = {{1, 'scalar'}}, doubles = {{1, 'double'}}, decimals = {{1, 'decimal'}},
+    inside = {{'[1].id', 'number'}}, several = {{2, 'string'}, {1, 'number'}},
+} do
+    box.schema.space.create(name):create_index('primary', {parts = parts})
+end
+"""
+_CHANGE_NUMBERS = """
+local decimal, ffi = require('decimal'), require('ffi')
+local function double(value) return ffi.cast('double', value) end
+local ten = {10, double(10), decimal.new('10'), decimal.new('10.00'), decimal.new('1E+1')}
+local zero = {0, double(-0.0), double(0), decimal.new('0.000'), decimal.new('-0')}
+local tenth = {0.1, decimal.new('0.1'), decimal.new('0.1000'), double(0.1), 0.1}
+local big = {18446744073709551615ULL, decimal.new('18446744073709551615'), decimal.new('18446744073709551615.0')}
+local long = {decimal.new('0.30000000000000001'), decimal.new('0.300000000000000010')}
+local function only(kind, values)
+    local found = {}
+    for _, value in ipairs(values) do
+        local is = decimal.is_decimal(value) and 'decimal' or ffi.istype('double', value) and 'double'
+        if kind == nil or kind == is then table.insert(found, value) end
+    end
+    return found
+end
+local function each(space, kind, key_of, row_of)
+    for _, values in ipairs{ten, zero, tenth, big, long} do
+        values = only(kind, values)
+        for number, value in ipairs(values) do
+            local other = values[number % #values + 1]
+            space:insert(row_of(value, number))
+            space:replace(row_of(other, 'replaced'))
+            space:update(key_of(value), {{'!', -1, 'updated'}})
+            space:upsert(row_of(value, 'no row'), {{'!', -1, 'upserted'}})
+            space:delete(key_of(other))
+            space:upsert(row_of(other, 'new'), {{'!', -1, 'wrong'}})
+            space:delete(key_of(value))
+        end
+        if #values > 1 then
+            space:insert(row_of(values[1], 'first'))
+            space:replace(row_of(values[#values], 'last'))
+        end
+    end
+end
+local function key(value) return {value} end
+local function row(value, word) return {value, word} end
+local space = box.space
+each(space.numbers, nil, key, row)
+each(space.scalars, nil, key, row)
+each(space.doubles, 'double', key, row)
+each(space.decimals, 'decimal', key, row)
+each(space.inside, nil, key, function(value, word) return {{id = value}, word} end)
+each(space.several, nil, function(value) return {'x', value} end, function(value, word) return {value, 'x', word} end)
+"""
+
+
+@pytest.mark.parametrize("images", ["full", "none"])
+def test_a_number_is_one_key_however_it_is_written(scene: Scene, images: str) -> None:
+    """The keys of a compacted topic are then the master's rows, and no others."""
+    scene.daemon.settings["state"]["images"] = images
+    scene.tarantool.eval(_CREATE_NUMBERS)
+    scene.tarantool.eval(_CHANGE_NUMBERS)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.tarantool.eval("for _, space in pairs(box.space) do if space.id > 511 then space:truncate() end end")
+    scene.tarantool.eval(_CHANGE_NUMBERS)
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    stream = scene.check()
+    left: dict[str, set[bytes]] = {}
+    for (topic, _), records in stream.records.items():
+        compacted = {record.key: record.value for record in records}
+        alive = {key for key, value in compacted.items() if key is not None and value is not None}
+        left.setdefault(topic.removeprefix(f"{scene.prefix}."), set()).update(alive)
+    ten, zero, tenth, big, long = b"10", b"0", b"0.1", b"18446744073709551615", b'"0.30000000000000001"'
+    assert left["numbers"] == {b'{"field_1":%b}' % text for text in (ten, zero, tenth, big, long)}
