@@ -15,12 +15,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+from cdc import slices
 from cdc.envelope import OPEN_CREATE, Change, SpaceEvents
 from cdc.errors import EncodingError, ImageError, SchemaError
 from cdc.fitting import fits
 from cdc.images import Images
 from cdc.keys import space_prefix
-from cdc.protocol.codec import Body, body_values, tuple_values
+from cdc.protocol.codec import Body, body_values, header_end, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import pack
 from cdc.update import update, upsert
@@ -37,9 +38,11 @@ _PASSED_OVER: Final = "an earlier row of this key couldn't be carried out, so it
 VINYL_CHECKS_SINCE: Final = (2, 6, 1)
 """Since then an UPSERT of vinyl whose result doesn't fit the format is ignored, and UPSERTs of one key stay apart."""
 
-_ARRAYS: Final = tuple(bytes([0x90 | count]) for count in range(16))
-"""How arrays of few elements begin."""
+_LONG_KEYS_SINCE: Final = (2, 10)
+"""Servers before that pass over the keys of a request that are written with more than one byte."""
 
+_SPACE_ID: Final = Key.SPACE_ID
+_INDEX_ID: Final = Key.INDEX_ID
 _KEY: Final = Key.KEY
 _TUPLE: Final = Key.TUPLE
 _OPS: Final = Key.OPS
@@ -64,7 +67,8 @@ class ImageChanges:
         self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
         # How the body of an INSERT or REPLACE begins: two keys, the space's id, and the tuple to the end of the frame. In a
         # snapshot the id always has five bytes.
-        self._opening = b"\x82\x10" + pack(space.form.space_id) + b"\x21"
+        self._space_id = b"\x10" + pack(space.form.space_id)
+        self._opening = b"\x82" + self._space_id + b"\x21"
         self._long_opening = b"\x82\x10\xce" + space_prefix(space.form.space_id) + b"\x21"
         self.changes: dict[int, Change] = {
             Type.INSERT: self._insert,
@@ -78,15 +82,14 @@ class ImageChanges:
         """The key under which a tuple is kept. Raises ImageError."""
         return self._kept(self._key_of_tuple, tuple_)
 
-    def tuple_in(self, frame: bytes, tuple_: Sequence[Any]) -> bytes:
-        """The bytes of the tuple of an INSERT's or REPLACE's frame."""
-        count = len(tuple_)
-        header = _ARRAYS[count] if count < len(_ARRAYS) else b"\xdc" + count.to_bytes(2, "big") if count < 65_536 else b"\xdd"
+    def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
+        """The tuple of an INSERT or REPLACE, decoded and as it came. Raises SchemaError as `_read` does."""
+        start = header_end(frame)
         for opening in (self._opening, self._long_opening):
-            start = frame.find(opening) + len(opening)
-            if start > len(opening) and frame.startswith(header, start):
-                return frame[start:]
-        return body_values(frame)[_TUPLE]
+            if frame.startswith(opening, start):
+                return body[_TUPLE], frame[start + len(opening) :]
+        body, values = self._read(frame)
+        return body[_TUPLE], values[_TUPLE]
 
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
         """Opening and content of the event of a key that has the tuple `after`, decoded `tuple_`, in place of `before`."""
@@ -122,34 +125,36 @@ class ImageChanges:
         return self.space.rows[len(values)](values)
 
     def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        tuple_ = body[_TUPLE]
+        tuple_, found = self.tuple_of(body, frame)
         key = self.store_key(tuple_)
         # The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
         before = self._images.pending(key)
         if before is not None:
             raise ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
-        opening, content = self.put(key, None, self.tuple_in(frame, tuple_), tuple_)
+        opening, content = self.put(key, None, found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
     def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        tuple_ = body[_TUPLE]
+        tuple_, found = self.tuple_of(body, frame)
         key = self.store_key(tuple_)
-        opening, content = self.put(key, self._images.current(key), self.tuple_in(frame, tuple_), tuple_)
+        opening, content = self.put(key, self._images.current(key), found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
-    def _delete(self, body: Body, _frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+    def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body = self._checked(body, frame)
         key = self._kept(self._key_of_key, body[_KEY])
         before = self._images.current(key)
         return None if before is None else self.delete(key, before)
 
     def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body = self._checked(body, frame)
         key = self._kept(self._key_of_key, body[_KEY])
         before = self._images.current(key)
         if before is None:
             return None
         if key in self._images.doubtful:
             raise self._doubt(key, before, _PASSED_OVER)
-        operations = _last_value(body, frame, _TUPLE)
+        operations = self._last_value(body, frame, _TUPLE)
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
@@ -157,10 +162,10 @@ class ImageChanges:
         return self._changed(key, before, after)
 
     def _upsert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, values = self._checked(body, frame), self._values(frame)
         tuple_ = body[_TUPLE]
         key = self.store_key(tuple_)
         before = self._images.current(key)
-        values = body_values(frame)
         if before is None:
             opening, content = self.put(key, None, values[_TUPLE], tuple_)
             return self.space.key_of(tuple_), opening, content
@@ -207,23 +212,56 @@ class ImageChanges:
         opening, content = self.put(key, before, after, values)
         return self.space.key_of(values), opening, content
 
+    # A server logs a request's body as the client wrote it: with any keys, in any order, some of them twice.
+
+    def _checked(self, body: Body, frame: bytes) -> Body:
+        """The body as the server has read it: as it was decoded, unless that has taken keys for one which it doesn't.
+
+        What the server can't do without it has found, so that where no key came twice only an INDEX_BASE that it passes over is
+        left to doubt. Raises SchemaError as `_read` does.
+        """
+        start = header_end(frame)
+        if frame[start] == 0x80 | len(body) and (_INDEX_BASE not in body or self._has_base(frame, start + 1)):
+            return body
+        return self._read(frame)[0]
+
+    def _has_base(self, frame: bytes, start: int) -> bool:
+        """Whether a body begins with the space's id, an index's at most, and INDEX_BASE, as all known clients write it."""
+        position = start + len(self._space_id)
+        if not frame.startswith(self._space_id, start):
+            return False
+        if frame[position] == _INDEX_ID and frame[position + 1] < 0x80:
+            position += 2
+        return frame[position] == _INDEX_BASE
+
+    def _values(self, frame: bytes) -> dict[int, bytes]:
+        return body_values(frame, only_short_keys=self._version < _LONG_KEYS_SINCE)
+
+    def _read(self, frame: bytes) -> tuple[Body, dict[int, bytes]]:
+        """The body's values as the server has read them, decoded and as they came. Raises SchemaError for another space's."""
+        values = self._values(frame)
+        space_id = slices.integer(values[_SPACE_ID], 0)
+        if space_id != self.space.form.space_id:
+            raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")
+        numbers = {key: slices.integer(values[key], 0) for key in (_SPACE_ID, _INDEX_BASE) if key in values}
+        return numbers | {key: tuple_values(values[key]) for key in (_KEY, _TUPLE, _OPS) if key in values}, values
+
+    def _last_value(self, body: Body, frame: bytes, key: int) -> bytes:
+        """The bytes of one of a body's values. It is nearly always the last one, and as short as it can be written."""
+        try:
+            value = pack(body[key])
+            if next(reversed(body)) == key and frame.endswith(value):
+                return value
+        except (ValueError, RecursionError):
+            pass  # nested more deeply than the library writes
+        return self._values(frame)[key]
+
     @staticmethod
     def _kept(codec: Callable[[Sequence[Any]], bytes], values: Sequence[Any]) -> bytes:
         try:
             return codec(values)
         except SchemaError as error:
             raise ImageError(error.message, _HINT) from error
-
-
-def _last_value(body: Body, frame: bytes, key: int) -> bytes:
-    """The bytes of one of a body's values. It is nearly always the last one, and as short as it can be written."""
-    try:
-        value = pack(body[key])
-        if next(reversed(body)) == key and frame.endswith(value):
-            return value
-    except (ValueError, RecursionError):
-        pass  # nested more deeply than the library writes
-    return body_values(frame)[key]
 
 
 def _lua_text(text: str) -> str:

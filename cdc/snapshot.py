@@ -193,7 +193,7 @@ class Snapshot:
             try:
                 if space_id in image_changes:
                     counts[space_id] = counts.get(space_id, 0) + 1
-                    self._compared(image_changes[space_id], body[TUPLE], frame)
+                    self._compared(image_changes[space_id], body, frame)
                 elif publishes:
                     tuple_ = body[TUPLE]
                     key = space.key_of(tuple_)
@@ -208,13 +208,13 @@ class Snapshot:
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(frame) from error
 
-    def _compared(self, changes: ImageChanges, tuple_: list[Any], frame: bytes) -> None:
+    def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
         """A row of a space that has images: its event, if it is news."""
         assert self._images is not None
+        tuple_, found = changes.tuple_of(body, frame)
         key = changes.store_key(tuple_)
         if self._images.is_comparing:
             self._seen.append(key)
-        found = changes.tuple_in(frame, tuple_)
         before = self._images.current(key)
         if found == before:
             return

@@ -38,6 +38,7 @@ FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 
 _LENGTH_BYTES: Final = 5
 _LENGTH_MARKER: Final = 0xCE
+_SHORT_KEY_MAX: Final = 0x7F
 _length_at: Final[Callable[..., tuple[int]]] = struct.Struct(">xI").unpack_from
 
 # Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so do we.
@@ -194,20 +195,38 @@ def tuple_values(data: bytes) -> list[Any]:
     return values
 
 
+def header_end(frame: bytes) -> int:
+    """Where the header of a frame ends, and its body begins. Raises IndexError if the frame isn't whole."""
+    if frame[_LENGTH_BYTES] & 0xF0 != 0x80:
+        return slices.end_of(frame, _LENGTH_BYTES)
+    position = _LENGTH_BYTES + 1
+    for _ in range(frame[_LENGTH_BYTES] & 0x0F):
+        size = slices.SIZES[frame[position + 1]]
+        if not size or frame[position] > _SHORT_KEY_MAX:
+            return slices.end_of(frame, _LENGTH_BYTES)  # what no server writes
+        position += size + 1
+    return position
+
+
 def body_of(frame: bytes) -> bytes:
     """The body of one frame as it was encoded, b"" if it has none. Raises IndexError if the frame isn't whole."""
-    return frame[slices.end_of(frame, _LENGTH_BYTES) :]
+    return frame[header_end(frame) :]
 
 
-def body_values(frame: bytes) -> dict[Any, bytes]:
-    """The values of a frame's body as they were encoded, by key. Raises IndexError or ValueError if there are none."""
-    count, position = slices.header(frame, slices.end_of(frame, _LENGTH_BYTES))
-    values: dict[Any, bytes] = {}
+def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, bytes]:
+    """The values of a frame's body as they were encoded, by key, as a server reads a request.
+
+    Of values with one key the last counts. Keys that aren't unsigned integers are passed over; with `only_short_keys`, as up to
+    2.8, those too that are written with more than one byte. Raises IndexError if there is no body, or not a whole one.
+    """
+    count, position = slices.header(frame, header_end(frame))
+    values: dict[int, bytes] = {}
     for _ in range(count):
         start = slices.end_of(frame, position)
         end = slices.end_of(frame, start)
-        key, _ = _loosely(frame, position, LEVELS_MAX)
-        values[key] = frame[start:end]
+        is_short = frame[position] <= _SHORT_KEY_MAX
+        if is_short or (slices.TYPES[frame[position]] is slices.UNSIGNED and not only_short_keys):
+            values[slices.integer(frame, position)] = frame[start:end]
         position = end
     return values
 
@@ -312,6 +331,9 @@ def _decode_frame(payload: bytes) -> tuple[Header, Body]:
         raise ProtocolError(f"a frame isn't valid MessagePack ({error}): {_hex(payload)}") from error
     if len(items) == 1:
         items.append({})
+    if len(items) == 2 and isinstance(items[1], MapPairs):
+        # A client may put into its request what no server has a use for; it is logged as it came.
+        items[1] = {key: value for key, value in items[1] if type(key) is int}
     if len(items) != 2 or not all(isinstance(item, dict) for item in items):
         raise ProtocolError(f"a frame isn't one header map and at most one body map: {_hex(payload)}")
     return items[0], items[1]

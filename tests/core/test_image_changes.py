@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from typing import Any
 
+import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from cdc.errors import CdcError, EncodingError, ImageError
+from cdc import slices
+from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
 from cdc.image_changes import ImageChanges
 from cdc.images import DOUBTFUL_MAX
 from cdc.keys import space_prefix
-from cdc.protocol.codec import tuple_values
+from cdc.protocol.codec import FrameDecoder, tuple_values
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.vclock import VClock
 from tests.fakes import wire
+from tests.fakes.profiles import MANY
 from tests.fakes.shop import USERS, Sent, Shop
 
 HIDDEN = OpaqueExtension(9, b"x")
@@ -401,26 +408,103 @@ def test_tuples_of_all_lengths_are_kept_as_they_came(count: int, *, in_transacti
     assert images.current(space_prefix(513) + (7).to_bytes(8, "big")) == wire.pack(row)
 
 
-def test_tuple_is_found_wherever_it_is_in_the_frame() -> None:
-    """Also where something before it looks like the beginning of a body, and where keys stand in another order."""
-    target = shop()
-    target.follow()
+def changes_of(target: Shop) -> ImageChanges:
+    """What makes the events of users."""
     images = target.replica.pipeline.images
     assert images is not None
-    space = target.replica.pipeline._spaces.compiled.get(512) or target.replica.pipeline._spaces.events_of(
-        target.replica.pipeline.published_forms()[0]
-    )
-    changes = ImageChanges(space, images)
-    row = [1, "x"]
-    for body in (
-        {0x10: 512, 0x21: row},
-        {0x21: row, 0x10: 512},
-        {0x10: 512, 0x21: row, 0x2B: 5},
-        {0x2B: 5, 0x10: 512, 0x21: row},
-    ):
-        frame = wire.pack({0: 2, 3: 5}) + wire.pack(body)
-        framed = b"\xce" + len(frame).to_bytes(4, "big") + frame
-        assert changes.tuple_in(framed, row) == wire.pack(row), body
+    return ImageChanges(target.replica.pipeline._spaces.events_of(target.replica.pipeline.published_forms()[0]), images)
+
+
+def framed(body: bytes, header: dict[int, Any] | None = None) -> tuple[dict[int, Any], bytes]:
+    """A frame, and its body as the decoder gives it."""
+    frame = wire.raw_frame(wire.pack(header or {0: 3, 2: 1, 3: 5, 4: 1.5}) + body)
+    (decoded,) = FrameDecoder().feed(frame).bodies
+    return decoded, frame
+
+
+@pytest.mark.parametrize(
+    "header", [{0: 2, 3: 5}, {0: 2, 2: 1, 3: 2**40, 4: 1.5, 8: 3, 9: 1}, dict.fromkeys(range(20), 0)]
+)
+def test_a_tuple_lies_where_the_body_says(header: dict[int, Any]) -> None:
+    """And not where the row, the header or another value looks like the beginning of a body."""
+    changes = changes_of(shop())
+    opening = "\x10" + wire.pack(512).decode(errors="surrogateescape") + "\x21"
+    for row in ([1, "x"], [1, "\udc82" + opening + "\udc92\x01"], [1, {"\udc82" + opening: [1]}]):
+        tuple_ = wire.pack(row)
+        for body in (
+            {0x10: 512, 0x21: row},
+            {0x21: row, 0x10: 512},
+            {0x10: 512, 0x21: row, 0x15: 1},
+            {0x10: 512, 0x11: 0, 0x15: 1, 0x21: row},
+            {0x10: 512, 0x2C: tuple_, 0x2D: wire.pack({0x10: 512, 0x21: row}), 0x21: row},
+            {"\udc82" + opening: 1, 0x10: 512, 0x21: row, None: [], 1.5: 2, -1: 3, 300: {}},
+        ):
+            assert changes.tuple_of(*framed(wire.pack(body), header)) == (row, tuple_), body
+
+
+SHORT, LONG, OTHER = "one byte", "more", "no unsigned integer"
+KEY_FORMS: list[tuple[str, Callable[[int], bytes]]] = [
+    (SHORT, lambda key: bytes([key])),
+    (LONG, lambda key: bytes([0xCC, key])),
+    (LONG, lambda key: bytes([0xCD, 0, key])),
+    (LONG, lambda key: b"\xce" + key.to_bytes(4, "big")),
+    (LONG, lambda key: b"\xcf" + key.to_bytes(8, "big")),
+    (OTHER, lambda key: bytes([0xD0, key])),
+    (OTHER, lambda key: b"\xd3" + key.to_bytes(8, "big")),
+    (OTHER, lambda key: b"\xca" + struct.pack(">f", key)),
+    (OTHER, lambda key: b"\xcb" + struct.pack(">d", key)),
+    (OTHER, lambda key: b"\xa1" + bytes([key])),
+    (OTHER, lambda key: b"\x91" + bytes([key])),
+    (OTHER, lambda key: b"\x81" + bytes([key, key])),
+]
+TUPLES = [wire.pack(row) for row in ([1, "a"], [1, "b", 5], [3, "c"], [1, "\udc82\x10\udccd\x02\x00\x21\udc92\x01\udca0"])]
+OPERATIONS = [wire.pack(operations) for operations in ([["=", 2, "x"]], [["+", 2, 1]], [["=", 1, "y"], ["=", 2, 3]])]
+KEYS = [wire.pack(key) for key in ([1], [2], [77])]
+BODIES: dict[int, dict[int, list[bytes]]] = {
+    2: {0x21: [wire.pack(row) for row in ([3, "c"], [4, "\udc82\x10\udccd\x02\x00\x21"])]},
+    3: {0x21: TUPLES},
+    4: {0x20: KEYS, 0x21: OPERATIONS, 0x15: [b"\x00", b"\x01"]},
+    5: {0x20: KEYS},
+    9: {0x21: TUPLES, 0x28: OPERATIONS, 0x15: [b"\x00", b"\x01"]},
+}
+"""By type of row: what its body may have beside the space's id."""
+
+
+@MANY
+@given(st.data())
+@pytest.mark.parametrize("version", ["2.6", "2.11"])
+def test_a_body_means_what_it_means_to_the_server(version: str, data: st.DataObject) -> None:
+    """Whatever keys the client has put into it, how often and in which form: as if it had sent just what the server has read."""
+    kind = data.draw(st.sampled_from(sorted(BODIES)))
+    values = {0x10: [wire.pack(512)], **BODIES[kind]}
+    pairs = [(key, data.draw(st.sampled_from(values[key])), KEY_FORMS[0]) for key in values]
+    strange = st.tuples(st.sampled_from([*values, 0x11, 0x2C]), st.sampled_from(range(3)), st.sampled_from(KEY_FORMS))
+    for key, number, form in data.draw(st.lists(strange, max_size=3)):
+        choices = values.get(key, [b"\x00", wire.pack({0x10: 513, 0x21: [1]}), wire.pack("x")])
+        pairs.append((key, choices[number % len(choices)], form))
+    pairs = data.draw(st.permutations(pairs))
+    counted = {SHORT, LONG} if version == "2.11" else {SHORT}
+    read = {key: value for key, value, (length, _) in pairs if length in counted}
+    plain = wire.pack({key: msgpack.unpackb(read[key], unicode_errors="surrogateescape") for key in values if key in read})
+    crafted = slices.map_header(len(pairs)) + b"".join(form(key) + value for key, value, (_, form) in pairs)
+    outcomes = []
+    for body in (plain, crafted):
+        target = shop(version=version)
+        changes = changes_of(target)
+        try:
+            told: Any = changes.changes[kind](*framed(body, {0: kind, 2: 1, 3: 5, 4: 1.5}))
+        except CdcError as error:
+            told = str(error)
+        outcomes.append((told, image(target, 1), image(target, 3), image(target, 4)))
+    assert outcomes[0] == outcomes[1]
+
+
+def test_a_row_that_looks_like_one_of_another_space_is_refused() -> None:
+    """Up to 2.8 the server doesn't see the second id."""
+    changes = changes_of(shop(version="2.6"))
+    body = b"\x83\x10" + wire.pack(513) + b"\x21" + wire.pack([1, "x"]) + b"\xcc\x10" + wire.pack(512)
+    with pytest.raises(SchemaError, match="a row of space 513 is made to look like one of space 512"):
+        changes.changes[3](*framed(body))
 
 
 def test_fields_that_the_format_names_later() -> None:

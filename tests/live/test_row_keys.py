@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import json
+import random
+from typing import Any
 
+import msgpack
 import pytest
 
+from cdc.errors import ServerError
+from cdc.local.client import Client
+from cdc.local.tarantool import ADMIN_USER, PASSWORD
 from tests.live.scene import Scene
+
+REPLACE = 3
+SPACE_ID, INDEX_ID, INDEX_BASE, TUPLE = 0x10, 0x11, 0x15, 0x21
 
 _CREATE = """
 for _, kind in ipairs{'string', 'varbinary'} do
@@ -37,6 +46,18 @@ _EMPTY_KEYS = {
 }
 
 
+class Wire(Client):
+    """A client that sends requests as they are."""
+
+    def send(self, kind: int, body: bytes) -> bool:
+        """Whether the server has carried it out."""
+        try:
+            self._request(kind, body)
+        except ServerError:
+            return False
+        return True
+
+
 @pytest.fixture(autouse=True)
 def few_partitions(scene: Scene) -> None:
     """Making topics takes most of the time here."""
@@ -54,7 +75,7 @@ def test_a_row_without_a_letter_in_its_key(scene: Scene) -> None:
     for statements in _EMPTY_KEYS.values():
         for statement in statements[1:]:
             scene.tarantool.eval(statement)
-            scene.catch_up()
+        scene.catch_up()
     scene.daemon.restart_killed()
     scene.tarantool.eval("box.space.string:truncate() box.space.string:insert{'', 7}")
     scene.catch_up()
@@ -144,3 +165,65 @@ def test_a_number_is_one_key_however_it_is_written(scene: Scene, images: str) ->
         left.setdefault(topic.removeprefix(f"{scene.prefix}."), set()).update(alive)
     ten, zero, tenth, big, long = b"10", b"0", b"0.1", b"18446744073709551615", b'"0.30000000000000001"'
     assert left["numbers"] == {b'{"field_1":%b}' % text for text in (ten, zero, tenth, big, long)}
+
+
+def test_a_request_with_more_than_it_needs(scene: Scene, seed: int) -> None:
+    """The server logs a body as the client has written it, which may look like another one."""
+    (space_id,) = scene.tarantool.eval("local s = box.schema.space.create('crafted') s:create_index('primary') return s.id")
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    wire = Wire(scene.tarantool.port, ADMIN_USER, PASSWORD)
+    opening = b"\x82\x10" + msgpack.packb(space_id) + b"\x21"
+    disguised = [7, opening.decode(errors="surrogateescape") + "\udc92\x09"]
+    plain = {SPACE_ID: space_id, TUPLE: disguised}
+    try:
+        assert wire.send(REPLACE, _map(*{**plain, INDEX_BASE: 1, INDEX_ID: 0}.items()))
+        assert wire.send(REPLACE, _map(*{INDEX_ID: 0, **plain, 0x2C: [1], 0x2D: [2]}.items()))
+        assert wire.send(REPLACE, _map(*plain.items(), (TUPLE, [7, "the last one counts"])))
+        long_key = (
+            b"\x83\x10" + _packed(space_id) + b"\x21" + _packed([7, "2.6 sees this"]) + b"\xcc\x21" + _packed([7, "not this"])
+        )
+        assert wire.send(REPLACE, long_key)
+        scene.tarantool.eval("box.space.crafted:update(7, {{'!', -1, 'after'}})")
+        dice = random.Random(seed)
+        done = sum(wire.send(*_random_request(dice, space_id)) for _ in range(300))
+        assert done > 60
+    finally:
+        wire.close()
+    scene.tarantool.eval("for _, row in box.space.crafted:pairs() do box.space.crafted:update(row[1], {{'!', -1, 'end'}}) end")
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    scene.check()
+
+
+def _random_request(dice: random.Random, space_id: int) -> tuple[int, bytes]:
+    """A REPLACE, UPDATE, DELETE, UPSERT or INSERT, with what it needs, and other keys or the same once more in any form."""
+    kind = dice.choice([2, 3, 3, 4, 4, 5, 9])
+    rows = [[number, dice.choice(["a", 5, "\udc82\x10\udccd\x02\x00\x21\udc92"])] for number in range(3)]
+    operations = [[["=", 2, "x"]], [["=", 1, 1]], [["!", 2, 7]], [["=", -1, "y"]]]
+    keys = {2: (TUPLE,), 3: (TUPLE,), 4: (0x20, TUPLE, INDEX_BASE), 5: (0x20,), 9: (TUPLE, 0x28, INDEX_BASE)}[kind]
+    values: dict[int, list[Any]] = {
+        SPACE_ID: [space_id],
+        INDEX_ID: [0],
+        INDEX_BASE: [1, 1, 0],
+        0x20: [[0], [1], [2], [3]],
+        TUPLE: operations if kind == 4 else rows,
+        0x28: operations,
+        0x2C: [rows[0], opened := {SPACE_ID: space_id, TUPLE: rows[1]}],
+        0x2D: [opened],
+    }
+    pairs = [(bytes([key]), dice.choice(values[key])) for key in (SPACE_ID, *keys)]
+    for _ in range(dice.choice([0, 1, 1, 2, 3])):
+        key = dice.choice(list(values))
+        form = dice.choice([b"", b"", b"\xcc", b"\xcd\0", b"\xce\0\0\0", b"\xd0", b"\xd1\0", b"\xa1", b"\x91"])
+        pairs.append((form + bytes([key]), dice.choice(values[key])))
+    dice.shuffle(pairs)
+    return kind, bytes([0x80 | len(pairs)]) + b"".join(key + _packed(value) for key, value in pairs)
+
+
+def _map(*pairs: tuple[int, Any]) -> bytes:
+    return bytes([0x80 | len(pairs)]) + b"".join(bytes([key]) + _packed(value) for key, value in pairs)
+
+
+def _packed(value: Any) -> bytes:
+    return bytes(msgpack.packb(value, unicode_errors="surrogateescape"))
