@@ -422,9 +422,7 @@ def framed(body: bytes, header: dict[int, Any] | None = None) -> tuple[dict[int,
     return decoded, frame
 
 
-@pytest.mark.parametrize(
-    "header", [{0: 2, 3: 5}, {0: 2, 2: 1, 3: 2**40, 4: 1.5, 8: 3, 9: 1}, dict.fromkeys(range(20), 0)]
-)
+@pytest.mark.parametrize("header", [{0: 2, 3: 5}, {0: 2, 2: 1, 3: 2**40, 4: 1.5, 8: 3, 9: 1}, dict.fromkeys(range(20), 0)])
 def test_a_tuple_lies_where_the_body_says(header: dict[int, Any]) -> None:
     """And not where the row, the header or another value looks like the beginning of a body."""
     changes = changes_of(shop())

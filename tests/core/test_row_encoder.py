@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any
@@ -111,6 +112,35 @@ def test_tuples_of_any_length_take_no_memory_for_good() -> None:
         row = list(range(length))
         assert encoder.rows[length](row) == slowly([encoder.form.field_name(place) for place in range(length)], row)
     assert len(encoder.rows) < 50
+
+
+@pytest.mark.parametrize(("kind", "value"), [("unsigned", 7), ("any", 1.5)])
+def test_a_wide_format_takes_memory_once(kind: str, value: Any) -> None:
+    """Not once for each length that its tuples have."""
+    width, name = 400, "a_name_of_twenty_four_{:03}"
+    encoder = RowEncoder(form([(name.format(place), kind) for place in range(width)]))
+    rows = [[value] * length for length in range(1, width + 40)]
+    assert encoder.rows[1](rows[0])
+    tracemalloc.start()
+    try:
+        written = sum(len(encoder.rows[len(row)](row)) for row in rows)
+        used_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert written > 2_000_000
+    assert used_bytes < 1_500_000
+    for length in (1, 7, 8, 9, 200, 399, 400, 401, 432, 433):
+        names = [encoder.form.field_name(place) for place in range(length)]
+        assert encoder.rows[length](rows[length - 1]) == slowly(names, rows[length - 1])
+
+
+def test_fields_of_one_name_that_a_tuple_does_not_reach() -> None:
+    encoder = RowEncoder(form([("id", "unsigned"), ("field_9", "string"), ("c", "any")]))
+    for length in range(1, 9):
+        row = [1, "x", {2: 3}, *range(length)][:length]
+        assert encoder.rows[length](row) == slowly([encoder.form.field_name(place) for place in range(length)], row)
+    with pytest.raises(EncodingError, match="called 'field_9'"):
+        encoder.rows[9]([1, "x", 3, 4, 5, 6, 7, 8, 9])
 
 
 # Keys.
