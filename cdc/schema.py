@@ -163,6 +163,8 @@ class SchemaTracker:
         # Forms that are known outside. Invariant: their versions are distinct and not above self.schema_version.
         self._known: dict[int, SpaceForm] = {}
         self._touched: dict[int, None] = {}
+        self.last_touched: int | None = None
+        """The space whose system row was folded last."""
         self.schema_version = schema_version
         self.synchronous: set[int] = set()
         """The spaces that have `is_sync`."""
@@ -281,7 +283,7 @@ class SchemaTracker:
     def _apply_space(self, kind: int, body: Body) -> None:
         space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
         key = space_id[0]
-        self._touched[key] = None
+        self._touch(key)
         self.synchronous.discard(key)
         if row is None:
             self._space_rows.pop(key, None)
@@ -321,7 +323,6 @@ class SchemaTracker:
             self._store_index(space_id, index_id, row)
             return None
         gone = self._derive(space_id) if row is None else None
-        self._touched[space_id] = None
         self._store_index(space_id, index_id, row)
         return gone
 
@@ -334,7 +335,11 @@ class SchemaTracker:
         elif (gone := rows.pop(index_id, None)) is not None and index_id == _PRIMARY:
             # A start between this row and the one that drops the space must still know what is dropped.
             rows[_LOST_PRIMARY] = gone
+        self._touch(space_id)
+
+    def _touch(self, space_id: int) -> None:
         self._touched[space_id] = None
+        self.last_touched = space_id
 
     def _truncated(self, kind: int, body: Body) -> SpaceForm | None:
         if kind == Type.DELETE:

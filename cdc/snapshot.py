@@ -99,6 +99,7 @@ class Snapshot:
                     self._emptied.add(rekeyed.space_id)
                     self._emptied_unseen(published[rekeyed.space_id])
         spaces.compiled.clear()
+        spaces.apart.clear()
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int, *, publish: bool) -> None:
