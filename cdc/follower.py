@@ -11,8 +11,8 @@ snapshot on, so they are the stream's first. The rows that answer REGISTER are l
 them at their own position, behind a hole, and the stream brings them again. Both requests have the master keep logs from the end
 of what they sent; what lies before that and isn't durable yet is kept no better than for an anonymous replica.
 
-The loop never waits longer than until the next ACK is due, so the master hears from us while Kafka is away and nothing is
-read. It contains the I/O and no decisions: those are resume's, the session's and the pipeline's.
+It contains the I/O and no decisions: those are resume's, the session's and the pipeline's. It waits for the master's rows, for
+room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thread of their own (cdc.acknowledger).
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Final
 import structlog
 
 from cdc import registration, resume
+from cdc.acknowledger import Acknowledger
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.errors import ProtocolError, SilenceError
@@ -111,10 +112,10 @@ class Follower:
             is_stopping=is_stopping,
             writer=writer,
             flushes_at_once=goal.until_caught_up,
-            while_waiting=self._acknowledge,
+            while_waiting=self._check_connection,
         )
         self._ack_interval = config.source.ack_interval_ms / 1000
-        self._next_ack = 0.0
+        self._acknowledger: Acknowledger | None = None
         self._last_heard = time.monotonic()
         self.has_streamed = False
         status.upstream_version = greeting.version_text
@@ -248,6 +249,15 @@ class Follower:
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
         self._settlement.take(pipeline.go_on(_now_us()))
         self._last_heard = time.monotonic()
+        self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
+        try:
+            return self._follow_stream()
+        finally:
+            self._acknowledger.close()
+
+    def _follow_stream(self) -> bool:
+        """Take rows until the goal is reached (True) or a stop is asked for."""
+        pipeline = self._pipeline
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
             for event in events:
@@ -285,16 +295,12 @@ class Follower:
     # The loop's body.
 
     def _receive(self, silence_timeout_seconds: float) -> list[Event]:
-        """One turn: settle, acknowledge when due, and read if there is room for what comes."""
+        """One turn: settle, and read if there is room for what comes."""
         publisher, connection, status = self._publisher, self._connection, self._status
         self._settlement.settle()
-        is_streaming = status.state == "streaming"
-        now = time.monotonic()
-        if is_streaming and now >= self._next_ack:
-            self._acknowledge()
-            now = time.monotonic()
-        timeout = max(0.0, self._next_ack - now) if is_streaming else self._ack_interval
-        if is_streaming and self._requests.is_running:
+        self._check_connection()
+        timeout = self._ack_interval
+        if status.state == "streaming" and self._requests.is_running:
             timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
         status.is_reading = publisher.has_room
         events: list[Event] = []
@@ -313,15 +319,15 @@ class Follower:
         return events
 
     def _acknowledge(self) -> None:
-        """Tell the master what is durable, whether or not that is news: a silent replica is dropped.
+        """Tell the master what is durable, whether or not that is news: a silent replica is dropped. From any thread."""
+        connection = self._connection
+        vclock = self._told(self._pipeline.ledger.acknowledged)
+        connection.send_bytes(connection.session.acknowledgement(vclock, self._settlement.last_timestamp))
 
-        Not while a snapshot comes, nor the last rows of a JOIN: there a master waits for nothing.
-        """
-        if self._status.state != "streaming":
-            return
-        self._connection.session.acknowledge(self._told(self._pipeline.ledger.acknowledged), self._settlement.last_timestamp)
-        self._connection.send()
-        self._next_ack = time.monotonic() + self._ack_interval
+    def _check_connection(self) -> None:
+        """Raise what has kept an ACK from being sent. A snapshot, and the last rows of a JOIN, are not acknowledged."""
+        if self._acknowledger is not None:
+            self._acknowledger.check()
 
     def _told(self, vclock: VClock) -> VClock:
         return resume.told(vclock, self._status.master_vclock, self._ignored)

@@ -17,11 +17,13 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from cdc import resume
+from cdc.acknowledger import Acknowledger
 from cdc.config import Config
 from cdc.daemon import instance_uuid
 from cdc.errors import (
@@ -229,28 +231,26 @@ class _Verifier:
         is_anonymous = self._config.source.mode == "anonymous"
         stream.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         resume.check_replicaset(position, expect(stream, Subscribed).replicaset_uuid)
-        last_rows = time.monotonic()
-        heard_since_rows = False
-        next_ack = 0.0
 
         def acknowledge() -> None:
-            nonlocal next_ack
-            if time.monotonic() >= next_ack:
-                # A silent replica is dropped. What it is told is what the store has.
-                stream.session.acknowledge(position.vclock)
-                stream.send()
-                next_ack = time.monotonic() + ACK_SECONDS
+            """What the server is told is what the store has."""
+            stream.send_bytes(stream.session.acknowledgement(position.vclock))
 
+        with closing(Acknowledger(acknowledge, ACK_SECONDS)) as acknowledger:
+            self._follow(stream, pipeline, acknowledger)
+
+    def _follow(self, stream: Connection, pipeline: Pipeline, acknowledger: Acknowledger) -> None:
+        assert pipeline.images is not None
+        last_rows = time.monotonic()
+        heard_since_rows = False
         while True:
-            acknowledge()
+            acknowledger.check()
             for event in stream.receive(ACK_SECONDS):
                 if isinstance(event, Heartbeat):
                     heard_since_rows = True
                 if isinstance(event, StreamRows):
                     last_rows, heard_since_rows = time.monotonic(), False
-                    assert pipeline.images is not None
                     for _ in pipeline.feed(event.frames, 0):
-                        acknowledge()
                         pipeline.images.take()
                         if not pipeline.is_replaying:
                             return  # what may lie behind it isn't asked for

@@ -105,6 +105,7 @@ OUTER: Final = [
     "cdc.sources.files",
     "cdc.handshake",
     "cdc.registration",
+    "cdc.acknowledger",
     "cdc.settlement",
     "cdc.snapshot_intake",
     "cdc.follower",

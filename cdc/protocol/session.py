@@ -249,11 +249,16 @@ class Session:
             instance_name=self._announced_name(instance_name),
         )
 
-    def acknowledge(self, vclock: VClock, timestamp: float | None = None) -> None:
-        """Tell the master what is durable. Only while streaming: a snapshot is not acknowledged."""
+    def acknowledgement(self, vclock: VClock, timestamp: float | None = None) -> bytes:
+        """What tells the master what is durable; empty if the connection has ended. Any thread may ask for it and send it.
+
+        Only while streaming: a snapshot is not acknowledged.
+        """
+        if self._state is State.CLOSED:
+            return b""
         if self._state is not State.STREAMING:
             raise RuntimeError(f"an ACK in state {self._state.name}")
-        self._outgoing += requests.acknowledge(
+        return requests.acknowledge(
             vclock,
             version=self.greeting.version,
             term=self._term,

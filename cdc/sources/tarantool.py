@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import select
 import socket
+import threading
 import time
 from typing import Final
 
@@ -43,6 +44,8 @@ class Connection:
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
+        # Held by the thread that sends: what two of them send must not be mixed.
+        self._sending = threading.Lock()
         self._is_busy = False
         # Whether the last read was full, so that the next one need not wait for the low-water mark again.
         self._has_more = False
@@ -60,17 +63,27 @@ class Connection:
 
     def send(self) -> None:
         """Send what the session has to say. Raises ConnectionLostError."""
-        data = self.session.data_to_send()
-        if not data:
-            return
-        try:
-            # Requests and ACKs are a hundred bytes: they block only if the server has stopped reading for long.
-            self._socket.settimeout(SEND_TIMEOUT_SECONDS)
-            self._socket.sendall(data)
-        except OSError as error:
-            raise ConnectionLostError(f"the connection to {self.address} broke while sending: {error}") from error
-        finally:
-            self._socket.setblocking(False)
+        self.send_bytes(self.session.data_to_send())
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send these bytes, behind those that another thread is just sending. Raises ConnectionLostError."""
+        rest = memoryview(data)
+        with self._sending:
+            deadline = time.monotonic() + SEND_TIMEOUT_SECONDS
+            while rest:
+                try:
+                    rest = rest[self._socket.send(rest) :]
+                except BlockingIOError:
+                    # Requests and ACKs are a hundred bytes: there is no room only if the server has stopped reading for long.
+                    self._wait_for_room(deadline)
+                except OSError as error:
+                    raise ConnectionLostError(f"the connection to {self.address} broke while sending: {error}") from error
+
+    def _wait_for_room(self, deadline: float) -> None:
+        poller = select.poll()
+        poller.register(self._socket, select.POLLOUT)
+        if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise ConnectionLostError(f"the server {self.address} has taken nothing for {SEND_TIMEOUT_SECONDS:.0f} s")
 
     def receive(self, timeout_seconds: float, wake_fd: int = -1) -> list[Event]:
         """Wait for data, at most `timeout_seconds`, or until `wake_fd` is readable; return what it means.

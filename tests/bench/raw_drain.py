@@ -51,8 +51,7 @@ def drain(master: TarantoolServer, start: VClock, lsn: int) -> tuple[float, int]
             next_ack = 0.0
             while (now := time.monotonic()) < started + _TIMEOUT_SECONDS:
                 if now >= next_ack:
-                    connection.session.acknowledge(start)
-                    connection.send()
+                    connection.send_bytes(connection.session.acknowledgement(start))
                     next_ack = now + _ACK_SECONDS
                 poller.poll(COALESCE_SECONDS * 1000)
                 try:

@@ -236,8 +236,7 @@ class Replica:
 
     def acknowledge(self) -> None:
         """Tell the master what is durable."""
-        self.session.acknowledge(self.pipeline.ledger.acknowledged, NOW_US / 1e6)
-        self.relay.receive_data(self.session.data_to_send())
+        self.relay.receive_data(self.session.acknowledgement(self.pipeline.ledger.acknowledged, NOW_US / 1e6))
 
     def crash(self) -> None:
         """The process is gone."""

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from cdc.change import Batch, Broadcast, Message
+from cdc.change import Broadcast
 from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import Config, parse
-from cdc.delivery import Record
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
-from cdc.hanging import Place
 from cdc.position import Position, SnapshotState
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.publisher import Publisher
@@ -23,6 +21,7 @@ from cdc.settlement import Origin, Settlement
 from cdc.status import Status
 from cdc.vclock import VClock
 from tests.fakes import wire
+from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import frames_of
 
@@ -34,38 +33,6 @@ SPACE = StoredSpace(
     1,
 )
 BEGIN = Position(VClock({1: 10}), 0, 1, SERVER, SERVER, SnapshotState(1, is_complete=True))
-
-
-class OpenDelivery:
-    """Kafka, as it looks to a reader of what is committed. It takes no batch before the gate is open."""
-
-    def __init__(self) -> None:
-        self.gate = threading.Event()
-        self.open: list[Message | Broadcast] = []
-        self.committed: list[Message | Broadcast] = []
-
-    def start(self) -> None:
-        """Nothing to take."""
-
-    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
-        """Nothing hangs."""
-
-    def produce(self, batch: Batch) -> None:
-        """Keep the messages."""
-        assert self.gate.wait(20)
-        self.open += batch.messages
-
-    def commit(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the checkpoint is the test's
-        """Show them."""
-        self.committed += self.open
-        self.open = []
-
-    def abort(self) -> None:
-        """Forget them."""
-        self.open = []
-
-    def close(self) -> None:
-        """Nothing to let go."""
 
 
 @pytest.fixture

@@ -229,11 +229,11 @@ def test_acknowledgement_byte_by_byte(version: str) -> None:
     events = session.receive_data(captures.load(version, "subscribe").stream(SYNCHRONOUS))
     heartbeats = [event for event in events if isinstance(event, Heartbeat)]
     assert heartbeats
-    session.acknowledge(VClock({1: 1337}), 1.5)
+    data = session.acknowledgement(VClock({1: 1337}), 1.5)
     expected = ACKS[version]
     if version != "2.6":
         expected %= (f"{session.term:02x}", f"{len(heartbeats):02x}")  # this server counts its heartbeats
-    assert session.data_to_send().hex(" ") == expected
+    assert data.hex(" ") == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -260,8 +260,7 @@ def test_acknowledgement_before_any_heartbeat(version: str) -> None:
     session = _subscribed(version)
     answer = captures.packets(captures.load(version, "subscribe").stream())[0]
     session.receive_data(answer.data)
-    session.acknowledge(VClock())
-    ((header, body),) = _decoded(session.data_to_send())
+    ((header, body),) = _decoded(session.acknowledgement(VClock()))
     assert header == {Key.REQUEST_TYPE: Type.OK, Key.REPLICA_ID: 0}
     assert body == ({Key.VCLOCK: {}} if version == "2.6" else {Key.VCLOCK: {}, Key.TERM: session.term})
 

@@ -1,0 +1,42 @@
+"""A Kafka that is a list, for a real publisher."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable
+
+from cdc.change import Batch, Broadcast, Message
+from cdc.delivery import Record
+from cdc.hanging import Place
+
+
+class OpenDelivery:
+    """Kafka, as it looks to a reader of what is committed. It takes no batch before the gate is open."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self.open: list[Message | Broadcast] = []
+        self.committed: list[Message | Broadcast] = []
+
+    def start(self) -> None:
+        """Nothing to take."""
+
+    def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
+        """Nothing hangs."""
+
+    def produce(self, batch: Batch) -> None:
+        """Keep the messages."""
+        assert self.gate.wait(20)
+        self.open += batch.messages
+
+    def commit(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the checkpoint is the test's
+        """Show them."""
+        self.committed += self.open
+        self.open = []
+
+    def abort(self) -> None:
+        """Forget them."""
+        self.open = []
+
+    def close(self) -> None:
+        """Nothing to let go."""
