@@ -363,6 +363,8 @@ class Daemon:
         match error:
             case _ if self._pass_over(error):
                 pass
+            case PublishAborted() if self._is_stopping.is_set():
+                self._log.info("stopping", reason=str(error))
             case PublishAborted():
                 self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
                 self._slow_down()

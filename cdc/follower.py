@@ -172,9 +172,7 @@ class Follower:
     def _take_snapshot(self, *, publish: bool) -> bool:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
         connection = self._connection
-        intake = SnapshotIntake(
-            self._settlement, self._checkpoint, self._status, self._publisher.turn, self._log, publish=publish
-        )
+        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
         if self._is_registered:
             if registration.find_id(connection) is None:
                 registration.check_others(connection, self._config)
@@ -302,14 +300,14 @@ class Follower:
         timeout = self._ack_interval
         if status.state == "streaming" and self._requests.is_running:
             timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
-        status.is_reading = publisher.has_room
+        is_reading = self._settlement.has_room
         events: list[Event] = []
-        if status.is_reading:
+        if is_reading:
             events = connection.receive(timeout, publisher.wake_fd)
         else:
             connection.wait(timeout, publisher.wake_fd, for_data=False)
         now = time.monotonic()
-        if events or not status.is_reading:
+        if events or not is_reading:
             self._last_heard = now
         elif now - self._last_heard > silence_timeout_seconds or self._is_lost():
             raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")

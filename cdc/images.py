@@ -319,6 +319,11 @@ class Images:
         changes, self._changes = self._changes, []
         return changes
 
+    def take_before(self, mark: int) -> list[Change]:
+        """Those of them that there were at the mark."""
+        changes, self._changes = self._changes[:mark], self._changes[mark:]
+        return changes
+
     def written(self, changes: Iterable[Change]) -> None:
         """The store has these changes now."""
         pending, clearings = self._pending, self._clearings

@@ -43,6 +43,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_schema_version": ("The last schema version given out", lambda s: s.schema_version),
     "tarantool_cdc_snapshot_rows": ("Rows of the latest snapshot so far", lambda s: s.snapshot_rows),
     "tarantool_cdc_queued_bytes": ("Bytes of events that wait for Kafka's producer", lambda s: s.queued_bytes),
+    "tarantool_cdc_unwritten_bytes": (
+        "Memory of the images' changes that the store doesn't have yet; a transaction of the source is held in it whole",
+        lambda s: s.unwritten_bytes,
+    ),
     "tarantool_cdc_open_transaction_bytes": (
         "Bytes of the source transaction whose end has not arrived",
         lambda s: s.open_transaction_bytes,

@@ -19,3 +19,5 @@ class PipelineOptions:
     on_image_error: Literal["fail", "dlq"] = "fail"
     transaction_bytes_max: int = 64 * 1024 * 1024
     """Past this a transaction of the source waits for its end on disk."""
+    batch_bytes_max: int = 1024 * 1024
+    """With the event that brings it past this, a batch is handed on, in the middle of a transaction if need be."""

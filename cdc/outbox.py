@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from cdc.change import Batch, Broadcast, Message
 from cdc.position import Position
 from cdc.schema import StoredSpace
 from cdc.topics import TopicNames
+
+
+class Mark(NamedTuple):
+    """A place in what is being collected."""
+
+    message_count: int
+    byte_count: int
+    row_count: int
+    seq: int
+    timestamp: float
 
 
 class Outbox:
@@ -18,6 +30,7 @@ class Outbox:
         "_taken_seq",
         "_topics",
         "byte_count",
+        "bytes_max",
         "messages",
         "row_count",
         "seq",
@@ -25,8 +38,10 @@ class Outbox:
         "timestamp",
     )
 
-    def __init__(self, names: TopicNames, seq: int) -> None:
+    def __init__(self, names: TopicNames, seq: int, bytes_max: int) -> None:
+        """Past `bytes_max` of values it is full, and to be taken soon."""
         self._names = names
+        self.bytes_max = bytes_max
         self._announced: set[str] = set()
         self._topics: list[str] = []
         self._has_broadcast = False
@@ -38,6 +53,11 @@ class Outbox:
         # The last one given out: it goes on over batches. Every event has one of its own, so they count the events too.
         self.seq = seq
         self._taken_seq = seq
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it holds as much as a batch should."""
+        return self.byte_count > self.bytes_max
 
     def announce(self, topic: str) -> None:
         """A topic is about to be written to; the publisher makes sure once that it is there."""
@@ -59,9 +79,10 @@ class Outbox:
         self.messages.append(Broadcast(topic, value))
         self.byte_count += len(value)
 
-    def announce_again(self, topics: list[str]) -> None:
-        """Topics that were taken, but not used."""
-        self._topics += topics
+    def forget_messages(self) -> None:
+        """Forget the messages, which are out already, and nothing else."""
+        self.messages = []
+        self.byte_count = 0
 
     def discard(self, position: Position, changes: list[tuple[bytes, bytes | None]]) -> Batch:
         """Forget what has been collected but for the topics, which will be needed: the batch of what was replayed."""
@@ -94,3 +115,37 @@ class Outbox:
         self.byte_count = self.row_count = 0
         self._taken_seq = self.seq
         return batch
+
+    @property
+    def mark(self) -> Mark:
+        """How far it is filled."""
+        return Mark(len(self.messages), self.byte_count, self.row_count, self.seq, self.timestamp)
+
+    def back_to(self, mark: Mark) -> None:
+        """Forget the messages behind a mark."""
+        del self.messages[mark.message_count :]
+        self.byte_count, self.row_count, self.seq, self.timestamp = mark[1:]
+
+    def take_before(self, mark: Mark, position: Position) -> Batch:
+        """What had been collected when the mark was set, and led to `position`; nothing may be `stored` yet by then.
+
+        The topics of what came later go with it: they are made a little too early.
+        """
+        event_count = mark.seq - self._taken_seq
+        messages, self.messages = self.messages[: mark.message_count], self.messages[mark.message_count :]
+        self.byte_count -= mark.byte_count
+        self.row_count -= mark.row_count
+        self._taken_seq = mark.seq
+        topics, self._topics = self._topics, []
+        return Batch(
+            messages,
+            mark.byte_count,
+            event_count,
+            mark.row_count,
+            position,
+            True,
+            {},
+            topics,
+            mark.timestamp,
+            has_broadcast=self._has_broadcast,
+        )

@@ -15,9 +15,9 @@ before, so a transaction that lies past what is out waits until all that is out 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from cdc import __version__
@@ -29,7 +29,7 @@ from cdc.images import Images
 from cdc.ledger import Ledger
 from cdc.limbo import Limbo, LimboState, is_control
 from cdc.options import PipelineOptions
-from cdc.outbox import Outbox
+from cdc.outbox import Mark, Outbox
 from cdc.position import Position, Rekeyed
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Type
@@ -44,8 +44,24 @@ from cdc.topics import SpaceFilter, TopicNames
 from cdc.vclock import VClock
 from cdc.waiting import Held, Waiting
 
-RELEASE_BYTES: Final = 1024 * 1024
-"""What is released at once, and may be any amount, comes out in batches of about this size."""
+REPLAYED_CHANGES_MAX: Final = 10_000
+"""So many changes of rows that are out already are handed on at once."""
+
+
+class _Before(NamedTuple):
+    """What had been filled when a transaction came, and how far its origin was."""
+
+    mark: Mark
+    change_count: int
+    doubtful: frozenset[bytes]
+    doubts: frozenset[bytes]
+    origin: int
+    lsn: int | None
+
+    def vclock(self, now: Mapping[int, int]) -> dict[int, int]:
+        """The vclock that there was then."""
+        others = {origin: lsn for origin, lsn in now.items() if origin != self.origin}
+        return others if self.lsn is None else {**others, self.origin: self.lsn}
 
 
 class Pipeline:
@@ -79,7 +95,7 @@ class Pipeline:
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
-        self._outbox = Outbox(names, position.seq)
+        self._outbox = Outbox(names, position.seq, options.batch_bytes_max)
         self._spaces = Spaces(
             SchemaTracker(stored, position.schema_version),
             SpaceFilter(options.include, options.exclude),
@@ -160,6 +176,9 @@ class Pipeline:
         while done < len(transactions):
             if self._takes_singles and limbo.is_empty and self._replay_until is None:
                 done = events.singles(transactions, done, suffix)
+                if self._outbox.is_full:
+                    yield self._batch()
+                    continue
                 if done == len(transactions):
                     break
             yield from self._arrive(transactions[done], suffix)
@@ -230,73 +249,92 @@ class Pipeline:
             self._outbox.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
-            # Whoever wants no more than this takes a batch and asks whether it is there.
+            # Whoever wants no more than this asks after each batch whether it is there.
             self._replay_until = None
             yield batch
             yield from self._show_rekeyed()
+        elif self._replayed_count > REPLAYED_CHANGES_MAX:
+            yield self._replayed()
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """Make the events of a transaction."""
-        events, outbox = self._events, self._outbox
-        if transaction.spool is not None:
-            yield from self._spooled(transaction, suffix)
-            yield from self._show_rekeyed()
-            return
-        known = events.vclock.get(transaction.replica_id, 0)
-        message_count, seq, row_count = len(outbox.messages), outbox.seq, outbox.row_count
-        mark = self.images.change_count if self.images is not None else 0
-        doubtful = self.images.doubtful if self.images is not None else frozenset()
+        """Make the events of a transaction; of a large one in pieces, of which only the last ends at a boundary."""
+        outbox = self._outbox
+        if outbox.stored and (transaction.row_count > 1 or transaction.spool is not None):
+            yield self._batch()  # DDL that comes before the transaction must not be taken for its own
+        before: _Before | None = self._before(transaction.replica_id)
         try:
-            events.transaction(transaction, suffix)
+            for _ in self._rows(transaction, suffix):
+                if before is not None and before.mark.row_count:
+                    yield self._batch_before(before)
+                before = None
+                if outbox.row_count:
+                    yield self._batch(is_boundary=False)
         except CdcError:
             # What came before the transaction that can't be handled is good, unless DDL ties the two together.
-            if row_count and not outbox.stored and not self._spaces.schema.touched:
-                del outbox.messages[message_count:]
+            if before is not None and before.mark.row_count and not outbox.stored and not self._spaces.schema.touched:
+                outbox.back_to(before.mark)
                 if self.images is not None:
-                    self.images.forget_after(mark)
-                    self.images.doubtful = doubtful
-                outbox.seq, outbox.row_count = seq, row_count
-                events.vclock[transaction.replica_id] = known
+                    self.images.forget_after(before.change_count)
+                    self.images.doubtful = before.doubtful
+                self._events.vclock = before.vclock(self._events.vclock)
                 yield self._batch()
             raise
-        if events.has_rekeyed:
+        if self._events.has_rekeyed:
             yield from self._rekey(transaction)
             yield self._batch()
             yield from self._show_rekeyed()
-        elif outbox.byte_count > RELEASE_BYTES and not self._limbo.is_empty:
+        elif outbox.is_full or before is None:
             yield self._batch()
 
-    def _spooled(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """A transaction that waited on disk comes out in pieces, of which only the last ends at a boundary."""
-        assert transaction.spool is not None
-        events = self._events
-        if self._outbox.row_count:
-            yield self._batch()
-        try:
-            pieces = events.begin(transaction, suffix)
-            decoder = FrameDecoder()
-            for chunk in transaction.spool.chunks():
-                events.rows(pieces, rows_of(decoder.feed(chunk)))
-                yield self._batch(is_boundary=False)
-        finally:
-            transaction.spool.close()
+    def _rows(self, transaction: Transaction, suffix: bytes) -> Iterator[None]:
+        """Fill the outbox with a transaction's events; yields whenever it is full, or much has been read from disk."""
+        events, spool = self._events, transaction.spool
+        pieces = events.begin(transaction, suffix)
+        if spool is None:
+            rows = iter(transaction.rows)
+            while not events.rows(pieces, rows):
+                yield
+        else:
+            try:
+                decoder = FrameDecoder()
+                for chunk in spool.chunks():
+                    rows = iter(rows_of(decoder.feed(chunk)))
+                    while not events.rows(pieces, rows):
+                        yield
+                    yield
+            finally:
+                spool.close()
         events.end(pieces)
-        yield from self._rekey(transaction)
-        yield self._batch()
+
+    def _before(self, origin: int) -> _Before:
+        """What has been filled by now, before a transaction of this origin."""
+        images, lsn = self.images, self._events.vclock.get(origin)
+        if images is None:
+            return _Before(self._outbox.mark, 0, frozenset(), frozenset(), origin, lsn)
+        return _Before(self._outbox.mark, images.change_count, images.doubtful, images.doubts, origin, lsn)
+
+    def _batch_before(self, before: _Before) -> Batch:
+        """What had been filled before a transaction that is handed on in pieces; no DDL is among it."""
+        vclock = VClock(before.vclock(self._events.vclock))
+        position = replace(self._events.base, vclock=vclock, seq=before.mark.seq, doubtful=before.doubts)
+        self._reach(position)
+        batch = self._outbox.take_before(before.mark, position)
+        if self.images is not None:
+            batch.changes = self.images.take_before(before.change_count)
+        return batch
 
     def _replay(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Bring the images over a transaction whose events are out."""
-        if transaction.spool is None:
-            self._events.transaction(transaction, suffix)
-            yield from self._rekey(transaction)
-            return
-        for part in self._spooled(transaction, suffix):
-            if part.is_pause:
-                yield part
-                continue
-            self._replayed_changes += part.changes
-            self._outbox.stored.update(part.stored)
-            self._outbox.announce_again(part.topics)
+        assert self.images is not None
+        for _ in self._rows(transaction, suffix):
+            self._replayed_changes += self.images.take()
+            self._outbox.forget_messages()
+        yield from self._rekey(transaction)
+
+    @property
+    def _replayed_count(self) -> int:
+        assert self.images is not None
+        return len(self._replayed_changes) + self.images.change_count + len(self._outbox.messages)
 
     # Another primary key.
 
@@ -349,7 +387,10 @@ class Pipeline:
 
     def _move(self) -> None:
         """A boundary has been reached."""
-        position = self._events.base = self._events.position
+        self._reach(self._events.position)
+
+    def _reach(self, position: Position) -> None:
+        self._events.base = position
         self.ledger.receive(self._received())
         self.ledger.release(position.vclock)
         self.ledger.publish(position)
@@ -391,12 +432,14 @@ class Pipeline:
         self.ledger = Ledger(events.base)
         return self._batch()
 
-    def feed_snapshot(self, frames: Frames, now_us: int, *, publish: bool = True) -> Batch:
-        """Take rows of the snapshot. Without `publish` only the schema is taken from them."""
+    def feed_snapshot(self, frames: Frames, now_us: int, *, publish: bool = True) -> Iterator[Batch]:
+        """Take rows of the snapshot; yield what they come to, as `feed` does. Without `publish` only the schema is taken."""
         assert self._snapshot is not None
-        self._snapshot.feed(frames, now_us, publish=publish)
+        for _ in self._snapshot.feed(frames, now_us, publish=publish):
+            self._events.base = self._snapshot.position
+            yield self._batch()
         self._events.base = self._snapshot.position
-        return self._batch()
+        yield self._batch()
 
     def end_snapshot(self, now_us: int) -> Iterator[Batch]:
         """The snapshot is complete; after the last batch the position is good to subscribe from.

@@ -41,8 +41,6 @@ from cdc.vclock import VClock
 
 POLL_SECONDS: Final = 0.1
 """How often the last file is looked at again."""
-ROOM_SECONDS: Final = 0.5
-"""How long to wait for room until it is looked whether a stop was asked for."""
 
 _OLDEST_VERSION: Final = (1, 7, 0)
 """Stands for the version of a writer that doesn't say it."""
@@ -224,14 +222,13 @@ class Replayer:
 
     def _take_snapshot(self, file: LogFile, *, publish: bool) -> bool:
         """Publish a snapshot and wait until it is durable. Returns False if a stop was asked for meanwhile."""
-        intake = SnapshotIntake(
-            self._settlement, self._checkpoint, self._status, self._publisher.turn, self._log, publish=publish
-        )
+        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
         with intake:
             intake.begin(file.vclock)
             for frames in self._directory.snapshot_rows(file):
                 intake.rows(frames)
-                if not self._has_room():
+                self._settlement.settle()
+                if self._is_stopping.is_set():
                     return False
             intake.end()
         return intake.wait_until_durable()
@@ -265,23 +262,15 @@ class Replayer:
                     return False
                 continue
             settlement.take(pipeline.feed(frames, _now_us()))
+            settlement.settle()
             self._show(stream)
-            if not self._has_room():
+            if self._is_stopping.is_set():
                 return False
         self._show(stream)
         if not settlement.wait_until_settled():
             return False
         self._report_end(stream)
         return True
-
-    def _has_room(self) -> bool:
-        """Settle, and wait until Kafka takes more. Returns False if a stop was asked for meanwhile."""
-        self._settlement.settle()
-        self._status.is_reading = self._publisher.has_room
-        while not self._publisher.has_room and not self._is_stopping.is_set():
-            self._settlement.wait(ROOM_SECONDS)
-            self._settlement.settle()
-        return not self._is_stopping.is_set()
 
     def _leave_to_next_version(self, file: LogFile) -> bool:
         """All files of this version have been read: the next pipeline begins with `file`."""

@@ -4,8 +4,8 @@
                                   └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
 
 Where the pipeline begins follows from two positions, the checkpoint's and the store's (resume.reconcile). Whether the rows come
-over a connection or out of files, this module refuses to know, and it never waits but for room between the pieces of a
-transaction that is too large to be handed over at once.
+over a connection or out of files, this module refuses to know, and it never waits but for room: each batch does, whatever it
+is, so that no more is queued than one batch over the bound. A batch holds about a MiB (PipelineOptions.batch_bytes_max).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cdc.schema import published_forms
 from cdc.schema_news import news
 from cdc.spool import FileSpool
 from cdc.state_files import told
-from cdc.state_writer import StateWriter
+from cdc.state_writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.status import Status
 from cdc.vclock import VClock
 
@@ -132,18 +132,41 @@ class Settlement:
 
     def take(self, batches: Iterator[Batch]) -> None:
         """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
-        turn = self._publisher.turn
+        turn, is_first = self._publisher.turn, True
         while True:
             with turn, told(self._config.state.path / "images"):
                 batch = next(batches, None)
             if batch is None:
                 return
+            if self._is_stopping.is_set() and not is_first and not self._is_inside:
+                raise PublishAborted("stopped before all that was to come had been handed over")
             self.submit(batch)
+            is_first = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch should be handed over.
+
+        In the middle of a transaction of the source only Kafka can be waited for: the store is written at its end.
+        """
+        writer = self._writer
+        return self._publisher.has_room and (self._is_inside or writer is None or writer.unwritten_bytes < UNWRITTEN_BYTES_MAX)
+
+    def _wait_for_room(self) -> None:
+        while not self.has_room:
+            if self._is_stopping.is_set():
+                raise PublishAborted("stopped while Kafka had no room for more")
+            if self._publisher.has_room:
+                self.wait(self._config.source.ack_interval_ms / 1000)
+            else:
+                self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
+            self.settle(is_forced=self._publisher.has_room)
+            self._while_waiting()
+            self.show()
 
     def submit(self, batch: Batch) -> None:
-        """Hand a batch over; between the pieces of a transaction that was spooled, wait for room.
-
-        Raises PublishAborted, also if a stop is asked for in the middle of such a transaction, and what ended the publisher.
+        """Wait for room, and hand a batch over. Raises PublishAborted, also if a stop is asked for meanwhile, and what ended
+        the publisher.
         """
         if batch.is_pause:
             self.settle()
@@ -151,12 +174,7 @@ class Settlement:
             if self._is_stopping.is_set():
                 raise PublishAborted("stopped while a space's rows were brought under another primary key")
             return
-        while not self._publisher.has_room and not batch.is_boundary:
-            self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
-            self.settle()
-            self._while_waiting()
-            if self._is_stopping.is_set():
-                raise PublishAborted("stopped in the middle of a large transaction")
+        self._wait_for_room()
         if batch.is_replayed:
             assert self._writer is not None
             self._writer.submit(batch)
@@ -247,6 +265,8 @@ class Settlement:
         pipeline, status = self.pipeline, self._status
         status.queued_bytes = self._publisher.queued_bytes
         status.open_transaction_bytes = pipeline.open_byte_count
+        status.is_reading = self.has_room
+        status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
         status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
         alert_ms = self._config.source.quorum_alert_ms
         status.overdue, news = limbo_watch.look(status.limbo, status.overdue, time.time_ns() // 1000, alert_ms=alert_ms)

@@ -102,13 +102,15 @@ class Snapshot:
         spaces.apart.clear()
         spaces.schema.begin_snapshot()
 
-    def feed(self, frames: Frames, now_us: int, *, publish: bool) -> None:
-        """Take rows. Without `publish` only the schema is taken from them."""
+    def feed(self, frames: Frames, now_us: int, *, publish: bool) -> Iterator[None]:
+        """Take rows; yields whenever the outbox is full. Without `publish` only the schema is taken from them."""
         self._now_us = now_us
         self._publishes = publish
         self._pieces.clear()
         self._outbox.row_count += len(frames)
-        self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True))
+        for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
+            self._see()
+            yield
         self._see()
 
     def _see(self) -> None:
@@ -151,7 +153,7 @@ class Snapshot:
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
                         self._outbox.messages.append((space.topic, shown, None))
-                if count % _DELETES_MAX == 0:
+                if count % _DELETES_MAX == 0 or self._outbox.is_full:
                     yield
         self._images.end_snapshot()
 
@@ -179,7 +181,9 @@ class Snapshot:
         self._outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
         return self.position
 
-    def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> None:
+    def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
+        """Show rows, in order; yields whenever the outbox is full."""
+        outbox, bytes_max = self._outbox, self._outbox.bytes_max
         compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
         image_changes = self._spaces.image_changes
         for header, body, frame in rows:
@@ -208,6 +212,8 @@ class Snapshot:
                 raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(frame) from error
+            if outbox.byte_count > bytes_max:
+                yield
 
     def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
         """A row of a space that has images: its event, if it is news."""
@@ -293,7 +299,8 @@ class Snapshot:
                 form = self._spaces.form(space_id)
                 self._ready(form)
                 self._spaces.compiled[space_id] = self._spaces.compile(form)
-        self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None)
+        for _ in self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None):
+            pass  # the server's own rows go along with the first of the users'
 
     def _settle(self) -> None:
         position = replace(self.position, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version)

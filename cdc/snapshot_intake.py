@@ -8,12 +8,13 @@ It shows the progress, and refuses to know where the rows are read and when read
 from __future__ import annotations
 
 import gc
-import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Self
 
 from structlog.typing import FilteringBoundLogger
 
+from cdc.change import Batch
 from cdc.checkpoint import Checkpoint
 from cdc.progress import SnapshotProgress
 from cdc.protocol.codec import Frames
@@ -30,18 +31,13 @@ class SnapshotIntake:
         settlement: Settlement,
         checkpoint: Checkpoint,
         status: Status,
-        turn: threading.Lock,
         log: FilteringBoundLogger,
         *,
         publish: bool,
     ) -> None:
-        """`turn` is the publisher's, `log` names the source. Without `publish` only the schema is taken from the rows.
-
-        Raises StateError.
-        """
+        """`log` names the source. Without `publish` only the schema is taken from the rows. Raises StateError."""
         self._settlement = settlement
         self._status = status
-        self._turn = turn
         self._log = log
         self._publish = publish
         self._after_seq = settlement.prepare_snapshot()
@@ -62,11 +58,14 @@ class SnapshotIntake:
 
     def rows(self, frames: Frames) -> None:
         """Some of its rows."""
-        with self._turn:
-            batch = self._settlement.pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)
-        self._status.snapshot_rows += batch.event_count
-        self._progress.advance(batch.event_count)
-        self._settlement.submit(batch)
+        pipeline = self._settlement.pipeline
+        self._settlement.take(self._counted(pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)))
+
+    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._status.snapshot_rows += batch.event_count
+            self._progress.advance(batch.event_count)
+            yield batch
 
     def end(self) -> None:
         """All of its rows have come."""

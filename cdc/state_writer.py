@@ -35,6 +35,10 @@ FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
 """More than that the store writes down twice."""
 _NOBODY: Final = Writer("", has_store=True)
 """Who writes positions into the store is never asked."""
+UNWRITTEN_BYTES_MAX: Final = 64 * 1024 * 1024
+"""With more than this on its way to the store, no more transactions are taken; one alone may be larger."""
+CHANGE_BYTES: Final = 256
+"""What a change costs in memory beside its key and tuple: it is looked up by its key until the store has it."""
 
 
 _NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
@@ -51,10 +55,14 @@ class StateWriter:
         self._flush_interval = flush_interval_seconds
         self.store = StateStore(path)
         self._images: Images | None = None
-        self._submitted: deque[tuple[Position, list[Change], dict[bytes, bytes | None]]] = deque()
+        self._submitted: deque[tuple[Position, list[Change], int, dict[bytes, bytes | None]]] = deque()
         # The parts of a transaction that isn't whole yet.
         self._open: list[Change] = []
         self._open_records: dict[bytes, bytes | None] = {}
+        self._open_bytes = 0
+        self._settled_bytes = 0
+        self.unwritten_bytes = 0
+        """What the changes that aren't in the store yet take in memory."""
         self._settled: list[Change] = []
         self._settled_records: dict[bytes, bytes | None] = {}
         self._settled_position: Position | None = None
@@ -95,8 +103,9 @@ class StateWriter:
         """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
         self.flush(is_forced=True)
         self._submitted.clear()
-        self._open.clear()
+        self._open = []
         self._open_records.clear()
+        self._open_bytes = self.unwritten_bytes = 0
         self._submitted_numbers = self._numbers()
         self._images = Images(self.store, kept, version, self._submitted_numbers)
         self._unused = self._unused_numbers()
@@ -106,8 +115,9 @@ class StateWriter:
         """Begin with an empty store."""
         self._images = None
         self._submitted.clear()
-        self._open.clear()
+        self._open = []
         self._open_records.clear()
+        self._open_bytes = self.unwritten_bytes = 0
         self._forget_settled()
         self.store.destroy()
         self.store = StateStore(self._path)
@@ -131,6 +141,9 @@ class StateWriter:
 
     def submit(self, batch: Batch) -> None:
         """A batch is on its way to Kafka."""
+        size = _size_of(batch.changes)
+        self.unwritten_bytes += size
+        self._open_bytes += size
         self._open += batch.changes
         for space_id, space in batch.stored.items():
             key, value = space_record(self._name, space_id, space)
@@ -141,16 +154,17 @@ class StateWriter:
         if self._images is not None and self._images.numbers != self._submitted_numbers:
             self._submitted_numbers = dict(self._images.numbers)
             records[_NUMBERS_KEY] = encode({str(space_id): number for space_id, number in self._submitted_numbers.items()})
-        changes, self._open = self._open, []
-        self._submitted.append((batch.position, changes, records))
+        self._submitted.append((batch.position, self._open, self._open_bytes, records))
+        self._open, self._open_bytes = [], 0
 
     def settle(self, position: Position) -> None:
         """Kafka has everything up to the batch with this position."""
         if self._settled_position is None:
             self._settled_since = time.monotonic()
         while self._submitted:
-            reached, changes, records = self._submitted.popleft()
+            reached, changes, size, records = self._submitted.popleft()
             self._settled += changes
+            self._settled_bytes += size
             self._settled_records.update(records)
             self._settled_position = reached
             if reached is position:
@@ -172,6 +186,7 @@ class StateWriter:
             self._images.written(self._settled)
         if _NUMBERS_KEY in self._settled_records:
             self._unused = self._unused_numbers()
+        self.unwritten_bytes -= self._settled_bytes
         self._forget_settled()
         self._position = position
         return position
@@ -216,6 +231,7 @@ class StateWriter:
 
     def _forget_settled(self) -> None:
         self._settled = []
+        self._settled_bytes = 0
         self._settled_records = {}
         self._settled_position = None
 
@@ -229,3 +245,7 @@ def _moves_of(codec: KeyCodec, space_id: int, store: StateStore) -> Iterator[tup
             now = codec.of_tuple(tuple_values(tuple_))
             if now != key:
                 yield key, now
+
+
+def _size_of(changes: list[Change]) -> int:
+    return len(changes) * CHANGE_BYTES + sum([len(key) + len(tuple_) if tuple_ else len(key) for key, tuple_ in changes])

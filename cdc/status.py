@@ -48,6 +48,8 @@ class Status:
     overdue: Overdue | None = None
     """The transaction that has been waiting for a quorum for too long, if there is one."""
     queued_bytes: int = 0
+    unwritten_bytes: int = 0
+    """What the images' changes take in memory that the store doesn't have yet."""
     is_reading: bool = True
     stored: VClock | None = None
     state_rows: int = 0
@@ -160,6 +162,7 @@ class Status:
             },
             "buffers": {
                 "queued_bytes": self.queued_bytes,
+                "unwritten_bytes": self.unwritten_bytes,
                 "open_transaction_bytes": self.open_transaction_bytes,
                 "is_reading": self.is_reading,
             },

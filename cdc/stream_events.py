@@ -89,7 +89,7 @@ class StreamEvents:
         self.texts = OriginTexts()
 
     def singles(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
-        """The events of a run of transactions that are one ordinary row each; returns where the run ends.
+        """The events of a run of transactions that are one ordinary row each; returns where the run, or the outbox, ends.
 
         This is the other half of the hot path: what `_begin`, `_rows` and `_end` do for a transaction is drawn together
         here, because for a single row it would cost more than the row.
@@ -97,6 +97,7 @@ class StreamEvents:
         outbox, spaces = self._outbox, self._spaces.compiled
         add = outbox.messages.append
         source, tombstones = self._envelope.source, self._options.tombstones
+        bytes_max = self._options.batch_bytes_max
         replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
         before, tail = self.texts.before, self.texts.transaction_text
         known, previous = self.vclock.get(replica_id, 0), self.texts.previous_lsn
@@ -169,17 +170,13 @@ class StreamEvents:
             add((space.topic, key, value))
             if kind == DELETE and tombstones:
                 add((space.topic, key, None))
+            if byte_count > bytes_max:
+                break
         if done > start:
             self.vclock[replica_id], self.texts.previous_lsn = known, previous
             outbox.seq, outbox.byte_count, outbox.timestamp = seq, byte_count, timestamp
             outbox.row_count += done - start
         return done
-
-    def transaction(self, transaction: Transaction, suffix: bytes) -> None:
-        """Make the events of a whole transaction. Raises what one of its rows raises."""
-        pieces = self.begin(transaction, suffix)
-        self.rows(pieces, transaction.rows)
-        self.end(pieces)
 
     def begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
         """Prepare what all events of a transaction share, and move the position over it."""
@@ -194,14 +191,18 @@ class StreamEvents:
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
         return Pieces(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
-    def rows(self, pieces: Pieces, rows: list[Row]) -> None:
-        """The events of a transaction's rows, in order. The hot path."""
+    def rows(self, pieces: Pieces, rows: Iterator[Row]) -> bool:
+        """The events of a transaction's next rows, in order; returns whether those were all. The hot path.
+
+        Else the outbox is full, and is to be taken before the rest.
+        """
         outbox, spaces = self._outbox, self._spaces.compiled
         add = outbox.messages.append
         seq, byte_count = outbox.seq, outbox.byte_count
         row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
         time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
-        tombstones = self._options.tombstones
+        tombstones, bytes_max = self._options.tombstones, self._options.batch_bytes_max
+        first_number, row_count, is_done = row_number, pieces.transaction.row_count, True
         for kind, lsn, body, frame in rows:
             space_id = body.get(SPACE_ID)
             try:
@@ -269,9 +270,13 @@ class StreamEvents:
             if kind == DELETE and tombstones:
                 add((space.topic, key, None))
             row_number += 1
+            if byte_count > bytes_max and row_number != row_count:
+                is_done = False
+                break
         outbox.seq, outbox.byte_count = seq, byte_count
-        outbox.row_count += len(rows)
+        outbox.row_count += row_number - first_number
         pieces.row_number, pieces.total_order = row_number, total_order
+        return is_done
 
     def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""

@@ -30,7 +30,12 @@ def disturbed(seed: int, *, simple: bool) -> tuple[Master, Workload, list[Messag
     work.run(15)
     memory = rng.choice([200, 10**9])
     steady = Replica(master)
-    replica = Replica(master, cut=pieces(rng.choice([1, 7, 300, 9000]) for _ in range(5000)), transaction_bytes_max=memory)
+    replica = Replica(
+        master,
+        cut=pieces(rng.choice([1, 7, 300, 9000]) for _ in range(5000)),
+        transaction_bytes_max=memory,
+        batch_bytes_max=rng.choice([1, 1500, 10**6]),
+    )
     steady.connect()
     replica.connect()
     for _ in range(25):

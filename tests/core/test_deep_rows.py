@@ -97,7 +97,7 @@ class Fed:
         master.create_space("hidden", USERS)
         self.target.begin_snapshot(VClock({1: 100}), NOW_US)
         data = b"".join(wire.frame({0: 2}, row) for row in master.snapshot())
-        self.taken([self.target.feed_snapshot(frames_of(data), NOW_US)])
+        self.taken(self.target.feed_snapshot(frames_of(data), NOW_US))
         self.taken(self.target.end_snapshot(NOW_US))
 
     def taken(self, batches: Iterator[Batch] | list[Batch]) -> list[Sent]:
@@ -126,7 +126,7 @@ class Fed:
         """Another snapshot, which holds these rows."""
         sent = self.taken([self.target.begin_snapshot(VClock({1: 200}), NOW_US)])
         data = schema + b"".join(wire.raw_frame(wire.pack({0: kind}) + content) for kind, content in bodies)
-        sent += self.taken([self.target.feed_snapshot(frames_of(data), NOW_US)])
+        sent += self.taken(self.target.feed_snapshot(frames_of(data), NOW_US))
         return sent + self.taken(self.target.end_snapshot(NOW_US))
 
     def image(self, number: int) -> bytes | None:

@@ -38,6 +38,7 @@ class Life:
             images=images,
             cut=pieces(rng.choice([1, 7, 300, 9000]) for _ in range(5000)),
             transaction_bytes_max=rng.choice([150, 600, 10**9]),
+            batch_bytes_max=rng.choice([1, 1500, 10**6]),
             chunk_bytes=rng.choice([100, 1000]),
         )
         self.replica.connect()
@@ -137,10 +138,9 @@ def told(sent: Sent) -> Expected:
 
 @pytest.fixture
 def small_pieces(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In every other life what waited on disk comes out in pieces, and a long release in several batches."""
+    """In every other life what waited on disk comes out in pieces."""
     if seed % 2:
         monkeypatch.setattr("cdc.waiting.SMALL_BYTES", 100)
-        monkeypatch.setattr("cdc.pipeline.RELEASE_BYTES", 500)
 
 
 @pytest.mark.usefixtures("small_pieces")

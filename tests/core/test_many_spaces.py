@@ -38,8 +38,7 @@ def call_count(space_count: int, *, images: bool) -> int:
     sys.setprofile(see)
     try:
         store.take(target.begin_snapshot(VClock({1: 5}), NOW_US))
-        store.take(target.feed_snapshot(frames, NOW_US))
-        for batch in target.end_snapshot(NOW_US):
+        for batch in (*target.feed_snapshot(frames, NOW_US), *target.end_snapshot(NOW_US)):
             store.take(batch)
         assert len(pipeline(store.position, store.spaces.values()).published_forms()) == space_count
     finally:

@@ -10,7 +10,6 @@ from uuid import UUID
 import msgpack
 import pytest
 
-import cdc.pipeline
 from cdc.change import Batch
 from cdc.errors import CdcError, ConfigurationError, EncodingError, ProtocolError, SchemaError, SynchronousReplicationError
 from cdc.limbo import LimboState
@@ -457,7 +456,7 @@ def test_dead_letters_of_a_snapshot() -> None:
     master = Master()
     master.create_space("users", USERS)
     bodies = [*master.snapshot(), {0x10: 512, 0x21: [1, "x", OpaqueExtension(9, b"x")]}, {0x10: 512, 0x21: [2]}]
-    batch = target.feed_snapshot(frames_of(b"".join(wire.frame({0: 2}, body) for body in bodies)), NOW_US)
+    (batch,) = target.feed_snapshot(frames_of(b"".join(wire.frame({0: 2}, body) for body in bodies)), NOW_US)
     *_, letter, row = map(read, batch.messages)
     assert (letter.topic, letter.value["space_id"]) == ("shop.dlq", 512)
     assert (row.op, row.source["seq"]) == ("r", 1)
@@ -618,9 +617,8 @@ def test_transaction_that_makes_its_space_synchronous() -> None:
     assert [sent.key for sent in shop.events()] == [{"id": 3}]
 
 
-def test_released_in_batches_of_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cdc.pipeline, "RELEASE_BYTES", 2_000)
-    shop = Shop(transaction_bytes_max=1_000)
+def test_released_in_batches_of_a_bounded_size() -> None:
+    shop = Shop(transaction_bytes_max=1_000, batch_bytes_max=2_000)
     shop.master.begin()
     shop.master.insert("users", 3)
     shop.master.commit(is_sync=True)
@@ -836,7 +834,7 @@ def test_without_publishing_only_the_schema_is_read() -> None:
     master.insert("users", 1)
     target.begin_snapshot(VClock(master.vclock), NOW_US)
     frames = frames_of(b"".join(wire.frame({0: 2}, body) for body in master.snapshot()))
-    found = [read(message) for message in target.feed_snapshot(frames, NOW_US, publish=False).messages]
+    found = [read(message) for message in messages(target.feed_snapshot(frames, NOW_US, publish=False))]
     assert [sent.topic for sent in found] == ["shop.schema"]
     assert [form.name for form in target.published_forms()] == ["users"]
     (batch,) = target.end_snapshot(NOW_US)
@@ -864,7 +862,7 @@ def test_rows_of_a_snapshot_that_cannot_be_read(header: dict[int, Any], row: dic
     target = pipeline()
     target.begin_snapshot(VClock(), NOW_US)
     with pytest.raises(ProtocolError, match="row of the snapshot"):
-        target.feed_snapshot(frames_of(wire.frame(header, row)), NOW_US)
+        list(target.feed_snapshot(frames_of(wire.frame(header, row)), NOW_US))
 
 
 def test_a_snapshot_begins_a_new_ledger() -> None:

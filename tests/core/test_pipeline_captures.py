@@ -113,11 +113,12 @@ def _parts(frames: Frames, sizes: list[int]) -> Iterator[Frames]:
 
 @FEW
 @pytest.mark.parametrize("version", VERSIONS)
-@given(sizes=SIZES, memory=st.sampled_from([1024, 20_000, 64 * 1024 * 1024]))
-def test_messages_do_not_depend_on_batches(version: str, sizes: list[int], memory: int) -> None:
+@given(sizes=SIZES, memory=st.sampled_from([1024, 20_000, 64 * 1024 * 1024]), batch=st.sampled_from([1, 3000, 1024 * 1024]))
+def test_messages_do_not_depend_on_batches(version: str, sizes: list[int], memory: int, batch: int) -> None:
     """Neither on where the stream is cut nor on which transactions wait on disk; whole positions only at boundaries."""
     spools = list[MemorySpool]()
-    target = follow(version, after_snapshot(version), transaction_bytes_max=memory, spools=spools, chunk_bytes=3000)
+    bounds = {"transaction_bytes_max": memory, "batch_bytes_max": batch}
+    target = follow(version, after_snapshot(version), spools=spools, chunk_bytes=3000, **bounds)
     batches = [batch for part in _parts(stream_frames(version), sizes) for batch in target.feed(part, NOW_US)]
     assert messages(batches) == expected(version)
     target.close()

@@ -69,7 +69,6 @@ def test_a_snapshot_is_no_news() -> None:
     target = pipeline()
     target.begin_snapshot(VClock({1: 5}), NOW_US)
     rows = b"".join(wire.frame({0: 2}, body) for body in [*master.snapshot(), {0x10: 512, 0x21: [1]}])
-    batches = [target.feed_snapshot(frames_of(rows), NOW_US)]
-    batches += target.end_snapshot(NOW_US)
+    batches = [*target.feed_snapshot(frames_of(rows), NOW_US), *target.end_snapshot(NOW_US)]
     assert any(batch.stored for batch in batches), "it tells of every space"
     assert [line for batch in batches for line in news(batch, {})] == []

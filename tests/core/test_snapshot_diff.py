@@ -391,7 +391,11 @@ def test_system_rows_of_a_master_without_others() -> None:
 @given(seed=st.integers(0, 2**32 - 1))
 def test_consumer_has_the_masters_contents_after_any_life(seed: int) -> None:
     rng = random.Random(seed)
-    life = Life(rng.choice(["2.6", "2.11", "3.3"]), transaction_bytes_max=rng.choice([200, 10**9]))
+    life = Life(
+        rng.choice(["2.6", "2.11", "3.3"]),
+        transaction_bytes_max=rng.choice([200, 10**9]),
+        batch_bytes_max=rng.choice([1, 1500, 10**6]),
+    )
     work = Workload(life.master, rng, simple=True)
     work.run(15)
     life.connect()

@@ -26,7 +26,7 @@ class OpenDelivery:
 
     def produce(self, batch: Batch) -> None:
         """Keep the messages."""
-        assert self.gate.wait(20)
+        assert self.gate.wait(120)
         self.open += batch.messages
 
     def commit(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the checkpoint is the test's

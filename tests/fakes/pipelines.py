@@ -89,7 +89,7 @@ def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US) -> Ite
             case SnapshotStarted(vclock):
                 yield target.begin_snapshot(vclock, now_us)
             case SnapshotRows(frames):
-                yield target.feed_snapshot(frames, now_us)
+                yield from target.feed_snapshot(frames, now_us)
             case SnapshotFinished():
                 yield from target.end_snapshot(now_us)
             case StreamRows(frames):

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 import pytest
 
-from cdc.checkpoint import Checkpoint
+from cdc.checkpoint import Checkpoint, Writer
 from cdc.config import Config, parse
 from cdc.follower import Follower, Goal
 from cdc.handshake import greet, vote
@@ -123,8 +123,8 @@ class Running:
 
     def __init__(self, config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> None:
         delivery.gate.set()
-        self.publisher = Publisher("x", config.kafka, "w")
-        monkeypatch.setattr(self.publisher, "_delivery", delivery)
+        self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True))
+        monkeypatch.setattr(self.publisher, "_started", delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda _: None)
         self.publisher._thread.start()
         self.status = Status("x")

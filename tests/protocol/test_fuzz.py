@@ -318,7 +318,7 @@ def test_odd_rows_of_a_snapshot(seed: int) -> None:
     wrong = [odd_row(rng, lsn) for lsn in range(1, 4)]
     rows = good + wrong if rng.random() < 0.5 else wrong + good
     try:
-        target.feed_snapshot(frames_of(b"".join(rows)), NOW_US)
+        list(target.feed_snapshot(frames_of(b"".join(rows)), NOW_US))
         list(target.end_snapshot(NOW_US))
     except CdcError as error:
         said(error)
