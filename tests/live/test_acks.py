@@ -81,6 +81,36 @@ def test_no_ack_is_beyond_the_committed_checkpoint(scene: Scene) -> None:
     assert auditor.ahead_count >= 10, "the daemon never had more than it acknowledged, so nothing was proven"
 
 
+def test_a_large_transaction_on_a_kafka_that_stands_still(frail_scene: Scene) -> None:
+    """It takes far longer to publish than a silent replica is given, and its queue is full in the middle of it."""
+    scene = frail_scene
+    scene.daemon.settings["kafka"] |= {"queue_bytes_max": 2**20}
+    scene.daemon.settings["kafka"]["properties"] |= {"transaction.timeout.ms": 300_000, "queue.buffering.max.kbytes": 32 * 1024}
+    scene.daemon.settings["source"]["transaction_bytes_max"] = 2**20
+    acks: list[float] = []
+    proxy = scene.proxy(on_ack=lambda _: acks.append(time.monotonic()))
+    scene.workload.create(10)
+    scene.daemon.start()
+    scene.catch_up()
+    begin = time.monotonic()
+    scene.tarantool.eval("box.begin() for id = 1, 200000 do box.space.idle:replace{id, 'one of very many rows'} end box.commit()")
+    scene.daemon.wait_until("it is published", lambda status: status["rows"] > 20_000)
+    scene.kafka.pause()
+    try:
+        status = scene.daemon.wait_until("it waits for room", lambda status: not status["buffers"]["is_reading"])
+        paused_at = time.monotonic()
+        wait_for("ACKs", lambda: sum(at > paused_at for at in acks) >= 10)
+    finally:
+        scene.kafka.resume()
+    scene.catch_up()
+    gaps = [later - earlier for earlier, later in itertools.pairwise([begin, *(at for at in acks if at > begin)])]
+    assert max(gaps) <= 2.0, f"{max(gaps):.2f} s without an ACK"
+    assert proxy.connection_count == 1, "the master has dropped the connection"
+    assert status["buffers"]["queued_bytes"] < 4 * 2**20
+    assert status["buffers"]["unwritten_bytes"] > 0
+    scene.check()
+
+
 @pytest.mark.parametrize(
     "seconds",
     [
