@@ -5,6 +5,7 @@ this daemon may not            ForbiddenError         it ends, and names the rig
 nobody knows this user         LoginError             it ends
 somebody else has the name     FencedError            a new producer looks who
 a message is too large         PublishError           it ends
+a topic doesn't take a record  PublishError           it ends: no repeat makes a compacted topic take what has no key
 the producer is of no use      ProducerLostError      a new producer goes on from the checkpoint
 anything else                  PublishAborted, or ConnectionLostError where nothing was published: it tries again
 """
@@ -67,6 +68,11 @@ _SIZE_HINT: Final = (
     "spaces.exclude."
 )
 
+_RECORD_HINT: Final = (
+    "A topic with compact in its cleanup.policy takes no truncation, which has no key: set cleanup.policy=delete on it until the "
+    "daemon has gone on and consumers have read it."
+)
+
 
 def operator_error(error: KafkaError, what: str) -> PublishError | None:
     """The error if waiting won't help, None if it may. `what` says what was tried and that it failed."""
@@ -77,6 +83,8 @@ def operator_error(error: KafkaError, what: str) -> PublishError | None:
         return LoginError(text, LOGIN_HINT)
     if code in TOO_LARGE:
         return PublishError(text, _SIZE_HINT)
+    if code == KafkaError.INVALID_RECORD:
+        return PublishError(text, _RECORD_HINT)
     return None
 
 

