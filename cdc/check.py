@@ -10,7 +10,7 @@ logs that only the store would need are not looked for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 from uuid import UUID
@@ -20,7 +20,7 @@ from cdc.check_start import Finding
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config, Member
 from cdc.daemon import instance_uuid
-from cdc.errors import CdcError, PositionError
+from cdc.errors import CdcError, ConfigurationError, PositionError
 from cdc.follower import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.handshake import greet, vote
 from cdc.kafka_clients import KafkaClients
@@ -59,8 +59,7 @@ def check(config: Config, say: Say) -> bool:
     found = [_look(config, member, stored, needed, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
-        for line in _published(config, schema, existing if kafka.is_good else None):
-            say(line)
+        findings += _published(config, schema, existing if kafka.is_good else None, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
     is_followed = needed is not None and _choose(config, [member.answer for member in found], needed, say)
@@ -235,15 +234,16 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     return admission.read(config), existing
 
 
-def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None) -> list[str]:
-    """A line for each space that is published."""
+def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None, say: Say) -> Iterator[Finding]:
+    """Says a line for each space that is published; spaces that have no topic of their own are findings."""
     is_published = topics.SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
     names = topics.TopicNames(config.kafka.topic_prefix)
-    return [
-        _published_space(form, names.of_space(form.space_id, form.name), existing)
-        for form in schema.forms()
-        if is_published(form.space_id, form.name) and form.is_replicated
-    ]
+    for form in schema.forms():
+        if is_published(form.space_id, form.name) and form.is_replicated:
+            try:
+                say(_published_space(form, names.of_space(form.space_id, form.name), existing))
+            except ConfigurationError as error:
+                yield Finding("spaces", str(error))
 
 
 def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None) -> str:

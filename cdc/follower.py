@@ -245,6 +245,8 @@ class Follower:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
+        if not pipeline.published_forms():
+            self._log.warning("no space is published: spaces.include and spaces.exclude leave none, or the server has none yet")
         self._settlement.take(pipeline.go_on(_now_us()))
         self._last_heard = time.monotonic()
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)

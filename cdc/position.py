@@ -105,7 +105,7 @@ class Position:
         if value.get("version") != FORMAT_VERSION:
             raise ConfigurationError(
                 f"the checkpoint has format {value.get('version')!r}, this program writes {FORMAT_VERSION}",
-                "Run the version that wrote it, or choose another name.",
+                "Run the version that wrote it, or choose another name and kafka.topic_prefix.",
             )
         snapshot = value["snapshot"]
         return cls(

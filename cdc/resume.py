@@ -176,7 +176,7 @@ def check_replicaset_of_store(kafka: Position, store: Position) -> None:
     if store.replicaset_uuid != kafka.replicaset_uuid and None not in (store.replicaset_uuid, kafka.replicaset_uuid):
         raise PositionError(
             f"the state store has rows of replica set {store.replicaset_uuid}, the checkpoint is of {kafka.replicaset_uuid}",
-            "Give this daemon a state.path of its own, or remove the store, which is then built anew.",
+            "Give this daemon a state.path of its own, or remove the directory images in it and start once with --rebuild-state.",
         )
 
 

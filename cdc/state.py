@@ -129,7 +129,7 @@ class StateStore:
             if written != _FORMAT and not self.is_former:
                 raise StateError(
                     f"the state store {self._path} was written by another version, in the format {written!r}",
-                    "Run the version that wrote it, or remove the store, which is then built anew.",
+                    f"Run the version that wrote it, or remove {self._path} and start once with --rebuild-state.",
                 )
             self.records: dict[bytes, bytes] = dict(txn.cursor(self._records_db))
             self._counts: dict[bytes, int] = {key: _COUNT.unpack(value)[0] for key, value in txn.cursor(self._counts_db)}

@@ -168,7 +168,7 @@ def is_clean(path: Path) -> bool:
     except FileNotFoundError as error:
         raise StateError(
             f"{path / DATA_FILE} isn't a state store, or a part of one: {_CONDITION} is missing beside it",
-            "Give state.path a directory of its own, or remove the file; the store is then built anew.",
+            f"Give state.path a directory of its own, or remove {path} and start once with --rebuild-state.",
         ) from error
     size = (path / DATA_FILE).stat().st_size
     if word == "clean" and detail == str(size):
@@ -252,7 +252,7 @@ def told(path: Path) -> Iterator[None]:
     except lmdb.VersionMismatchError as error:
         raise StateError(
             f"the state store {path} was written by another version of LMDB ({error})",
-            "Run the version that wrote it, or remove the store, which is then built anew.",
+            f"Run the version that wrote it, or remove {path} and start once with --rebuild-state.",
         ) from error
     except (lmdb.Error, OSError) as error:
         if _is_full(path, error):

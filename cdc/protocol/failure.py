@@ -36,7 +36,8 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.UNKNOWN_REPLICA: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
     ErrorCode.REPLICASET_UUID_MISMATCH: (
         Remedy.OPERATOR,
-        "The server belongs to another replica set than the checkpoint: check source.uris, or choose another name.",
+        "The server belongs to another replica set than the checkpoint: check source.uris; another replica set needs another "
+        "name and kafka.topic_prefix.",
     ),
     ErrorCode.UNSUPPORTED: (Remedy.OPERATOR, "A master with wal_mode = 'none' can't be followed."),
     ErrorCode.CONNECTION_TO_SELF: (Remedy.OPERATOR, "The daemon's instance UUID is the server's own: change the daemon's name."),

@@ -203,6 +203,6 @@ def test_checkpoint_and_store(case: str) -> None:
 
 
 def test_store_of_another_replica_set() -> None:
-    with pytest.raises(PositionError, match=r"remove the store, which is then built anew"):
+    with pytest.raises(PositionError, match=r"remove the directory images in it and start once with --rebuild-state"):
         reconcile(both(5, 10), both(5, 10, replicaset=2))
     assert not reconcile(None, both(5, 10, replicaset=2)).is_store_good

@@ -84,6 +84,12 @@ def test_exactly_the_fields_that_the_tuple_has() -> None:
     assert encoder.rows[5]([1, "a", "b", 4, 5]) == b'{"id":1,"name":"a","city":"b","field_4":4,"field_5":5}'
 
 
+def test_two_fields_of_one_name_and_the_ways_past_such_a_row() -> None:
+    """Another name in the format helps no row that stands in the log already."""
+    with pytest.raises(EncodingError, match=r"would be called 'field_2'.*spaces\.exclude.*format\.on_error"):
+        RowEncoder(form([("field_2", "unsigned")])).rows[2]([1, 2])
+
+
 def test_without_a_format() -> None:
     encoder = RowEncoder(form([]))
     assert encoder.rows[2]([1, "x"]) == b'{"field_1":1,"field_2":"x"}'

@@ -241,6 +241,20 @@ def test_space_that_is_included_again() -> None:
     life.check("users", "other")
 
 
+def test_space_that_is_included_again_before_anything_has_changed(life: Life) -> None:
+    """A pattern that is wrong for a moment takes nothing from the store that nobody would miss."""
+    life.replica.include("userz")
+    life.restart()
+    life.replica.include(".*")
+    assert life.restart() == []
+    life.master.update("users", [1], ["=", "name", "ONE"])
+    (event,) = life.follow()
+    assert event.value["before"] == {"id": 1, "name": "one", "balance": 10}
+    life.replica.flush()
+    assert life.restart(forget=True) == []
+    life.check("users")
+
+
 def test_newly_included_while_the_store_is_behind() -> None:
     life = Life(include=["users"])
     for name in ("users", "other"):

@@ -182,7 +182,7 @@ class Replica:
             return self._new_pipeline(stored, images=images, replay_until=checkpoint.position), beginning.reason
         target = self._new_pipeline(checkpoint, images=images)
         forms, reason = target.published_forms(), beginning.reason
-        writer.keep_only(form.space_id for form in forms)
+        writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
         new = [form.name for form in forms if not form.schema_version]
         if new and checkpoint.position is not None:
             reason = reason or f"newly published: {', '.join(new)}"

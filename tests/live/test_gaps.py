@@ -234,8 +234,12 @@ def test_store_of_another_version(scene: Scene) -> None:
     condition.write_text(f"clean {(images_of(scene) / 'data.mdb').stat().st_size}")
     text = complaint(scene.daemon)
     assert "was written by another version" in text
-    assert "remove the store" in text
+    assert f"remove {images_of(scene)} and start once with --rebuild-state" in text
     assert not news(scene.check(), last)
+    # The remedy works.
+    shutil.rmtree(images_of(scene))
+    heal(scene, "--rebuild-state")
+    scene.check()
 
 
 def test_store_that_another_daemon_uses(scene: Scene) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -143,3 +145,50 @@ def test_state_path_that_is_wrong(scene: Scene, tmp_path: Path) -> None:
     scene.daemon.settings["state"]["path"] = right
     caught_up(scene.daemon)
     assert [event.op for event in scene.check().events] == ["r"] * 50
+
+
+def test_check_of_what_run_would_regret(scene: Scene) -> None:
+    """Beside a daemon at work, with patterns that fit nothing, and with two spaces whose names make one topic."""
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    (said,) = failures(scene.daemon)
+    assert said.startswith(f"name: FAILED: a daemon '{scene.prefix}' is at work and listens at ")
+    scene.daemon.settings["http"]["listen"] = ""
+    second = scene.new_daemon(state=scene.daemon.settings["state"])
+    second.start()
+    assert second.wait_for_end() == 1
+    (said,) = failures(second)
+    assert "at work with the state in" in said
+    assert scene.daemon.terminate() == 0
+    # The spaces' names are wrong for a moment, and that makes nothing come twice.
+    second.settings["spaces"] = {"include": ["thing"], "exclude": ["other"]}
+    second.start("--until-caught-up")
+    assert second.wait_for_end() == 0
+    assert "no space is published" in second.run.log_text()
+    assert [line.partition(": FAILED: ")[0] for line in failures(second)] == ["spaces.include", "spaces.exclude", "spaces"]
+    second.settings["spaces"] = {}
+    for name in ("a/b", "a_b"):
+        scene.tarantool.eval("box.schema.space.create(...):create_index('primary')", name)
+    second.start("--until-caught-up")
+    assert second.wait_for_end() == 1
+    (said,) = failures(second)
+    assert "would share" in said
+    assert "spaces.exclude" in said
+    # The remedy works, and renaming, which doesn't, isn't told as one.
+    second.settings["spaces"] = {"exclude": ["a_b"]}
+    caught_up(second)
+    scene.tarantool.eval("box.space.things:update(1, {{'=', 2, 'x'}})")
+    caught_up(second)
+    (update,) = [event.value for event in scene.check_events().events if event.op != "r"]
+    assert (update["op"], update["before"]) == ("u", {"field_1": 1})
+
+
+def failures(daemon: DaemonProcess) -> list[str]:
+    """The findings of `check`, which ends with 1, with the configuration of the latest run."""
+    file = daemon.directory / f"{daemon.name}.toml"
+    ended = subprocess.run(
+        [sys.executable, "-m", "cdc", "check", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (1, ""), ended
+    return [line for line in ended.stdout.splitlines() if "FAILED" in line]
