@@ -18,7 +18,7 @@ from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 
 _LOG_CONFIGURATION = Path(__file__).with_name("kafka-log4j2.xml")
-_FORMAT_TIMEOUT_SECONDS = 60
+_FORMAT_TIMEOUT_SECONDS = 180  # three at a time, on a machine under load
 _PROBE_TIMEOUT_SECONDS = 1
 
 SINGLE_NODE_PROPERTIES: Mapping[str, str] = {
