@@ -149,16 +149,23 @@ class Publisher:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
         if expected_writers and self._read().writer not in expected_writers:
-            raise FencedError(
-                f"another daemon has taken the name {self._name!r}",
-                NAME_HINT,
-            )
+            raise FencedError(f"another daemon has taken the name {self._name!r}", NAME_HINT)
         self._started = self._make_delivery()
         try:
             self._delivery.start()
         except PublishError as error:
             error.message = f"transactional id {self._name!r}: {error.message}"
             raise
+        try:
+            stored = self._begin(takes_prefix=takes_prefix)
+        except FencedError as error:
+            # By another daemon, or because Kafka was too slow: the next start looks which.
+            raise ConnectionLostError(f"the name {self._name!r} was lost at once: {error.message}") from error
+        self.committed = stored.position
+        self._thread.start()
+        return stored
+
+    def _begin(self, *, takes_prefix: bool) -> Checkpoint:
         stored = self._read_to_the_end()
         if not takes_prefix:
             ownership.check(stored, self._config.topic_prefix, self._name)
@@ -167,8 +174,6 @@ class Publisher:
         self._commit_position(stored.position or Position(), {}, claims)
         if claims:
             self._check_claim()
-        self.committed = stored.position
-        self._thread.start()
         return stored
 
     def stop(self, timeout_seconds: float) -> bool:

@@ -13,11 +13,11 @@ from confluent_kafka import KafkaError
 from cdc.change import Batch, Broadcast
 from cdc.checkpoint import Writer
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, PublishAborted, PublishError, TransactionTimeoutError
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.position import Position
 from cdc.publisher import Publisher
 from cdc.vclock import VClock
-from tests.fakes.kafka import Cluster, clients
+from tests.fakes.kafka import FENCED, Cluster, clients
 
 Mode = Literal["exactly_once", "at_least_once"]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
@@ -212,6 +212,17 @@ def test_a_commit_between_source_transactions_that_takes_too_long_is_no_size(clu
         wait(publisher)
     assert not isinstance(caught.value, TransactionTimeoutError)
     assert "Two daemons" not in str(caught.value)
+
+
+def test_a_name_that_is_lost_at_the_start_is_taken_again(cluster: Cluster, start: Start) -> None:
+    errors = iter([FENCED])
+    cluster.fail_commit = lambda: next(errors, None)
+    with pytest.raises(ConnectionLostError, match="was lost at once") as caught:
+        start("exactly_once")
+    assert "Two daemons" not in str(caught.value)
+    publisher = start("exactly_once")
+    publisher.submit(batch(1))
+    wait(publisher)
 
 
 def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: Start) -> None:
