@@ -18,9 +18,9 @@ SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
 """Stands for the transaction of rows that have none."""
 
 
-def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes) -> CdcError:
-    """The same error, with the row that it is about; its body as it came."""
-    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}), body {body[:_SHOWN_BYTES].hex(' ')}"
+def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space: str = "") -> CdcError:
+    """The same error, with the row that it is about, its space where that is known, and its body as it came."""
+    row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}, body {body[:_SHOWN_BYTES].hex(' ')}"
     return type(error)(f"{error.message}; {row}", error.hint)
 
 

@@ -394,7 +394,7 @@ class StreamEvents:
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""
         if self._options.on_error == "fail":
-            raise at_row(error, transaction, kind, lsn, body) from error
+            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         if self._images is not None:
             self._images.stand()
         self._set_aside(error, transaction, kind, lsn, body, space_id)
@@ -403,8 +403,14 @@ class StreamEvents:
         """A row that can't be carried out stops the daemon, or leaves its key in doubt."""
         assert self._images is not None
         if self._options.on_image_error == "fail" or error.key is None or not self._images.doubt(error.key):
-            raise at_row(error, transaction, kind, lsn, body) from error
+            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         self._set_aside(error, transaction, kind, lsn, body, space_id)
+
+    def _space_text(self, space_id: object) -> str:
+        try:
+            return f" of space {self._spaces.form(space_id).name!r}" if type(space_id) is int else ""
+        except SchemaError:
+            return ""  # it has rows here and no name; the error says why, and the body has the space's id
 
     def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         server_uuid = str(self.base.server_uuid)
