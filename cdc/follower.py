@@ -9,7 +9,8 @@ In registered mode JOIN brings every snapshot, not FETCH_SNAPSHOT: where the mas
 was full, or it was started anew), only JOIN has it keep them again, and from before the contents. JOIN's last rows lead from the
 snapshot on, so they are the stream's first. The rows that answer REGISTER are left aside: old masters (2.6.0 among them) begin
 them at their own position, behind a hole, and the stream brings them again. Both requests have the master keep logs from the end
-of what they sent; what lies before that and isn't durable yet is kept no better than for an anonymous replica.
+of what they sent. So a daemon that was anonymous, and is behind, follows as one until what the master had is durable; then it
+connects anew and registers.
 
 It contains the I/O and no decisions: those are resume's, the session's and the pipeline's. It waits for the master's rows, for
 room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thread of their own (cdc.acknowledger).
@@ -17,6 +18,7 @@ room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thr
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +70,8 @@ class Goal:
 
     until_caught_up: bool
     target: VClock | None = None
+    caught_up_at: float = -math.inf
+    """When a daemon that is to be registered had, as an anonymous replica, come to where the master was (monotonic seconds)."""
 
 
 class Follower:
@@ -127,7 +131,8 @@ class Follower:
     def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
         """Take a snapshot if one is needed, then follow the stream.
 
-        Returns whether the goal was reached; False means that a stop was asked for. Raises what breaks.
+        Returns whether the goal was reached; False means that a stop was asked for, or that another connection goes on. Raises
+        what breaks.
         """
         config = self._config
         if self._goal.target is None:
@@ -206,11 +211,14 @@ class Follower:
 
     # Stream.
 
+    def _has_to_catch_up(self, vclock: VClock) -> bool:
+        """Whether to follow as an anonymous replica before an id is asked for."""
+        since = time.monotonic() - self._goal.caught_up_at
+        return resume.is_behind(vclock, self._status.master_vclock, self._ignored, since)
+
     def _register(self, vclock: VClock) -> bool:
-        """Have an id in the replica set. Returns False if a stop was asked for meanwhile."""
+        """Get an id in the replica set. Returns False if a stop was asked for meanwhile."""
         connection = self._connection
-        if registration.find_id(connection) is not None:
-            return True
         registration.check_others(connection, self._config)
         self._log.info("registering", vclock=str(vclock))
         connection.session.register(vclock, self._config.source.instance_name)
@@ -225,13 +233,16 @@ class Follower:
         connection, pipeline, status = self._connection, self._pipeline, self._status
         position = pipeline.position
         assert position.replicaset_uuid is not None
-        if self._is_registered and not self._register(self._told(position.vclock)):
-            return False
+        catches_up = False
+        if self._is_registered and registration.find_id(connection) is None:
+            catches_up = self._has_to_catch_up(position.vclock)
+            if not catches_up and not self._register(self._told(position.vclock)):
+                return False
         connection.session.subscribe(
             position.replicaset_uuid,
             self._told(position.vclock),
             self._ignored,
-            is_anonymous=not self._is_registered,
+            is_anonymous=catches_up or not self._is_registered,
             instance_name=self._config.source.instance_name,
         )
         subscribed = expect(connection, Subscribed)
@@ -243,21 +254,23 @@ class Follower:
             )
         status.replicaset_uuid = str(position.replicaset_uuid)
         status.state, status.error = "streaming", None
-        self.has_streamed = True
+        self.has_streamed = not catches_up
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
         if not pipeline.published_forms():
             self._log.warning("no space is published: spaces.include and spaces.exclude leave none, or the server has none yet")
-        self._settlement.take(pipeline.go_on(_now_us()))
+        if catches_up:
+            self._log.info("catching up as an anonymous replica before an id is asked for")
         self._last_heard = time.monotonic()
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
         try:
-            return self._follow_stream()
+            return self._follow_stream(resume.target(subscribed.vclock, self._ignored) if catches_up else None)
         finally:
             self._acknowledger.close()
 
-    def _follow_stream(self) -> bool:
-        """Take rows until the goal is reached (True) or a stop is asked for."""
+    def _follow_stream(self, catches_up_with: VClock | None) -> bool:
+        """Take rows until the goal is reached (True), a stop is asked for, or what was to be caught up with is durable."""
         pipeline = self._pipeline
+        self._settlement.take(pipeline.go_on(_now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
             for event in events:
@@ -269,7 +282,13 @@ class Follower:
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
-            if self._is_goal_reached():
+            if catches_up_with is not None:
+                if pipeline.ledger.acknowledged.covers(catches_up_with):
+                    # The next connection registers.
+                    self._settlement.wait_until_settled()
+                    self._goal.caught_up_at = time.monotonic()
+                    return False
+            elif self._is_goal_reached():
                 self._acknowledge()
                 return True
         return False

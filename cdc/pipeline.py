@@ -361,6 +361,7 @@ class Pipeline:
             parts = self._spaces, self._envelope, self._outbox, self.images, self._events.refuse
             self._events.base = advance(self.position, self._events.now_us, *parts)
             yield self._batch()
+            yield Batch.pause(self._events.base)
 
     def _check_replay(self, origin: int) -> None:
         """What comes next of an origin isn't out. Raises ReplayError if its last transaction wasn't the last that is out."""

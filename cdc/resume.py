@@ -133,6 +133,19 @@ def told(vclock: VClock, master: VClock, ignored: frozenset[int]) -> VClock:
     return VClock({**vclock, **{origin: max(vclock[origin], master[origin]) for origin in ignored}})
 
 
+CAUGHT_UP_SECONDS: Final = 10.0
+"""For so long what was caught up with counts as that: a busy master is ahead again at the next connection."""
+
+
+def is_behind(position: VClock, master: VClock, ignored: frozenset[int], seconds_since_caught_up: float) -> bool:
+    """Whether a daemon that is to be registered has to follow anonymously first.
+
+    A master from 3.3 on keeps logs for an anonymous replica too, and the end of a REGISTER moves what it keeps to where it is
+    itself: logs that lead there from `position`, which the daemon has yet to read and to make durable, may go any time.
+    """
+    return seconds_since_caught_up > CAUGHT_UP_SECONDS and not position.covers(target(master, ignored))
+
+
 def target(master: VClock, ignored: frozenset[int]) -> VClock:
     """What will have been followed once everything up to `master` has come."""
     return VClock({origin: lsn for origin, lsn in master.items() if origin not in ignored})

@@ -402,7 +402,7 @@ def test_key_that_could_not_be_kept_before_needs_a_snapshot(change: str) -> None
 
 def moments() -> Iterator[tuple[int, int | None, bool, bool]]:
     """After how many batches the process ends, how many of them are committed (all, or all but so many), and flushes."""
-    for moment in range(11):
+    for moment in range(15):
         for uncommitted in (0, 1, 3, None):
             for flushes in (True, False):
                 yield moment, uncommitted, flushes, moment % 2 == 0
@@ -425,7 +425,7 @@ def test_killed_at_any_moment(moment: int, uncommitted: int | None, *, flushes: 
         life.replica.receive()
     except Killed:
         was_killed = True
-    assert was_killed == (moment < 9), "the moments reach from before the first batch to behind the last"
+    assert was_killed == (moment < 13), "the moments reach from before the first batch to behind the last"
     count = len(life.replica.unsettled)
     life.replica.commit(0 if uncommitted is None else max(0, count - uncommitted))
     if flushes:

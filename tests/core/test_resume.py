@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from itertools import product
 from typing import get_args
@@ -13,12 +14,14 @@ from cdc.errors import PositionError
 from cdc.position import Position, SnapshotState
 from cdc.protocol.ballot import Ballot
 from cdc.resume import (
+    CAUGHT_UP_SECONDS,
     Continue,
     Policy,
     SnapshotMode,
     TakeSnapshot,
     check_replicaset,
     decide,
+    is_behind,
     reconcile,
     target,
     told,
@@ -206,3 +209,13 @@ def test_store_of_another_replica_set() -> None:
     with pytest.raises(PositionError, match=r"remove the directory images in it and start once with --rebuild-state"):
         reconcile(both(5, 10), both(5, 10, replicaset=2))
     assert not reconcile(None, both(5, 10, replicaset=2)).is_store_good
+
+
+def test_a_busy_master_is_never_caught_up_with_to_the_row() -> None:
+    """What was behind a moment ago counts, so that an id is asked for at all."""
+    position, master = VClock({1: 5}), VClock({1: 6})
+    assert is_behind(position, master, frozenset(), math.inf)
+    assert is_behind(position, master, frozenset(), CAUGHT_UP_SECONDS + 1)
+    assert not is_behind(position, master, frozenset(), 1.0)
+    assert not is_behind(master, master, frozenset(), math.inf)
+    assert not is_behind(position, VClock({1: 5, 2: 9}), frozenset({2}), math.inf)

@@ -98,8 +98,10 @@ class Master:
         """Whether the user may."""
         self.during_join: Callable[[], None] | None = None
         """What happens to the contents while somebody joins, after they have been sent."""
+        self.after_register: Callable[[], None] | None = None
+        """What happens when somebody has been registered, before he subscribes."""
         self.consumers: dict[UUID, dict[int, int]] = {}
-        """Of each registered replica: from where on it needs the log."""
+        """Of each registered replica, and from 3.3 on of each anonymous one: from where on it needs the log."""
         self.streaming: set[UUID] = set()
         """Who streams over a connection that isn't played here."""
         self.log: list[LogRow] = []
@@ -391,6 +393,8 @@ class MasterConnection:
         self._told_version = True
         # Of a registered replica that streams: its UUID, and the id under which it has no changes sent back.
         self._member: UUID | None = None
+        # Of a replica for which the log is kept.
+        self._consumer: UUID | None = None
         self.acks: list[Ack] = []
         self.subscribed: dict[int, Any] | None = None
         self.is_closed = False
@@ -566,6 +570,8 @@ class MasterConnection:
         if self._has_gap(start):
             return
         self._send_final(uuid, start, is_join=False)
+        if master.after_register is not None:
+            master.after_register()
 
     def _may_enroll(self) -> bool:
         if self._master.is_read_only:
@@ -636,8 +642,11 @@ class MasterConnection:
         header = {Key.REQUEST_TYPE: Type.OK, Key.SYNC: self._sync, Key.REPLICA_ID: master.id}
         self._send(wire.frame(header, answer))
         self.subscribed = body
+        if is_anonymous and master.version >= (3, 3, 0):
+            self._consumer = uuid
+            master.consumers[uuid] = since
         if not is_anonymous:
-            self._member = uuid
+            self._member = self._consumer = uuid
             master.consumers.setdefault(uuid, since)
             if master.version >= (2, 6, 1):
                 self.raft()
@@ -665,8 +674,8 @@ class MasterConnection:
         term = body.get(Key.TERM)
         assert term is None or term <= self._master.term, "an invented term"
         assert body.get(Key.VCLOCK_SYNC, 0) <= self._vclock_sync, "an invented vclock_sync"
-        if self._member is not None:
-            self._master.consumers[self._member] = vclock
+        if self._consumer is not None:
+            self._master.consumers[self._consumer] = vclock
         self.acks.append(Ack(vclock, term, body.get(Key.VCLOCK_SYNC), header.get(Key.TIMESTAMP)))
 
     def _packet(self, kind: int, body: dict[int, Any] | None = None) -> bytes:

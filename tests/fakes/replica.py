@@ -7,6 +7,7 @@ in memory follows the commits: it has what `flush` brings into it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
@@ -79,6 +80,8 @@ class Replica:
         self.tuples: MemoryTuples | None = MemoryTuples() if options.pop("images", False) else None
         self._writer = MemoryWriter(self.tuples, NAME) if self.tuples is not None else None
         self.forced_snapshot: str | None = None
+        self.has_caught_up = False
+        """Whether a replica that is to be registered has just followed anonymously to where the master was."""
         self.topics = Topics()
         self.decision: resume.Continue | resume.TakeSnapshot | None = None
         self.connection: MasterConnection | None = None
@@ -143,9 +146,14 @@ class Replica:
             self.commit()
         position = self.pipeline.position
         assert position.replicaset_uuid is not None
-        if self._is_registered:
-            self._register(position.vclock)
-        self.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=not self._is_registered)
+        is_anonymous = not self._is_registered
+        if self._is_registered and not self._has_id():
+            since = 0.0 if self.has_caught_up else math.inf
+            is_anonymous = resume.is_behind(position.vclock, voted.ballot.vclock, frozenset(), since)
+            if not is_anonymous:
+                self._register(position.vclock)
+        self.has_caught_up = False
+        self.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         subscribed, *rest = self._exchange()
         assert isinstance(subscribed, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
@@ -154,15 +162,17 @@ class Replica:
             self.submit(batch)
         self._submit(rest)
 
-    def _register(self, vclock: VClock) -> None:
-        """Have an id. The rows that come with it are left aside: the stream brings them again."""
+    def _has_id(self) -> bool:
         self.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(INSTANCE)])
         (selected,) = self._exchange()
         assert isinstance(selected, Selected)
-        if not selected.tuples:
-            self.session.register(vclock)
-            *_, registered = self._exchange()
-            assert isinstance(registered, Registered)
+        return bool(selected.tuples)
+
+    def _register(self, vclock: VClock) -> None:
+        """Get an id. The rows that come with it are left aside: the stream brings them again."""
+        self.session.register(vclock)
+        *_, registered = self._exchange()
+        assert isinstance(registered, Registered)
 
     def _begin(self, checkpoint: Checkpoint) -> tuple[Pipeline, str | None]:
         """What the follower does: a pipeline at the checkpoint or at the store, and why a snapshot has to fill the store."""

@@ -139,11 +139,30 @@ def test_anonymous_daemon_becomes_a_registered_one(scene: Scene) -> None:
     catch_up_and_stop(scene)
     assert id_of(scene) is None
     scene.tarantool.eval("for id = 100, 109 do box.space.many:insert{id, 0, 'between'} end")
+    scene.tarantool.eval(
+        """
+        writing = true
+        require('fiber').create(function()
+            for id = 1000, 100000 do
+                if not writing then break end
+                box.space.many:insert{id, 0, 'meanwhile'}
+                require('fiber').sleep(0.001)
+            end
+        end)
+        """
+    )
     scene.daemon.settings["source"]["mode"] = "registered"
-    catch_up_and_stop(scene)
-    assert id_of(scene) == 2
-    assert "registering" in scene.daemon.run.log_text()
-    assert news(scene.check(), 2 * ROWS) == {("many", "c"): 10}
+    scene.daemon.start()
+    wait_for("it has an id, though the master is never caught up with to the row", lambda: id_of(scene) == 2)
+    (written,) = scene.tarantool.eval("writing = false return box.space.many:len()")
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    said = scene.daemon.run.log_text()
+    assert 0 < said.index("catching up as an anonymous replica") < said.index("registering"), (
+        "its id would end the keeping of logs"
+    )
+    assert "taking a snapshot" not in said
+    assert news(scene.check(), 2 * ROWS) == {("many", "c"): written - ROWS}
 
 
 def test_id_that_is_given_back(scene: Scene) -> None:

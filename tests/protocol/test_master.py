@@ -168,22 +168,49 @@ def test_logs_stay_for_a_registered_replica_until_it_acknowledges(version: str) 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_anonymous_replica_becomes_a_registered_one(version: str) -> None:
-    """With changes in between, which an old master leaves out of its answer to REGISTER."""
+    """With changes in between, which it follows anonymously first: the end of REGISTER ends the keeping of their logs."""
     master, replica = following(version)
+    replica.acknowledge()
     replica.news()
     replica.crash()
     master.insert("users", 3, "three")
     master.delete("users", 1)
-    member = Replica(master, registered=True)
+
+    def collect_garbage() -> None:
+        # All log files but the one that REGISTER's own row is in.
+        assert master.consumers[INSTANCE] == master.vclock
+        master.gc_vclock = {**master.vclock, 1: master.vclock[1] - 1}
+
+    master.after_register = collect_garbage
+    member = Replica(master, registered=True, on_gap="fail")
     member.topics = replica.topics
     member.connect()
+    member.relay.relay()
+    member.receive()
+    if version == "3.3":
+        master.collect_garbage()
+        assert master.gc_vclock != master.vclock, "what isn't durable yet is kept for the anonymous replica"
+    # Whatever ends this connection, a start of the master among it: until it has caught up, the next one is as this one was.
+    member.crash()
+    member.connect()
+    assert INSTANCE not in master.members()
+    member.relay.relay()
+    member.receive()
+    member.commit()
+    member.acknowledge()
+    assert member.pipeline.ledger.acknowledged.covers(VClock(master.vclock))
+    member.crash()
+    member.has_caught_up = True
+    member.connect()
+    assert INSTANCE in master.members()
     assert str(member.decision) == "Continue()"
+    master.insert("users", 4, "four")
     member.relay.relay()
     member.receive()
     member.commit()
     assert member.pipeline.position.vclock == VClock(master.vclock)
     ops = users_of(member.topics.committed)
-    assert ops == ["r", "r", "c", "d", None]
+    assert ops == ["r", "r", "c", "d", None, "c"]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -233,12 +260,16 @@ def test_no_right_to_be_registered(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_id_that_was_taken_away(version: str) -> None:
-    """The next connection asks for another one."""
+    """It asks for another one as soon as it has caught up."""
     master = shop(version)
     replica = Replica(master, registered=True)
     replica.connect()
     replica.crash()
     master.delete(CLUSTER_SPACE, 2)
+    replica.connect()
+    replica.relay.relay()
+    replica.receive()
+    replica.commit()
     replica.connect()
     assert str(replica.decision) == "Continue()"
     assert master.members()[INSTANCE] == 2
