@@ -49,11 +49,13 @@ from cdc.errors import ProtocolError, SynchronousReplicationError, excerpt
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.schema import SPACE_SPACE, SchemaTracker
-from cdc.waiting import Held, Waiting
+from cdc.waiting import Line, Waiting
 
 FLAGS_SINCE: Final = (2, 8)
 """The first version whose rows say which transactions wait."""
 
+DEFINITION_BYTES: Final = 1024
+"""About what a `_space` row that waits costs in memory, beside its frame."""
 _OF_SPACES: Final = DATA_TYPES | {Type.NOP}
 _LSN_SPAN: Final = 1 << 64
 """An lsn is a signed number of 64 bits, written as unsigned: 2.6 rolls back "from -1 on", which is everything that waits, where
@@ -72,15 +74,6 @@ class LimboState(msgspec.Struct, frozen=True):
     oldest_lsn: int = 0
 
 
-class _Entry(msgspec.Struct, gc=False):
-    """One transaction in a queue."""
-
-    held: Held
-    is_synchronous: bool
-    received_us: int
-    space_rows: list[Row]
-
-
 class Limbo:
     """The queues of one connection, by origin. Its caller drops what the position covers before it comes here."""
 
@@ -90,10 +83,11 @@ class Limbo:
         self._waiting = waiting
         self._has_flags = version >= FLAGS_SINCE
         # Invariant: no queue in it is empty, unless its last transaction is being released.
-        self._queues: dict[int, deque[_Entry]] = {}
+        self._queues: dict[int, Line] = {}
+        # By origin: lsn and `_space` rows of those that have any.
+        self._definitions: dict[int, deque[tuple[int, list[Row]]]] = {}
         # `_space` rows as they will be when everything that waits is released; None for a space that will be gone.
         self._space_rows: dict[int, list[Any] | None] = {}
-        self._row_count = 0
         # By owner: the last synchronous transaction that was confirmed here.
         self._confirmed: dict[int, int] = {}
         self.received: dict[int, int] = {}
@@ -107,18 +101,19 @@ class Limbo:
     @property
     def state(self) -> LimboState:
         """How much waits, for operators."""
-        heads = [queue[0] for queue in self._queues.values()]
+        heads = [head for queue in self._queues.values() if (head := queue.head) is not None]
         if not heads:
             return LimboState()
         oldest = min(heads, key=lambda head: head.received_us)
+        definitions = [row for found in self._definitions.values() for _, rows in found for row in rows]
         return LimboState(
-            sum(map(len, self._queues.values())),
-            self._row_count,
-            self._waiting.memory_byte_count,
+            sum(queue.count for queue in self._queues.values()),
+            sum(queue.row_count for queue in self._queues.values()),
+            self._waiting.memory_byte_count + sum(DEFINITION_BYTES + len(frame) for _, _, _, frame in definitions),
             self._waiting.disk_byte_count,
             oldest.received_us,
-            oldest.held.replica_id,
-            oldest.held.lsn,
+            oldest.replica_id,
+            oldest.lsn,
         )
 
     # Arrivals.
@@ -132,9 +127,10 @@ class Limbo:
             # Asynchronous and flagged as waiting, it was written while the last confirmation was on its way.
             return False
         if queue is None:
-            queue = self._queues[transaction.replica_id] = deque()
-        queue.append(_Entry(self._waiting.put(transaction), is_synchronous, now_us, space_rows))
-        self._row_count += transaction.row_count
+            queue = self._queues[transaction.replica_id] = self._waiting.line()
+        queue.put(transaction, is_synchronous=is_synchronous, received_us=now_us)
+        if space_rows:
+            self._definitions.setdefault(transaction.replica_id, deque()).append((transaction.lsn, space_rows))
         self.received[transaction.replica_id] = transaction.lsn
         self._fold(self._space_rows, space_rows)
         return True
@@ -183,37 +179,36 @@ class Limbo:
         queue = self._queues.get(owner)
         if queue is None:
             return
-        while queue and (not queue[0].is_synchronous or queue[0].held.lsn <= lsn):
-            entry = queue.popleft()
-            self._row_count -= entry.held.row_count
-            if entry.is_synchronous:
-                self._confirmed[owner] = entry.held.lsn
-            yield self._waiting.take(entry.held)
+        definitions = self._definitions.get(owner) or deque()
+        while (head := queue.head) is not None and (not head.is_synchronous or head.lsn <= lsn):
+            if head.is_synchronous:
+                self._confirmed[owner] = head.lsn
+            while definitions and definitions[0][0] <= head.lsn:
+                definitions.popleft()
+            yield queue.take()
         self._tidy(owner)
 
     def _undo(self, owner: int, lsn: int) -> bool:
         """Drop from the first synchronous transaction at or past `lsn` on; returns whether there was one."""
-        queue = self._queues.get(owner, ())
-        first = next((place for place, entry in enumerate(queue) if entry.is_synchronous and entry.held.lsn >= lsn), None)
+        queue = self._queues.get(owner)
+        first = queue.drop_from(lsn) if queue is not None else None
         if first is None:
             return False
-        queue = self._queues[owner]
-        while len(queue) > first:
-            held = queue.pop().held
-            self._row_count -= held.row_count
-            self._waiting.drop(held)
+        definitions = self._definitions.get(owner) or deque()
+        while definitions and definitions[-1][0] >= first:
+            definitions.pop()
         self._tidy(owner)
         return True
 
     def _tidy(self, owner: int) -> None:
         if not self._queues[owner]:
-            del self._queues[owner]
+            self._waiting.drop(self._queues.pop(owner))
         if self._space_rows:
             # What was released is in the schema, what vanished never will be: what waits says what is to come.
             self._space_rows = {}
-            for queue in self._queues.values():
-                for entry in queue:
-                    self._fold(self._space_rows, entry.space_rows)
+            for definitions in self._definitions.values():
+                for _, space_rows in definitions:
+                    self._fold(self._space_rows, space_rows)
 
     def _passes_limbo(self, transaction: Transaction) -> bool:
         """Whether a transaction that has WAIT_ACK changes nothing, so that its master didn't wait either."""

@@ -14,7 +14,6 @@ before, so a transaction that lies past what is out waits until all that is out 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Final, NamedTuple
@@ -42,7 +41,7 @@ from cdc.spaces import Spaces
 from cdc.stream_events import StreamEvents
 from cdc.topics import SpaceFilter, TopicNames
 from cdc.vclock import VClock
-from cdc.waiting import Held, Waiting
+from cdc.waiting import Waiting
 
 REPLAYED_CHANGES_MAX: Final = 10_000
 """So many changes of rows that are out already are handed on at once."""
@@ -87,8 +86,9 @@ class Pipeline:
         self._replay_until = replay_until
         self._replayed_changes: list[tuple[bytes, bytes | None]] = []
         # While replaying: what has arrived and is not out yet.
-        self._ahead: deque[Held] = deque()
-        self._ahead_origins: set[int] = set()
+        self._waiting = Waiting(options.transaction_bytes_max, new_spool)
+        self._ahead = self._waiting.line()
+        self._ahead_received: dict[int, int] = {}
         self.images = images
         if images is not None:
             images.recall(position.doubtful)
@@ -109,7 +109,6 @@ class Pipeline:
         self._events = StreamEvents(
             options, replace(position, server_uuid=server_uuid), self._envelope, self._outbox, self._spaces, images
         )
-        self._waiting = Waiting(options.transaction_bytes_max, new_spool)
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
         self._tombstones = options.tombstones
         self._takes_singles = options.transaction_topic != "all"
@@ -198,18 +197,18 @@ class Pipeline:
         """
         until = self._replay_until
         if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
-            if transaction.replica_id not in self._ahead_origins:
+            if transaction.replica_id not in self._ahead_received:
                 self._check_replay(transaction.replica_id)
-                self._ahead_origins.add(transaction.replica_id)
             if is_control(transaction) and not self._limbo.is_empty:
                 for ready in self._decided(transaction):
                     yield from self._take(ready, suffix)
-            self._ahead.append(self._waiting.put(transaction))
+            self._ahead.put(transaction)
+            self._ahead_received[transaction.replica_id] = transaction.lsn
         else:
             for ready in self._certain(transaction):
                 yield from self._take(ready, suffix)
         while self._ahead and self._replay_until is None:
-            for ready in self._certain(self._waiting.take(self._ahead.popleft())):
+            for ready in self._certain(self._ahead.take()):
                 yield from self._handle(ready, suffix)
 
     def _certain(self, transaction: Transaction) -> Iterator[Transaction]:
@@ -401,8 +400,8 @@ class Pipeline:
         if self._limbo.is_empty and not self._ahead:
             return VClock(self._events.vclock)
         received = self._events.vclock | self._limbo.received
-        for held in self._ahead:
-            received[held.replica_id] = max(received.get(held.replica_id, 0), held.lsn)
+        for origin, lsn in self._ahead_received.items():
+            received[origin] = max(received.get(origin, 0), lsn)
         return VClock(received)
 
     # The snapshot.

@@ -183,12 +183,13 @@ def test_what_is_a_control_row() -> None:
 # Memory and disk.
 
 
-def test_past_its_bound_it_waits_on_disk() -> None:
-    queue = Queue(memory=100)
+def test_past_its_bound_it_waits_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.waiting.SPOOL_BYTES", 400)
+    queue = Queue(memory=2_000)
     for lsn in range(1, 31):
         assert queue.arrive(lsn, SYNC)
     state = queue.limbo.state
-    assert 0 < state.memory_byte_count <= 100
+    assert 0 < state.memory_byte_count <= 2_000
     assert state.disk_byte_count > 20 * 20
     assert 1 < len(queue.spools) < 20, "transactions share a spool, and one spool isn't all of them"
     assert queue.say(Type.RAFT_CONFIRM, 1, 20) == list(range(1, 21))
