@@ -192,6 +192,35 @@ def test_rows_under_former_keys_are_removed_from_the_store(life: Rekeying) -> No
     life.check("things")
 
 
+@pytest.mark.parametrize("tidies", range(4))
+def test_rows_on_their_way_to_the_store_are_not_removed_as_former_ones(
+    life: Rekeying, monkeypatch: pytest.MonkeyPatch, tidies: int
+) -> None:
+    """Three other keys in quick succession: the second one's rows are the store's next, though the third has replaced them."""
+    monkeypatch.setattr(images, "REKEY_ROWS", 3)
+    writer = life.replica._writer
+    assert writer is not None
+    writer._flush_interval = 0.0
+    for parts in (BY_CODE, KEYS[2], KEYS[0]):
+        life.master.alter_key("things", parts)
+    life.replica.relay.relay()
+    life.replica.receive()
+    batches = life.replica.unsettled
+    first, second, third = [number for number, batch in enumerate(batches) if batch.stored]
+    assert first < second < third
+    life.replica.commit(second)
+    life.replica.flush()
+    for _ in range(tidies):
+        life.replica.flush()
+    life.replica.commit(third - second)
+    life.replica.flush()
+    life.news()
+    life.replica.crash()
+    life.connect()
+    life.follow()
+    life.check("things")
+
+
 def test_of_an_empty_space_nothing_is_said(life: Rekeying) -> None:
     life.master.truncate("things")
     life.follow()
