@@ -248,6 +248,8 @@ class Pipeline:
             self._outbox.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
+            # What is published may be decided otherwise than when these events came out, and Kafka's checkpoint has to say so.
+            self._spaces.schema.touch_all()
             # Whoever wants no more than this asks after each batch whether it is there.
             self._replay_until = None
             yield batch

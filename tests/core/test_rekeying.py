@@ -221,6 +221,28 @@ def test_rows_on_their_way_to_the_store_are_not_removed_as_former_ones(
     life.check("things")
 
 
+def test_a_space_that_is_taken_out_while_the_store_is_behind_comes_back_as_a_whole(life: Rekeying) -> None:
+    """Kafka's checkpoint has to learn that it is out, although only the store is brought along at first."""
+    life.master.create_space("others", FIELDS, KEYS[0])
+    life.master.insert("others", *row(1))
+    life.follow()
+    life.replica.flush()
+    life.master.insert("others", *row(2))
+    life.follow()
+    life.replica.include("others")
+    life.restart()
+    assert life.replica.pipeline.is_replaying
+    life.master.insert("others", *row(3))
+    life.master.delete("things", 5)
+    assert [event.op for event in life.follow()] == ["c"]
+    life.replica.flush()
+    life.replica.include(".*")
+    assert [event.op for event in life.restart()] == [*"trrrr"]
+    life.master.delete("things", 2)
+    life.follow()
+    life.check("things")
+
+
 def test_of_an_empty_space_nothing_is_said(life: Rekeying) -> None:
     life.master.truncate("things")
     life.follow()
