@@ -111,7 +111,7 @@ def test_at_least_once_outlives_a_freeze_that_messages_do_not(frail_scene: Scene
     scene = frail_scene
     kafka: dict[str, Any] = scene.daemon.settings["kafka"]
     kafka["delivery"] = "at_least_once"
-    kafka["properties"] |= {"message.timeout.ms": 2_000, "socket.timeout.ms": 3_000}
+    kafka["properties"] |= {"message.timeout.ms": 6_000}
     scene.workload.create(300)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
