@@ -36,7 +36,7 @@ from decimal import Decimal
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.errors import SchemaError, UnkeyableError
+from cdc.errors import SchemaError, UnkeyableError, excerpt
 from cdc.operations import steps
 from cdc.protocol.extensions import Datetime
 from cdc.schema import KeyPart, SpaceForm
@@ -124,19 +124,19 @@ class KeyCodec:
                     value = value[step]
                 values.append(value)
         except (IndexError, KeyError, TypeError) as error:
-            raise SchemaError(f"a tuple of space {self._name!r} has no primary key: {tuple_!r:.500}") from error
+            raise SchemaError(f"a tuple of space {self._name!r} has no primary key: {excerpt(tuple_)}") from error
         return self._encoded(values)
 
     def _of_key(self, key: Sequence[Any]) -> bytes:
         if len(key) != len(self._encoders):
-            raise SchemaError(f"a key of space {self._name!r} has {len(self._encoders)} parts, not {len(key)}: {key!r:.500}")
+            raise SchemaError(f"a key of space {self._name!r} has {len(self._encoders)} parts, not {len(key)}: {excerpt(key)}")
         return self._encoded(key)
 
     def _encoded(self, values: Sequence[Any]) -> bytes:
         try:
             found = self._prefix + b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=True)])
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise SchemaError(f"space {self._name!r} can't have the primary key {values!r:.500} ({error})") from error
+            raise SchemaError(f"space {self._name!r} can't have the primary key {excerpt(values)} ({error})") from error
         return found if len(found) < KEY_BYTES_MAX else _shortened(found)
 
 
@@ -194,13 +194,13 @@ def _single_string(number: int, place: int, general: Callable[[Sequence[Any]], b
 
 def _unsigned(value: Any) -> bytes:
     if type(value) is not int:
-        raise TypeError(f"{value!r:.100} isn't an integer")
+        raise TypeError(f"{excerpt(value, 100)} isn't an integer")
     return _UINT(value)
 
 
 def _integer(value: Any) -> bytes:
     if type(value) is not int:
-        raise TypeError(f"{value!r:.100} isn't an integer")
+        raise TypeError(f"{excerpt(value, 100)} isn't an integer")
     return b"\x01" + _UINT(value) if value >= 0 else b"\x00" + _UINT(value + _SIGN_BIT)
 
 
@@ -216,7 +216,7 @@ def _number(value: Any) -> bytes:
             return _not_finite(value)
         return _ordered(value) + (_NO_DECIMAL if stood_for(value) is None else _SAME)
     if kind is not Decimal:
-        raise TypeError(f"{value!r:.100} isn't a number")
+        raise TypeError(f"{excerpt(value, 100)} isn't a number")
     double = float(value)
     if math.isfinite(double) and stood_for(double) == value:
         return _ordered(double) + _SAME
@@ -266,7 +266,7 @@ def _string(value: Any) -> bytes:
 
 def _binary(value: Any) -> bytes:
     if not isinstance(value, bytes):
-        raise TypeError(f"{value!r:.100} isn't binary")
+        raise TypeError(f"{excerpt(value, 100)} isn't binary")
     return value
 
 
@@ -291,19 +291,19 @@ def _filled(encode: Encoder) -> Encoder:
 
 def _boolean(value: Any) -> bytes:
     if type(value) is not bool:
-        raise TypeError(f"{value!r:.100} isn't a boolean")
+        raise TypeError(f"{excerpt(value, 100)} isn't a boolean")
     return b"\x01" if value else b"\x00"
 
 
 def _uuid(value: Any) -> bytes:
     if type(value) is not UUID:
-        raise TypeError(f"{value!r:.100} isn't a UUID")
+        raise TypeError(f"{excerpt(value, 100)} isn't a UUID")
     return value.bytes
 
 
 def _datetime(value: Any) -> bytes:
     if type(value) is not Datetime:
-        raise TypeError(f"{value!r:.100} isn't a datetime")
+        raise TypeError(f"{excerpt(value, 100)} isn't a datetime")
     return _UINT(value.seconds + _SIGN_BIT) + _EXPONENT(value.nanosecond + _EXPONENT_BIAS)
 
 
@@ -323,7 +323,7 @@ def _scalar(string: Encoder, binary: Encoder) -> Encoder:
     def encode(value: Any) -> bytes:
         found = classes.get(type(value))
         if found is None:
-            raise TypeError(f"{value!r:.100} isn't a scalar")
+            raise TypeError(f"{excerpt(value, 100)} isn't a scalar")
         return found[0] + found[1](value)
 
     return encode

@@ -34,7 +34,7 @@ import msgpack
 
 from cdc import slices
 from cdc.arithmetic import INTEGER_MAX, INTEGER_MIN, NUMBERS, OperationRefusedError, integer, read
-from cdc.errors import SchemaError
+from cdc.errors import SchemaError, excerpt
 from cdc.paths import Mark, PathError, next_token
 from cdc.protocol.extensions import unpack
 from cdc.update_nodes import Instruction, UndefinedError, Version
@@ -204,7 +204,7 @@ def _explained(what: str, data: bytes, span: tuple[int, int]) -> Iterator[None]:
 def _shown(data: bytes, span: tuple[int, int]) -> str:
     raw = data[slice(*span)]
     try:
-        return f"{unpack(raw)!r:.200}"
+        return f"{excerpt(unpack(raw), 200)}"
     except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
         return raw.hex()[:200]
 

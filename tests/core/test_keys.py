@@ -250,6 +250,21 @@ def test_values_that_no_key_has(kind: str, value: Any) -> None:
                 make(values)
 
 
+@pytest.mark.parametrize("kind", ["unsigned", "number", "string", "scalar", "datetime", "decimal"])
+def test_a_value_that_is_nested_too_deeply_for_a_sentence(kind: str) -> None:
+    deep: Any = 1
+    for _ in range(5000):
+        deep = [deep]
+    for parts in ([kind], [kind, "unsigned"]):
+        key = codec(*parts)
+        for make in (key.of_tuple, key.of_key):
+            with pytest.raises(SchemaError) as caught:
+                make([deep, 1][: len(parts)])
+            assert len(str(caught.value)) < 1000
+    with pytest.raises(SchemaError, match="no primary key"):
+        codec(KeyPart(3, "", kind)).of_tuple([deep])
+
+
 def test_keys_that_are_too_short() -> None:
     for kind in ("unsigned", "string", "uuid"):
         with pytest.raises(SchemaError, match="no primary key"):
