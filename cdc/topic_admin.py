@@ -21,6 +21,7 @@ CREATE_TIMEOUT_SECONDS: Final = 30.0
 """How long a broker may take to make a few hundred topics; for the answer to anything else it has socket.timeout.ms."""
 PATIENCE_SECONDS: Final = 60.0
 """How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
+FEW_TOPICS: Final = 20
 _POLL_SECONDS: Final = 0.02
 _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
@@ -158,7 +159,8 @@ class TopicAdmin:
     def _await(self, created: list[str]) -> list[str]:
         """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
         missing, pause = created, _POLL_SECONDS
-        deadline = time.monotonic() + PATIENCE_SECONDS
+        # A few are there at once, unless this daemon may not see them.
+        deadline = time.monotonic() + (PATIENCE_SECONDS if len(created) > FEW_TOPICS else ADMIN_TIMEOUT_SECONDS)
         while time.monotonic() < deadline:
             before, missing = len(missing), self._missing(missing)
             if not missing:

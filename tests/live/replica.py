@@ -82,9 +82,9 @@ class Replica:
             case "u" if "upsert" in value:
                 row = rows.get(identity)
                 inserted = _values(value["upsert"], form)
-                rows[identity] = inserted if row is None else patch.upsert(row, value["patch"], form)
+                rows[identity] = inserted if row is None else patch.upsert(row, value["patch"], form, _version(event))
             case "u" if identity in rows:
-                rows[identity] = patch.update(rows[identity], value["patch"], form)
+                rows[identity] = patch.update(rows[identity], value["patch"], form, _version(event))
             case "u":
                 return  # the server logs an UPDATE that found nothing, as it does a DELETE
             case "d":
@@ -175,6 +175,11 @@ def _values(row: dict[str, Any], form: Form) -> Row:
     """A row's fields in order, which must be the fields that the form names."""
     assert list(row) == [form.field_name(place) for place in range(len(row))], f"{list(row)} isn't {form}"
     return list(row.values())
+
+
+def _version(event: Event) -> patch.Version:
+    """The master's, whose rules its operations follow."""
+    return patch.version_of(event.source.get("server_version"))
 
 
 _text = values.text

@@ -84,15 +84,17 @@ def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, see
     scene.run_workload()
     scene.catch_up()
     stream = scene.check()
-    statuses = [(record["snapshot_id"], record["status"]) for record in stream.control["snapshot"]]
+    # What follows is of spaces that the workload gives another primary key.
+    snapshots = stream.control["snapshot"][:3]
+    statuses = [(record["snapshot_id"], record["status"]) for record in snapshots]
     assert statuses == [("1", "STARTED"), ("2", "STARTED"), ("2", "COMPLETED")]
     rows, still_there = {"1": 0, "2": 0}, 0
     for event in stream.events:
-        if event.op == "r":
+        if event.op == "r" and event.source["snapshot_id"] in rows:
             rows[event.source["snapshot_id"]] += 1
             still_there += event.source["snapshot_id"] == "1" and event.source["table"] != "accounts"
     assert rows["1"] > 100
-    completed = stream.control["snapshot"][-1]
+    completed = snapshots[-1]
     # The second one says what the first hadn't said, and a kill forgets the last half second of that.
     total = sum(space["rows"] for space in completed["spaces"])
     assert 0 < rows["2"] <= total
@@ -110,4 +112,7 @@ def test_terminated_in_mid_stream_goes_on_where_it_was(scene: Scene) -> None:
     scene.daemon.start("--until-caught-up")
     assert scene.daemon.wait_for_end() == 0
     stream = scene.check()
-    assert [record["status"] for record in stream.control["snapshot"]] == ["STARTED", "COMPLETED"]
+    # What follows is of spaces that the workload gives another primary key: one record for each, and no snapshot of all.
+    statuses = [(record["snapshot_id"], record["status"]) for record in stream.control["snapshot"]]
+    assert statuses[:2] == [("1", "STARTED"), ("1", "COMPLETED")]
+    assert all(len(record["spaces"]) == 1 for record in stream.control["snapshot"][2:] if record["status"] == "COMPLETED")
