@@ -65,10 +65,11 @@ class ImageChanges:
         self._version = images.version
         # Memtx refuses such a request; vinyl, which doesn't look at the tuple before it logs an UPSERT, passes over it later.
         self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
-        # How the body of an INSERT or REPLACE begins: two keys, the space's id, and the tuple to the end of the frame. In a
-        # snapshot the id always has five bytes.
+        # How bodies begin: that of an INSERT or REPLACE with the space's id, which in a snapshot always has five bytes, and then
+        # comes the tuple, to the end of the frame; that of an UPDATE with the id and INDEX_BASE, then the key and the operations.
         self._space_id = b"\x10" + pack(space.form.space_id)
         self._opening = b"\x82" + self._space_id + b"\x21"
+        self._update_opening = b"\x84" + self._space_id + bytes([_INDEX_BASE])
         self._long_opening = b"\x82\x10\xce" + space_prefix(space.form.space_id) + b"\x21"
         self.changes: dict[int, Change] = {
             Type.INSERT: self._insert,
@@ -84,10 +85,11 @@ class ImageChanges:
 
     def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
         """The tuple of an INSERT or REPLACE, decoded and as it came. Raises SchemaError as `_read` does."""
-        start = header_end(frame)
-        for opening in (self._opening, self._long_opening):
-            if frame.startswith(opening, start):
-                return body[_TUPLE], frame[start + len(opening) :]
+        start, opening = header_end(frame), self._opening
+        if frame.startswith(opening, start):
+            return body[_TUPLE], frame[start + len(opening) :]
+        if frame.startswith(self._long_opening, start):
+            return body[_TUPLE], frame[start + len(self._long_opening) :]
         body, values = self._read(frame)
         return body[_TUPLE], values[_TUPLE]
 
@@ -147,14 +149,13 @@ class ImageChanges:
         return None if before is None else self.delete(key, before)
 
     def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        body = self._checked(body, frame)
+        body, operations = self._operations(body, frame)
         key = self._kept(self._key_of_key, body[_KEY])
         before = self._images.current(key)
         if before is None:
             return None
         if key in self._images.doubtful:
             raise self._doubt(key, before, _PASSED_OVER)
-        operations = self._last_value(body, frame, _TUPLE)
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
@@ -225,6 +226,20 @@ class ImageChanges:
             return body
         return self._read(frame)[0]
 
+    def _operations(self, body: Body, frame: bytes) -> tuple[Body, bytes]:
+        """The body of an UPDATE as the server has read it, and its operations as they came. Raises SchemaError as `_read`."""
+        start, opening = header_end(frame), self._update_opening
+        if frame.startswith(opening, start):
+            place = start + len(opening) + 1
+            if frame[place] == _KEY and frame[place - 1] < 0x80:
+                size = slices.SIZES[frame[place + 2]]
+                # Keys of one part, an array of one, are the commonest.
+                end = place + 2 + size if size and frame[place + 1] == 0x91 else slices.end_of(frame, place + 1)
+                if frame[end] == _TUPLE:
+                    return body, frame[end + 1 :]
+        body, values = self._read(frame)
+        return body, values[_TUPLE]
+
     def _has_base(self, frame: bytes, start: int) -> bool:
         """Whether a body begins with the space's id, an index's at most, and INDEX_BASE, as all known clients write it."""
         position = start + len(self._space_id)
@@ -245,16 +260,6 @@ class ImageChanges:
             raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")
         numbers = {key: slices.integer(values[key], 0) for key in (_SPACE_ID, _INDEX_BASE) if key in values}
         return numbers | {key: tuple_values(values[key]) for key in (_KEY, _TUPLE, _OPS) if key in values}, values
-
-    def _last_value(self, body: Body, frame: bytes, key: int) -> bytes:
-        """The bytes of one of a body's values. It is nearly always the last one, and as short as it can be written."""
-        try:
-            value = pack(body[key])
-            if next(reversed(body)) == key and frame.endswith(value):
-                return value
-        except (ValueError, RecursionError):
-            pass  # nested more deeply than the library writes
-        return self._values(frame)[key]
 
     @staticmethod
     def _kept(codec: Callable[[Sequence[Any]], bytes], values: Sequence[Any]) -> bytes:

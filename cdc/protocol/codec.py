@@ -39,6 +39,15 @@ FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 _LENGTH_BYTES: Final = 5
 _LENGTH_MARKER: Final = 0xCE
 _SHORT_KEY_MAX: Final = 0x7F
+
+# Where a header's fourth pair ends, which is the time, is known from how the header begins: its number of pairs, three keys, and
+# the first byte of the lsn (00 03 │ 02 01 │ 03 ce … │ 04 cb …). Few beginnings differ.
+_HEAD_END: Final = 12
+_FOUR_PAIRS: Final = 0x84
+_TIME: Final = b"\x04\xcb"
+_TIME_BYTES: Final = 10
+_HEADS_MAX: Final = 1000
+_TIME_ENDS: Final[dict[bytes, int]] = {}
 _length_at: Final[Callable[..., tuple[int]]] = struct.Struct(">xI").unpack_from
 
 # Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so do we.
@@ -197,10 +206,30 @@ def tuple_values(data: bytes) -> list[Any]:
 
 def header_end(frame: bytes) -> int:
     """Where the header of a frame ends, and its body begins. Raises IndexError if the frame isn't whole."""
+    head = frame[_LENGTH_BYTES:_HEAD_END]
+    position = _TIME_ENDS.get(head, 0)
+    if not position or not frame.startswith(_TIME, position - _TIME_BYTES):
+        return _walked(frame)
+    return position if head[0] == _FOUR_PAIRS else _behind(frame, position, (head[0] & 0x0F) - 4)
+
+
+def _walked(frame: bytes) -> int:
+    """What header_end says, from the header's beginning on."""
     if frame[_LENGTH_BYTES] & 0xF0 != 0x80:
         return slices.end_of(frame, _LENGTH_BYTES)
-    position = _LENGTH_BYTES + 1
-    for _ in range(frame[_LENGTH_BYTES] & 0x0F):
+    count = frame[_LENGTH_BYTES] & 0x0F
+    if count >= 4 and max(frame[6:11]) <= _SHORT_KEY_MAX:
+        position = 11 + slices.SIZES[frame[11]] + _TIME_BYTES
+        if position > 11 + _TIME_BYTES and frame.startswith(_TIME, position - _TIME_BYTES):
+            if len(_TIME_ENDS) > _HEADS_MAX:
+                _TIME_ENDS.clear()
+            _TIME_ENDS[frame[_LENGTH_BYTES:_HEAD_END]] = position
+    return _behind(frame, _LENGTH_BYTES + 1, count)
+
+
+def _behind(frame: bytes, position: int, count: int) -> int:
+    """Where so many pairs of the header end that begin at `position`."""
+    for _ in range(count):
         size = slices.SIZES[frame[position + 1]]
         if not size or frame[position] > _SHORT_KEY_MAX:
             return slices.end_of(frame, _LENGTH_BYTES)  # what no server writes
