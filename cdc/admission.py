@@ -8,7 +8,6 @@ Nothing is changed by that, neither in Kafka nor on the disk, but for the prefix
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -193,7 +192,4 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
 
 
 def _where(found: Sign) -> str:
-    if not found.host:
-        return ""
-    age = max(0.0, time.time() - found.ts_ms / 1000)
-    return f" on {found.host} as process {found.process_id}, {age:.0f} s ago by its last sign of life"
+    return f" on {found.host} as process {found.process_id}" if found.host else ""

@@ -11,9 +11,10 @@ A name is at work in one process. Taking it in Kafka fences whoever has it, so t
     ├─ held the lock of the state directory that we hold    gone
     └─ else: listen to the checkpoint topic for SILENCE_SECONDS
           ├─ nothing                                        gone: killed elsewhere, frozen, or cut off from Kafka
-          └─ records from two moments                       at work
+          └─ records that come at two moments               at work
 
-One moment isn't enough: what a process had sent before it was killed may arrive after that.
+One moment isn't enough: what a process had sent before it was killed may arrive after that. Moments are those of this process's
+own clock, which never goes back: that of another host may be set back, or stand.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ SIGN_SECONDS: Final = 2.0
 """How often a daemon gives a sign of life."""
 SILENCE_SECONDS: Final = 8.0
 """After so much silence of a Kafka that answers, a daemon is taken for gone. Should it be frozen, and wake up, it is fenced."""
-APART_MS: Final = 1_000
-"""Two signs of a process that is alive are at least so far apart, by its own clock."""
+APART_SECONDS: Final = 1.5
+"""The signs of a process that is alive come further apart than that; what one had sent before it was killed comes closer."""
 
 
 class NameTakenError(PublishError):
@@ -88,23 +89,27 @@ def is_known_gone(stored: Checkpoint, name: str, ours: Collection[str]) -> bool:
 
 
 class Listening:
-    """What has been heard of one daemon, and what follows from it."""
+    """What has been heard of one daemon, and what follows from it.
+
+    Times are those of one clock that never goes back, in seconds.
+    """
 
     def __init__(self, started: float) -> None:
         self._quiet_since = started
-        self._first_ms: int | None = None
+        self._first_heard: float | None = None
         self.is_at_work = False
 
-    def heard(self, now: float, ts_ms: int) -> None:
-        """A record of the daemon's, with its own time. Older ones than the first that was heard are late and count as it."""
+    def heard(self, now: float) -> None:
+        """A record of the daemon's has come."""
         self._quiet_since = now
-        if self._first_ms is None:
-            self._first_ms = ts_ms
-        self.is_at_work = self.is_at_work or ts_ms - self._first_ms >= APART_MS
+        if self._first_heard is None:
+            self._first_heard = now
+        self.is_at_work = self.is_at_work or now - self._first_heard >= APART_SECONDS
 
     def deaf(self, now: float) -> None:
-        """Kafka doesn't answer: silence means nothing."""
+        """Kafka doesn't answer: silence means nothing, and what comes afterwards may have been sent long before."""
         self._quiet_since = now
+        self._first_heard = None
 
     def is_gone(self, now: float) -> bool:
         """Whether the silence has been long enough."""

@@ -95,8 +95,9 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
                 read_to = (message.offset() or 0) + 1
                 found = _sign_in(name, message.key() or b"", message.value())
                 if found is not None:
-                    latest = found if found.host else Sign(found.writer, latest.host, latest.process_id, found.ts_ms)
-                    listening.heard(now, found.ts_ms)
+                    if found.host:
+                        latest = found
+                    listening.heard(now)
                     if listening.is_at_work:
                         return latest
             elif error.code() == KafkaError._PARTITION_EOF:

@@ -126,7 +126,7 @@ def test_a_daemon_that_gives_signs_is_at_work() -> None:
     while not listening.is_at_work:
         now += SIGN_SECONDS
         heard += 1
-        listening.heard(now, int(now * 1000))
+        listening.heard(now)
         assert not listening.is_gone(now)
     assert heard == 2
     assert now < SILENCE_SECONDS
@@ -134,11 +134,23 @@ def test_a_daemon_that_gives_signs_is_at_work() -> None:
 
 def test_what_a_killed_daemon_had_sent_is_no_sign_of_life() -> None:
     listening = Listening(0.0)
-    for now, ts_ms in ((0.2, 5_000), (0.3, 5_000), (1.5, 5_400), (3.0, 4_900)):
-        listening.heard(now, ts_ms)
+    for now in (0.2, 0.3, 0.9, 1.6):
+        listening.heard(now)
     assert not listening.is_at_work
-    assert not listening.is_gone(3.0 + SILENCE_SECONDS - 0.1)
-    assert listening.is_gone(3.0 + SILENCE_SECONDS)
+    assert not listening.is_gone(1.6 + SILENCE_SECONDS - 0.1)
+    assert listening.is_gone(1.6 + SILENCE_SECONDS)
+
+
+def test_what_was_sent_before_kafka_fell_silent_is_no_sign_of_life_behind_it() -> None:
+    listening = Listening(0.0)
+    listening.heard(0.5)
+    for second in range(1, 20):
+        listening.deaf(float(second))
+    for now in (20.0, 20.1):
+        listening.heard(now)
+    assert not listening.is_at_work
+    listening.heard(20.0 + SIGN_SECONDS)
+    assert listening.is_at_work
 
 
 def test_silence_of_kafka_is_no_silence_of_the_daemon() -> None:
