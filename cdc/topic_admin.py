@@ -159,15 +159,19 @@ class TopicAdmin:
     def _await(self, created: list[str]) -> list[str]:
         """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
         missing, pause = created, _POLL_SECONDS
-        # A few are there at once, unless this daemon may not see them.
-        deadline = time.monotonic() + (PATIENCE_SECONDS if len(created) > FEW_TOPICS else ADMIN_TIMEOUT_SECONDS)
+        deadline = time.monotonic() + _patience_seconds(missing)
         while time.monotonic() < deadline:
             before, missing = len(missing), self._missing(missing)
             if not missing:
                 break
             if len(missing) < before:
-                deadline = time.monotonic() + PATIENCE_SECONDS
+                deadline = time.monotonic() + _patience_seconds(missing)
             if self._is_stopping.wait(pause):
                 raise PublishAborted(f"stopped while {len(missing)} topics were made")
             pause = min(2 * pause, _POLL_MAX_SECONDS)
         return missing
+
+
+def _patience_seconds(missing: list[str]) -> float:
+    """How long none of these may appear. A few are there at once, unless this daemon may not see them."""
+    return PATIENCE_SECONDS if len(missing) > FEW_TOPICS else ADMIN_TIMEOUT_SECONDS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
 
@@ -27,6 +28,8 @@ class Cluster:
         self.refusal: KafkaError | None = None
         # Lists that a new topic isn't on yet.
         self.delay = 1
+        # What the client may not see.
+        self.hidden: set[str] = set()
         self._new: dict[str, tuple[int, int]] = {}
 
     def list_topics(self, **_: object) -> object:
@@ -37,7 +40,11 @@ class Cluster:
                 self.partitions[topic] = count
                 del self._new[topic]
         return SimpleNamespace(
-            topics={topic: SimpleNamespace(partitions=dict.fromkeys(range(n))) for topic, n in self.partitions.items()}
+            topics={
+                topic: SimpleNamespace(partitions=dict.fromkeys(range(count)))
+                for topic, count in self.partitions.items()
+                if topic not in self.hidden
+            }
         )
 
     def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, Future[None]]:
@@ -119,6 +126,40 @@ def test_topics_that_were_made_sure_of_and_are_gone() -> None:
     topics.forget()
     topics.ensure(["shop.things"])
     assert cluster.partitions == {"shop.things": 4}
+
+
+@dataclass
+class Clock:
+    """An event that never comes, and the time that it was awaited."""
+
+    now: float = 0.0
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+@pytest.mark.parametrize(("others", "patience_seconds"), [(0, 10), (1, 10), (250, 10)])
+def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, others: int, patience_seconds: int) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.topic_admin.time.monotonic", lambda: clock.now)
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
+    cluster.hidden = {"shop.things"}
+    with pytest.raises(PublishError, match=r"the topic shop\.things doesn't exist, or this daemon may not see it"):
+        topics.ensure(["shop.things", *(f"shop.{number}" for number in range(others))])
+    assert patience_seconds <= clock.now <= patience_seconds + 1
+
+
+def test_many_topics_that_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.topic_admin.time.monotonic", lambda: clock.now)
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    cluster.delay = 100  # of about half a second each
+    wanted = [f"shop.{number}" for number in range(250)]
+    TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock)).ensure(wanted)
+    assert 40 < clock.now < 60
+    assert sorted(cluster.partitions) == sorted(wanted)
 
 
 def test_topics_that_nobody_makes_for_us() -> None:
