@@ -2,7 +2,8 @@
 
     connections   at most `connections_max`: a newcomer takes the place of the one that has been there longest, so that a
                   request is answered however many idle ones there are
-    time          a connection is cut `request_seconds` after it came, however busily it sends or reads
+    time          a connection is cut `request_seconds` after it came, however busily it sends or reads; where a request was
+                  read and its answer has to wait for something, the handler says so (`prolong`)
     Host          an IP address, `localhost` or a name that was allowed. A page in somebody's browser can have its own name
                   lead to this machine (DNS rebinding), and its requests then carry that name: they are answered with 421
 
@@ -88,6 +89,12 @@ class BoundedServer(ThreadingHTTPServer):
             self._open.pop(request, None)
             self._thread_count -= 1
         super().shutdown_request(request)
+
+    def prolong(self, request: socket.socket, seconds: float) -> None:
+        """A request was read, and its answer comes within so many seconds: from now on it has these, and its time, to be sent."""
+        with self._lock:
+            if request in self._open:
+                self._open[request] = time.monotonic() + seconds + self._request_seconds
 
     def service_actions(self) -> None:
         """Twice a second and behind each newcomer: end what has been there for too long."""

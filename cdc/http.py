@@ -16,6 +16,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from cdc.bounded_server import BoundedHandler, BoundedServer
 from cdc.errors import ConfigurationError, RequestError
 from cdc.metrics import StatusCollector
+from cdc.snapshot_requests import ANSWER_TIMEOUT_SECONDS
 from cdc.status import Status
 
 BODY_BYTES_MAX: Final = 1024 * 1024
@@ -68,6 +69,7 @@ class StatusServer:
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
                 if status.requests is None or status.state != "streaming":
                     return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
+                self.server.prolong(self.connection, ANSWER_TIMEOUT_SECONDS)
                 try:
                     status.requests.ask(names)
                 except RequestError as error:

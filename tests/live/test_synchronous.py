@@ -5,6 +5,7 @@ and the daemon, which is an anonymous replica whose word 2.6 would count, doesn'
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,11 +133,14 @@ def test_quorum_that_is_not_met(scene: Scene, cluster: Cluster) -> None:
 def test_snapshot_while_a_transaction_waits(scene: Scene, cluster: Cluster) -> None:
     """The master gives no snapshot before the quorum has spoken, and refuses the one that waited for what is rolled back."""
     scene.daemon.settings["source"]["uris"] = cluster.uris[:1]
-    cluster.configure([0], replication_synchro_timeout=4)
     cluster[0].eval("box.space.plain:insert{1, 'there'}")
     cluster[1].pause()
     cluster.begin_write(0, "first", "box.space.quorum:insert{1, 'timed out'}")
+    began = time.monotonic()
     scene.daemon.start()
+    wait_for("the snapshot is asked for", lambda: "taking a snapshot" in scene.daemon.run.log_text())
+    # The timeout counts from the write on. The daemon says what it does and asks the master in the same breath.
+    cluster.configure([0], replication_synchro_timeout=time.monotonic() - began + 3)
     assert "timed out" in cluster.wait_for_outcome(0, "first")
     scene.daemon.wait_until_streaming()
     assert "A rollback for a synchronous transaction is received" in scene.daemon.run.log_text()

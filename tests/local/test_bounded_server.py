@@ -26,6 +26,10 @@ class Handler(BoundedHandler):
         match self.path:
             case "/large":
                 self.answer(200, "text/plain", bytes(LARGE))
+            case "/slow":
+                self.server.prolong(self.connection, 2)
+                time.sleep(2)  # as long as was said, which is longer than a connection may stay otherwise
+                self.answer(200, "text/plain", b"at last")
             case "/fault":
                 raise LookupError("a fault of the program")
             case _:
@@ -125,6 +129,10 @@ def test_a_connection_ends_however_busy_it_is(brief: BoundedServer) -> None:
             while chunk := deaf.recv(1 << 20):
                 received += len(chunk)
         assert received < LARGE
+
+
+def test_an_answer_that_has_to_wait_may_take_longer(brief: BoundedServer) -> None:
+    assert get(brief, "localhost", path="/slow", version="1.0").endswith(b"at last")
 
 
 def test_more_connections_than_threads_end(server: BoundedServer) -> None:
