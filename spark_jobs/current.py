@@ -28,10 +28,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs import tables
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
+from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Job, Sink
 from spark_jobs.source import Topics, topic_suffix
-from spark_jobs.space_table import SpaceTable
+from spark_jobs.space_table import SpaceTable, made_for
 from spark_jobs.transforms import SOURCE_FIELDS_OF_CURRENT, above, folded_rows, latest, whole_rows
 
 _FORGET_EVERY_SECONDS: Final = 3600
@@ -168,10 +169,23 @@ class CurrentSink(Sink):
         """The table of the form's space, made with this form if there is none."""
         table = self._spaces.get(form.space)
         if table is None:
-            path = f"{self._path}/{topic_suffix(form.space)}"
+            path = f"{self._path}/{folder(form.space)}"
+            self._look_for_former(form.space, path)
             table = self._spaces[form.space] = SpaceTable(self._session, path, self._topics.prefix)
         table.create(form)
         return table
+
+    def _look_for_former(self, space: str, path: str) -> None:
+        """Raises JobError if an earlier version has made the table in a folder that other spaces might share."""
+        former = topic_suffix(space)
+        if former in (folder(space), ".", "..") or tables.exists(self._session, path):
+            return
+        former_path = f"{self._path}/{former}"
+        if tables.exists(self._session, former_path) and made_for(self._session, former_path) == space:
+            raise JobError(
+                f"The table of space {space!r} is in {former_path}, where an earlier version of this job has made it; its folder "
+                f"is called {path} now. Rename the folder and start the job again."
+            )
 
     def _sweeps(self) -> dict[str, int]:
         """Per space, the seq up to which rows are gone that a completed snapshot didn't repeat."""
@@ -254,7 +268,7 @@ class CurrentSink(Sink):
 
 
 def read_current(session: SparkSession, path: str) -> DataFrame:
-    """A space's table without the rows that are deleted; `path` is that of the table, `<--path>/<space>`."""
+    """A space's table without the rows that are deleted; `path` is that of the table, `<--path>/<folder>` (folders.py)."""
     return tables.read(session, path).where("not _deleted").drop("_deleted")
 
 

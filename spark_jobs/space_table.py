@@ -186,6 +186,12 @@ class SpaceTable:
         self._properties.update(changed)
 
 
+def made_for(session: SparkSession, path: str) -> str | None:
+    """The space whose table is at the path, None if that is another table."""
+    properties, _ = tables.describe(session, path)
+    return Form.from_json(properties[_FORM]).space if _FORM in properties else None
+
+
 def _point(form: Form) -> str:
     return f"{form.space_id}:{form.schema_version}"
 

@@ -13,13 +13,15 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.current import CurrentSink, read_current
-from spark_jobs.errors import sentence
+from spark_jobs.errors import JobError, sentence
+from spark_jobs.folders import folder
 from spark_jobs.source import Topics
 from spark_jobs.space_table import SpaceTable
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,
     Message,
+    compact,
     delete,
     event,
     golden,
@@ -330,6 +332,35 @@ def test_renamed_part_of_the_primary_key_without_images(job: Job) -> None:
         found = {key: json.loads(text) for key, text in job.rows().items()}
         assert found['{"number":2}'] == {"number": 2, "name": "n2", "balance": 5}
         assert set(found) == {'{"number":1}', '{"number":2}'}
+
+
+def test_each_space_has_its_table_whatever_it_is_called(job: Job) -> None:
+    outside = job.path
+    job.path = outside / "in" / "lake"
+    names = ["..", "a/b", "a_b"]
+    messages = []
+    for version, name in enumerate(names, 1):
+        which: dict[str, Any] = {"space": name, "space_id": 600 + version, "version": version}
+        messages += [schema(2 * version, **which), put("c", {"id": version, "name": name}, 2 * version + 1, **which)]
+    job.send(*messages)
+    assert [job.rows(folder(name)) for name in names] == [
+        {f'{{"id":{version}}}': compact({"id": version, "name": name})} for version, name in enumerate(names, 1)
+    ]
+    assert sorted(found.name for found in job.path.iterdir()) == sorted(map(folder, names))
+    assert list(job.path.parent.iterdir()) == [job.path]
+    assert list(outside.iterdir()) == [job.path.parent]
+
+
+def test_a_table_where_an_earlier_version_made_it(job: Job) -> None:
+    """It isn't passed over in silence, and after what the error says the job goes on with it."""
+    which: dict[str, Any] = {"space": "a/b", "space_id": 600}
+    job.send(schema(0, **which), put("c", {"id": 1, "name": "a"}, 1, **which))
+    (job.path / "a~2fb").rename(job.path / "a_b")
+    with pytest.raises(JobError, match=r"The table of space 'a/b' is in .*/a_b, where .* called .*/a~2fb now. Rename the folder"):
+        job.send(put("c", {"id": 2, "name": "b"}, 2, **which))
+    (job.path / "a_b").rename(job.path / "a~2fb")
+    job.take(job.topics.read("shop.a/b"))
+    assert job.rows("a~2fb") == {'{"id":1}': '{"id":1,"name":"a"}', '{"id":2}': '{"id":2,"name":"b"}'}
 
 
 def test_deleted_rows_can_be_forgotten(job: Job) -> None:

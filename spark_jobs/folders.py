@@ -1,0 +1,36 @@
+"""What the table of a space is called among the others: its name, written so that every file system takes it and no two are one.
+
+    users            users               letters, digits, `_`, `-` and `.` stay as they are
+    a/b              a~2fb               every other byte of the name's UTF-8 is ~ and two hexadecimal digits,
+    ..               ~2e.                as is a dot at the beginning
+    _delta_log       ~5fdelta_log        and what Delta or Spark would take for its own
+    300 letters      the first 180 ~~ the SHA-256 of the name
+
+Names that differ only in upper and lower case are different spaces, and one folder on a file system that doesn't tell these
+apart.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import Final
+
+_FOREIGN: Final = re.compile(rb"^\.|[^A-Za-z0-9._-]")
+_TAKEN: Final = ("_delta_log", "_samples", "_spark_metadata")
+_BYTES_MAX: Final = 255
+_BEGINNING_BYTES: Final = 180
+
+
+def folder(space: str) -> str:
+    """The name of the folder that a space's table has."""
+    if not space:
+        return "~"
+    name = space.encode("utf-8", "surrogatepass")
+    written = _FOREIGN.sub(lambda found: b"~%02x" % ord(found[0]), name).decode("ascii")
+    if space in _TAKEN:
+        written = f"~{ord(space[0]):02x}{space[1:]}"
+    if len(written) <= _BYTES_MAX:
+        return written
+    # Behind a single ~ there is always a digit, so this is no name written out.
+    return f"{written[:_BEGINNING_BYTES]}~~{hashlib.sha256(name).hexdigest()}"
