@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Final
+from typing import Any, Final
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -115,10 +115,14 @@ class CurrentSink(Sink):
         boiled = latest(changes).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             batches, has_control = _by_space(boiled)
-            known = all(self._forms.has(space, *version) for space, found in batches.items() for version in found.versions)
+            # A space whose batch has truncations alone names no version.
+            known = all(
+                self._forms.latest(space) and all(self._forms.has(space, *version) for version in found.versions)
+                for space, found in batches.items()
+            )
             if has_control or not known:
                 self._learn_forms()
-            sweeps = self._sweeps() if has_control else {}
+            sweeps = self._sweeps("space") if has_control else {}
             wanted = {*batches, *self._chosen({*sweeps, *(self._forms.alive() if has_control else ())})}
             for space in sorted(wanted):
                 self._apply(space, batches.get(space), sweeps.get(space, -1))
@@ -162,7 +166,7 @@ class CurrentSink(Sink):
         for former, form in changes:
             table = self._table(form)
             if former.key != form.key:
-                table.rekey(form)
+                table.rekey(form, self._void_up_to(form))
             table.settle(form)
 
     def _table(self, form: Form) -> SpaceTable:
@@ -187,24 +191,26 @@ class CurrentSink(Sink):
                 f"is called {path} now. Rename the folder and start the job again."
             )
 
-    def _sweeps(self) -> dict[str, int]:
-        """Per space, the seq up to which rows are gone that a completed snapshot didn't repeat."""
+    def _sweeps(self, member: str) -> dict[Any, int]:
+        """Per space, by its name (`space`) or its number (`space_id`): up to which seq rows are gone that a completed snapshot
+        didn't repeat.
+        """
         topic = self._topics.control("snapshot")
-        sweeps: dict[str, int] = {}
+        sweeps: dict[Any, int] = {}
         for text in self._values(topic):
             try:
                 record = json.loads(text)
                 ended = record["spaces"] if record["status"] == "COMPLETED" else []
                 for space in ended:
-                    sweeps[space["space"]] = max(space["sweep_seq"], sweeps.get(space["space"], -1))
+                    sweeps[space[member]] = max(space["sweep_seq"], sweeps.get(space[member], -1))
             except (ValueError, KeyError, TypeError) as error:
                 raise JobError(f"The topic {topic} holds something that is no snapshot record: {text[:300]}") from error
         return sweeps
 
     def _chosen(self, spaces: Iterable[str]) -> list[str]:
         """Those of the spaces that the job was asked for."""
-        matches = self._session.sparkContext._jvm.java.util.regex.Pattern.matches  # type: ignore[union-attr]
         # By Java, as Kafka's consumer matches them.
+        matches = getattr(self._session.sparkContext._jvm, "java.util.regex.Pattern").matches
         return [space for space in spaces if matches(self._topics.pattern(), self._topics.of_space(space))]
 
     def _apply(self, space: str, batch: _Batch | None, sweep: int) -> None:
@@ -251,6 +257,19 @@ class CurrentSink(Sink):
                 self._merge(table, batch)
         finally:
             boiled.unpersist()
+
+    def _void_up_to(self, form: Form) -> int:
+        """The seq up to which a space's rows from before this form are gone, as far as topics tell it.
+
+        With images, a truncation follows the form and all rows come again: then there is nothing to bring over, nor need it be
+        possible.
+        """
+        records = self._read_topic(self._topics.of_space(form.space)).where("key is null and partition = 0")
+        source = F.col("source")
+        is_later = (source["space_id"] == form.space_id) & (source["schema_version"] >= form.schema_version)
+        truncations = parse(records, source_fields=SOURCE_FIELDS_OF_CURRENT).where((F.col("op") == "t") & is_later)
+        truncated = truncations.agg(F.max(source["seq"])).collect()[0][0]
+        return max(-1 if truncated is None else truncated, self._sweeps("space_id").get(form.space_id, -1))
 
     def _values(self, topic: str) -> list[str]:
         records = self._read_topic(topic).where(F.col("value").isNotNull())

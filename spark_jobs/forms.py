@@ -51,7 +51,10 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """How a space's rows look from one point on. `seq` is the last one given out before it."""
+    """How a space's rows look from one point on. `seq` is the last one given out before it.
+
+    A snapshot told it if `is_from_snapshot`: the form may have changed in a gap of the stream, and so may the rows.
+    """
 
     space: str
     space_id: int
@@ -59,6 +62,7 @@ class Form:
     seq: int
     key: tuple[str, ...]
     fields: tuple[Field, ...]
+    is_from_snapshot: bool = False
 
     def field_name(self, place: int) -> str:
         """What the field at this place (from 0) is called in messages."""
@@ -166,6 +170,7 @@ def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
                     seq=source["seq"],
                     key=tuple(table["primaryKeyColumnNames"]),
                     fields=tuple(Field(column["name"], column["typeName"]) for column in table["columns"]),
+                    is_from_snapshot=source.get("snapshot") == "true",
                 ),
             )
     except (ValueError, KeyError, TypeError) as error:

@@ -130,15 +130,18 @@ class SpaceTable:
             tables.overwrite(typed(meta, form), self._path)
         self._set({_FORM: form.to_json()})
 
-    def rekey(self, form: Form) -> None:
-        """Build all keys anew, after the primary key has changed to that of `form`.
+    def rekey(self, form: Form, floor: int) -> None:
+        """Build all keys anew, after the primary key has changed to that of `form`, and take out rows up to `floor`.
 
         Everything older must have been applied; from here on it is void.
         """
         self.evolve(form)
-        stored = self.rows().where("not _deleted").withColumn("_key", rekey(form)("_key", "_row"))
         # Tombstones go: they stand under keys that no event has any more.
-        tables.overwrite(typed(stored.select(*META_COLUMNS), form), self._path)
+        kept = self.rows().where(f"not _deleted and _seq > {floor}")
+        keyed = kept.withColumn("_key", rekey(form)("_key", "_row")).where("_key is not null")
+        # If the stream has a gap, rows that are gone since may stand here beside others that got their values.
+        newest = keyed.groupBy("_key").agg(F.max_by(F.struct(*META_COLUMNS), "_seq").alias("newest")).select("newest.*")
+        tables.overwrite(typed(newest, form), self._path)
         self._set({_KEYED_SINCE: _point(form)})
 
     def move_in(self, rows: DataFrame, form: Form) -> None:

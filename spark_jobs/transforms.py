@@ -179,16 +179,23 @@ def relabel(form: Form) -> Any:
 
 
 def rekey(form: Form) -> Any:
-    """A function of columns: (key, a row's text) → its key's text as `form` builds it."""
+    """A function of columns: (key, a row's text) → its key's text as `form` builds it.
 
-    def rekeyed(key: str, text: str) -> str:
+    Null where the row has no such key, if a snapshot told the form: the space can't have that row any more, and the snapshot
+    will say so. Else all that has happened to the row is in it, and such a row ends the query.
+    """
+
+    def rekeyed(key: str, text: str) -> str | None:
         built = key_of(_values(text), form)
-        if built is None:
-            raise JobError(
-                f"The row {key} of {form.space} has no value for the primary key {list(form.key)} that the space has now. "
-                "Build the table anew with a new --path and a new --checkpoint, after a snapshot."
-            )
-        return json_text.render(built)
+        if built is not None:
+            return json_text.render(built)
+        if form.is_from_snapshot:
+            return None
+        raise JobError(
+            f"The row {key} of {form.space} has no value for the primary key {list(form.key)} that the space has now, so the "
+            'table and the space have parted. Let the daemon take a snapshot (snapshot.mode = "always" and a restart), and '
+            "start the job again once that is complete."
+        )
 
     return F.udf(rekeyed, "string")
 

@@ -172,6 +172,7 @@ def schema(
     version: int = 1,
     columns: Sequence[tuple[str, str]] = COLUMNS,
     key: Sequence[str] = ("id",),
+    in_snapshot: bool = False,
 ) -> Message:
     """A form of a space."""
     table = {
@@ -179,7 +180,13 @@ def schema(
         "columns": [{"name": name, "typeName": kind, "position": place} for place, (name, kind) in enumerate(columns, 1)],
     }
     value = {
-        "source": {"table": space, "space_id": space_id, "schema_version": version, "seq": seq},
+        "source": {
+            "snapshot": "true" if in_snapshot else "false",
+            "table": space,
+            "space_id": space_id,
+            "schema_version": version,
+            "seq": seq,
+        },
         "tableChanges": [{"type": "ALTER", "id": f'"{space}"', "table": table}],
     }
     return Message(f"{PREFIX}.schema", compact({"space_id": space_id, "schema_version": version}), compact(value))
