@@ -24,6 +24,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.databricks.delta.stats.collect": "false",
+            # The one for several drivers starts sixteen processes (readlink) for each commit; this is the only driver here.
+            "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+            "spark.sql.streaming.checkpointFileManagerClass": (
+                "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
+            ),
             "spark.sql.shuffle.partitions": "1",
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
