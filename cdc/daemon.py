@@ -37,12 +37,11 @@ from cdc.errors import (
     CdcError,
     ConfigurationError,
     ConnectionLostError,
-    KeysChangedError,
     PositionError,
     PublishAborted,
     Remedy,
-    ReplayError,
     SilenceError,
+    SnapshotNeededError,
     StateError,
     StateLostError,
     TransactionTimeoutError,
@@ -389,8 +388,8 @@ class Daemon:
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
                 self._forced_snapshot = error.message
-            case KeysChangedError() | ReplayError():
-                self._log.warning("only a snapshot can fill the state store", reason=error.message)
+            case SnapshotNeededError():
+                self._log.warning("only a snapshot leads on", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = self._back_off.next()

@@ -112,11 +112,24 @@ class EncodingError(CdcError):
     """A value has no representation in the configured format."""
 
 
-class KeysChangedError(CdcError):
+class SnapshotNeededError(CdcError):
+    """The stream doesn't lead on: only a snapshot does.
+
+    `place` is the origin and the lsn of the transaction that the snapshot must have in it, None if any will do.
+    """
+
+    place: tuple[int, int] | None = None
+
+
+class KeysChangedError(SnapshotNeededError):
     """A space got another primary key, and what is kept of its rows doesn't do: only a snapshot has them under the new one."""
 
 
-class ReplayError(CdcError):
+class UnseenRowsError(SnapshotNeededError):
+    """A space whose name wasn't published got one that is, and what was in it before has never been seen here."""
+
+
+class ReplayError(SnapshotNeededError):
     """The state store can't be brought up to the checkpoint; only a snapshot can fill it."""
 
 

@@ -141,7 +141,8 @@ class Follower:
         decision: resume.Continue | resume.TakeSnapshot
         forced = forced_snapshot or self._settlement.forced_snapshot
         if forced is not None:
-            decision = resume.TakeSnapshot(forced, publish=config.snapshot.mode != "never")
+            # What the stream couldn't lead to has to come out all the same.
+            decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or config.snapshot.mode != "never")
         else:
             decision = resume.decide(
                 self._checkpoint.position,

@@ -23,7 +23,7 @@ from cdc import __version__
 from cdc.assembler import Assembler, rows_of
 from cdc.change import Batch, Spool, Transaction
 from cdc.envelope import Envelope
-from cdc.errors import CdcError, ReplayError
+from cdc.errors import CdcError, ReplayError, SnapshotNeededError
 from cdc.images import Images
 from cdc.ledger import Ledger
 from cdc.limbo import Limbo, LimboState, is_control
@@ -56,6 +56,8 @@ class _Before(NamedTuple):
     doubts: frozenset[bytes]
     origin: int
     lsn: int | None
+    stored: dict[int, StoredSpace | None]
+    schema_version: int
 
     def vclock(self, now: Mapping[int, int]) -> dict[int, int]:
         """The vclock that there was then."""
@@ -180,7 +182,11 @@ class Pipeline:
                     continue
                 if done == len(transactions):
                     break
-            yield from self._arrive(transactions[done], suffix)
+            try:
+                yield from self._arrive(transactions[done], suffix)
+            except SnapshotNeededError as error:
+                error.place = events.place
+                raise
             done += 1
         if self._replay_until is not None:
             yield self._replayed()
@@ -271,9 +277,11 @@ class Pipeline:
                 if outbox.row_count:
                     yield self._batch(is_boundary=False)
         except CdcError:
-            # What came before the transaction that can't be handled is good, unless DDL ties the two together.
-            if before is not None and before.mark.row_count and not outbox.stored and not self._spaces.schema.touched:
+            # What came before the transaction that can't be handled is good.
+            if before is not None and before.mark.row_count:
                 outbox.back_to(before.mark)
+                outbox.stored = before.stored
+                self._spaces.schema.schema_version = before.schema_version
                 if self.images is not None:
                     self.images.forget_after(before.change_count)
                     self.images.doubtful = before.doubtful
@@ -309,10 +317,17 @@ class Pipeline:
 
     def _before(self, origin: int) -> _Before:
         """What has been filled by now, before a transaction of this origin."""
-        images, lsn = self.images, self._events.vclock.get(origin)
-        if images is None:
-            return _Before(self._outbox.mark, 0, frozenset(), frozenset(), origin, lsn)
-        return _Before(self._outbox.mark, images.change_count, images.doubtful, images.doubts, origin, lsn)
+        images = self.images
+        return _Before(
+            self._outbox.mark,
+            images.change_count if images is not None else 0,
+            images.doubtful if images is not None else frozenset(),
+            images.doubts if images is not None else frozenset(),
+            origin,
+            self._events.vclock.get(origin),
+            dict(self._outbox.stored),
+            self._spaces.schema.schema_version,
+        )
 
     def _batch_before(self, before: _Before) -> Batch:
         """What had been filled before a transaction that is handed on in pieces; no DDL is among it."""

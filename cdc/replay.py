@@ -27,7 +27,7 @@ from cdc.admission import Orders
 from cdc.checkpoint import Checkpoint
 from cdc.config import Config
 from cdc.daemon import Daemon
-from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted
+from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
 from cdc.follower import Goal
 from cdc.publisher import Publisher
 from cdc.settlement import Origin, Settlement
@@ -42,6 +42,8 @@ from cdc.vclock import VClock
 POLL_SECONDS: Final = 0.1
 """How often the last file is looked at again."""
 
+_NEWER_SNAPSHOT: Final = "Call box.snapshot() on the server and add what it has written, or let `tarantool-cdc run` go on."
+
 _OLDEST_VERSION: Final = (1, 7, 0)
 """Stands for the version of a writer that doesn't say it."""
 
@@ -55,6 +57,8 @@ class Replay(Daemon):
         self._survey = Survey(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
+        # Origin and lsn of the transaction that only a snapshot leads over.
+        self._needs_in_snapshot: tuple[int, int] | None = None
 
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:  # noqa: ARG002 - the end of the files is the goal
         """Read the files from the checkpoint on. Returns whether all of them have been read."""
@@ -73,10 +77,12 @@ class Replay(Daemon):
         )
         try:
             forced, self._forced_snapshot = self._forced_snapshot, None
-            return replayer.run(is_first=is_first, forced_snapshot=forced)
+            return replayer.run(is_first=is_first, forced_snapshot=forced, needs_in_snapshot=self._needs_in_snapshot)
         except PublishAborted:
             raise
         except CdcError as error:
+            if isinstance(error, SnapshotNeededError):
+                self._needs_in_snapshot = error.place
             self._settle_or_go_back(replayer.settle_submitted, error)
             raise
         finally:
@@ -121,19 +127,23 @@ class Replayer:
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
 
-    def run(self, *, is_first: bool, forced_snapshot: str | None) -> bool:
-        """Take a snapshot if one is needed, then read the logs. Returns whether all has been read. Raises what breaks."""
+    def run(self, *, is_first: bool, forced_snapshot: str | None, needs_in_snapshot: tuple[int, int] | None = None) -> bool:
+        """Take a snapshot if one is needed, then read the logs. Returns whether all has been read. Raises what breaks.
+
+        A forced snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
+        """
         config, settlement = self._config, self._settlement
         mode = config.snapshot.mode
         decision: resume.Continue | resume.TakeSnapshot
         forced = forced_snapshot or settlement.forced_snapshot
         try:
             if forced is not None:
-                decision = resume.TakeSnapshot(forced, publish=mode != "never")
+                # What the logs couldn't lead to has to come out all the same.
+                decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or mode != "never")
             else:
                 decision = self._decide(is_first=is_first)
             if isinstance(decision, resume.TakeSnapshot):
-                file = self._snapshot_for(decision)
+                file = self._snapshot_for(decision, needs_in_snapshot if forced_snapshot is not None else None)
                 self._log.info("taking a snapshot", reason=decision.reason, file=file.path.name)
                 if not self._take_snapshot(file, publish=decision.publish):
                     return False
@@ -187,8 +197,9 @@ class Replayer:
         if snapshots:
             resume.check_replicaset(self._settlement.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
 
-    def _snapshot_for(self, decision: resume.TakeSnapshot) -> LogFile:
+    def _snapshot_for(self, decision: resume.TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
         """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
+        origin, lsn = needs or (0, 0)
         need = f"{self._directory.path}: a snapshot is needed ({decision.reason})"
         chain = self._directory.chain()
         is_diverged = self._published is not None and bool(resume.lost_history(self._published, self._ballot, self._excluded))
@@ -204,7 +215,12 @@ class Replayer:
             if self._published is not None and not is_diverged and not file.vclock.covers(self._published):
                 raise PositionError(
                     f"{need}, but {file.path.name} is at {file.vclock}, behind the checkpoint at {self._published}{lacking}",
-                    "Call box.snapshot() on the server and add what it has written, or let `tarantool-cdc run` go on.",
+                    _NEWER_SNAPSHOT,
+                )
+            if file.vclock[origin] < lsn:
+                raise PositionError(
+                    f"{need}, but {file.path.name} is at {file.vclock}, and the snapshot must have {origin}:{lsn} in it{lacking}",
+                    _NEWER_SNAPSHOT,
                 )
             vinyl = self._directory.head(file).vinyl.items() if decision.publish else ()
             names = [name for space_id, name in vinyl if is_wanted(space_id, name)]

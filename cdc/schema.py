@@ -205,6 +205,14 @@ class SchemaTracker:
         row = self._space_rows.get(space_id)
         return None if row is None else str(row[2])
 
+    def is_known(self, space_id: int) -> bool:
+        """Whether a space is published, as far as `changes` has told."""
+        return space_id in self._known
+
+    def has_primary_key(self, space_id: int) -> bool:
+        """Whether a space has a primary key, without which it can't have rows."""
+        return _PRIMARY in self._index_rows.get(space_id, {})
+
     def stored(self, space_id: int) -> StoredSpace | None:
         """What the checkpoint has to keep of a space; None if it is gone."""
         if space_id not in self._space_rows:

@@ -90,7 +90,7 @@ class Snapshot:
         # Spaces whose rows consumers have in part, because they were just being published again.
         self._emptied: set[int] = set()
         if images is not None and images.is_comparing and previous is not None:
-            self._returning = {form.space_id for form in spaces.published_forms() if not form.schema_version}
+            self._returning = {*spaces.unseen, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
         outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
         if images is not None and images.is_comparing:
             published = {form.space_id: form for form in spaces.published_forms()}
@@ -251,16 +251,11 @@ class Snapshot:
         return pieces
 
     def _ready(self, form: SpaceForm) -> None:
-        """Before a space's rows are compared: whether it had rows, and under these keys."""
+        """Before a space's rows are compared: whether it had rows."""
         images = self._images
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
-        if form.space_id in self._returning or images.has_other_keys(form):
-            # What is under the old keys goes all at once, and every row comes under its new one.
-            self._returning.discard(form.space_id)
-            self._known[form.space_id] = False
-            self._emptied_unseen(form)
 
     def _special(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
         """A row of a system space, or the first of a space: what its event is made with, None if it has none."""
@@ -303,8 +298,19 @@ class Snapshot:
             pass  # the server's own rows go along with the first of the users'
 
     def _settle(self) -> None:
+        if not self._spaces.schema.touched:
+            return
         position = replace(self.position, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version)
-        self._spaces.settle(position, self._now_us, None, self._emptied_unseen)
+        self._spaces.settle(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
+        if self._images is None:
+            return
+        # At once with the schema records: who goes on from a later moment of this snapshot finds these spaces known.
+        for form in self._spaces.published_forms():
+            if form.space_id in self._returning or self._images.has_other_keys(form):
+                # What is under the old keys goes all at once, and every row comes under its new one.
+                self._emptied.add(form.space_id)
+                self._emptied_unseen(form)
+        self._returning.clear()
 
     def _emptied_unseen(self, form: SpaceForm) -> None:
         """The snapshot lacks a space that was published, or has its rows under other keys."""

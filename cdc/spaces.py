@@ -7,18 +7,20 @@ takes the slow way, which tells the outside about new forms (`settle`) before it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from cdc import topics
 from cdc.envelope import Envelope, SpaceEvents
-from cdc.errors import KeysChangedError, UnkeyableError
+from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.image_changes import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images import Images
 from cdc.keys import is_keyable
 from cdc.outbox import Outbox
 from cdc.position import Position
 from cdc.protocol.codec import Body
-from cdc.schema import ChangeKind, SchemaTracker, SpaceForm
+from cdc.protocol.constants import Key
+from cdc.schema import INDEX_SPACE, ChangeKind, SchemaTracker, SpaceForm
 from cdc.topics import SpaceFilter, TopicNames
 
 Origin = tuple[int, int, int]
@@ -60,6 +62,10 @@ class Spaces:
         """UPSERTs of vinyl spaces, if the server is one that merges them."""
         # What is published may be decided otherwise than it was in the daemon's last life.
         schema.touch_all()
+        self.unseen = {space_id: schema.name(space_id) for space_id in schema.touched if self._is_unseen(space_id)}
+        """Spaces that may have rows under a name that isn't published, with that name: what is in them nobody here knows."""
+        # Spaces that have such a name since the transaction at hand, and no rows under it so far.
+        self._unseen_since_now: dict[int, str | None] = {}
 
     def is_published(self, form: SpaceForm) -> bool:
         """Whether this space's changes come out."""
@@ -76,6 +82,8 @@ class Spaces:
     def apply(self, kind: int, body: Body) -> SpaceForm | None:
         """Fold a system row; returns the form of a published space whose rows it takes away. Raises SchemaError."""
         emptied = self.schema.apply(kind, body)
+        if emptied is not None and body[Key.SPACE_ID] == INDEX_SPACE:
+            self.unseen.pop(emptied.space_id, None)
         if self.schema.last_touched is not None:
             # That one alone: the first snapshot touches all spaces before it comes to settle them.
             self.forget(self.schema.last_touched)
@@ -87,7 +95,17 @@ class Spaces:
 
     def compile(self, form: SpaceForm) -> SpaceEvents | None:
         """What a space's events are made with, None if it isn't published. Raises ConfigurationError for its topic's name."""
-        return self.events_of(form) if self.is_published(form) else None
+        if self.is_published(form):
+            return self.events_of(form)
+        if self._is_unseen(form.space_id):
+            self.unseen[form.space_id] = form.name
+        return None
+
+    def end_transaction(self) -> None:
+        """From here on rows may come that nobody looks at."""
+        if self._unseen_since_now:
+            self.unseen |= self._unseen_since_now
+            self._unseen_since_now.clear()
 
     def events_of(self, form: SpaceForm) -> SpaceEvents:
         """An encoder for one form, with its topic announced."""
@@ -136,26 +154,36 @@ class Spaces:
             self._images.unkept[form.name] = error.message
 
     def settle(
-        self, position: Position, now_us: int, origin: Origin | None, on_drop: Callable[[SpaceForm], None] | None = None
+        self,
+        position: Position,
+        now_us: int,
+        origin: Origin | None,
+        on_gone: Callable[[SpaceForm], None] | None = None,
+        *,
+        in_snapshot: bool = False,
     ) -> None:
         """Tell the outside about forms that have become different, and have them kept with the checkpoint.
 
-        `on_drop`, in a snapshot, is told of spaces that are gone, before their topic may become another space's. Raises
-        KeysChangedError outside of one if a space that has no images has been given another primary key.
+        `on_gone` is told of spaces whose rows are gone from what is published, before their topic may become another space's:
+        in a snapshot of all that it lacks, else of those that were given a name that isn't published, because a space that is
+        dropped loses its rows before. Outside of a snapshot it raises KeysChangedError if a space that has no images has been
+        given another primary key, and UnseenRowsError if one with unknown rows has been given a name that is published.
         """
         if not self.schema.touched:
             return
         touched = self.schema.touched
+        self._look_at_names(touched, in_snapshot=in_snapshot)
         changes = self.schema.changes(self.is_published)
         # All names are given up before any is taken: in one transaction spaces may swap theirs.
         for change in changes:
-            if change.kind is ChangeKind.DROP and on_drop is not None:
-                on_drop(change.form)
+            if change.kind is ChangeKind.DROP and on_gone is not None and (in_snapshot or self._has_other_name(change.form)):
+                on_gone(change.form)
             if change.kind is ChangeKind.DROP or change.previous_name is not None:
                 self._names.release(change.form.space_id)
+        position = replace(position, seq=self._outbox.seq)
         for change in changes:
             form = change.form
-            if self._images is not None and on_drop is None and change.kind is not ChangeKind.DROP:
+            if self._images is not None and not in_snapshot and change.kind is not ChangeKind.DROP:
                 self._look_at_key(form)
             self.forget(form.space_id)
             if change.kind is not ChangeKind.DROP:
@@ -163,6 +191,30 @@ class Spaces:
             self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
         for space_id in touched:
             self._outbox.stored[space_id] = self.schema.stored(space_id)
+
+    def _has_other_name(self, form: SpaceForm) -> bool:
+        return form.space_id in self.schema and self.schema.name(form.space_id) != form.name
+
+    def _is_unseen(self, space_id: int) -> bool:
+        return self.schema.has_primary_key(space_id) and not self.is_wanted(space_id)
+
+    def _look_at_names(self, space_ids: list[int], *, in_snapshot: bool) -> None:
+        for space_id in space_ids:
+            name = self.schema.name(space_id)
+            if self._is_unseen(space_id):
+                has_rows = in_snapshot or space_id in self.unseen or self.schema.is_known(space_id)
+                (self.unseen if has_rows else self._unseen_since_now)[space_id] = name
+                continue
+            self._unseen_since_now.pop(space_id, None)
+            former_name = self.unseen.pop(space_id, None)
+            if in_snapshot or former_name is None or not self.schema.has_primary_key(space_id):
+                continue
+            if self.schema.form(space_id).is_replicated:
+                raise UnseenRowsError(
+                    f"space {former_name!r} ({space_id}), which isn't published, was renamed to {name!r}, which is: "
+                    "what it had in it by then has never been published",
+                    "A snapshot of everything has it, which the daemon takes by itself: let it run.",
+                )
 
     def _look_at_key(self, form: SpaceForm) -> None:
         assert self._images is not None

@@ -66,6 +66,8 @@ class StreamEvents:
         # The vclock that is being built: mutable here, a VClock at each boundary.
         self.vclock: dict[int, int] = dict(base.vclock)
         self.texts = OriginTexts()
+        self.place = (0, 0)
+        """Origin and lsn of the transaction that was begun last."""
         # Spaces that have been given another primary key: whose rows are still under the old one, and all of them.
         self._to_rekey: list[SpaceForm] = []
         self._rekeyed: dict[int, None] = {}
@@ -181,6 +183,7 @@ class StreamEvents:
     def begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
         """Prepare what all events of a transaction share, and move the position over it."""
         texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
+        self.place = replica_id, lsn
         if replica_id != texts.origin:
             texts.turn_to(replica_id, self.vclock)
         lsn_text = b"%d" % lsn
@@ -304,7 +307,7 @@ class StreamEvents:
             self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
         emptied = self._spaces.apply(kind, body)
         if emptied is not None:
-            self._truncate(pieces, emptied, lsn)
+            self._truncate(pieces, emptied, *self._schema_row_at)
 
     def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
         """Compile what a space's rows need; None if they aren't published."""
@@ -325,7 +328,12 @@ class StreamEvents:
         """Tell the outside about forms that have become different."""
         if self._spaces.schema.touched:
             transaction = pieces.transaction
-            self._spaces.settle(self.position, self.now_us, (transaction.replica_id, transaction.lsn, transaction.tsn))
+            self._spaces.settle(
+                self.position,
+                self.now_us,
+                (transaction.replica_id, transaction.lsn, transaction.tsn),
+                lambda form: self._truncate(pieces, form, *self._schema_row_at),
+            )
             for form in self._spaces.take_rekeyed():
                 self._to_rekey.append(form)
                 self._rekeyed[form.space_id] = None
@@ -375,17 +383,18 @@ class StreamEvents:
         """The transaction's last row has been handled."""
         transaction = pieces.transaction
         self._settle(pieces)
+        self._spaces.end_transaction()
         self._outbox.timestamp = transaction.timestamp
         wanted = self._options.transaction_topic
         if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
             for key, value in pieces.records(self._spaces.schema):
                 self._outbox.control(topics.TRANSACTION, key, value)
 
-    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int) -> None:
+    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int, row_number: int) -> None:
         """The event that all rows of a space are gone, for every partition of its topic."""
         if self._images is not None:
             self._images.clear(form.space_id)
-        self._void(pieces, self._spaces.plain_events_of(form), lsn, pieces.row_number)
+        self._void(pieces, self._spaces.plain_events_of(form), lsn, row_number)
 
     def _void(self, pieces: Pieces, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._outbox.seq += 1

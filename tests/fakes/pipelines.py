@@ -82,14 +82,14 @@ def pipeline(
     )
 
 
-def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US) -> Iterator[Batch]:
+def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US, *, publish: bool = True) -> Iterator[Batch]:
     """What the follower does with events, batch by batch."""
     for event in events:
         match event:
             case SnapshotStarted(vclock):
                 yield target.begin_snapshot(vclock, now_us)
             case SnapshotRows(frames):
-                yield from target.feed_snapshot(frames, now_us)
+                yield from target.feed_snapshot(frames, now_us, publish=publish)
             case SnapshotFinished():
                 yield from target.end_snapshot(now_us)
             case StreamRows(frames):

@@ -125,8 +125,10 @@ class Replica:
         assert isinstance(voted, Voted)
         checkpoint = self.topics.checkpoint()
         self._pipeline, reason = self._begin(checkpoint)
-        reason, self.forced_snapshot = self.forced_snapshot or reason, None
-        if reason is not None:
+        forced, self.forced_snapshot = self.forced_snapshot, None
+        if forced is not None:
+            self.decision = resume.TakeSnapshot(forced)
+        elif reason is not None:
             self.decision = resume.TakeSnapshot(reason, publish=self._mode != "never")
         else:
             self.decision = resume.decide(
@@ -287,5 +289,6 @@ class Replica:
         return [event for piece in self._cut(self.relay.data_to_send()) for event in self.session.receive_data(piece)]
 
     def _submit(self, events: Iterable[Event]) -> None:
-        for batch in take(self.pipeline, events):
+        publish = not isinstance(self.decision, resume.TakeSnapshot) or self.decision.publish
+        for batch in take(self.pipeline, events, publish=publish):
             self.submit(batch)

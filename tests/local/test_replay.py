@@ -198,6 +198,20 @@ def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
         run(replayer(taken, files, at(337)), forced="only a snapshot can fill the store")
 
 
+def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, files: Path) -> None:
+    """It would be taken, and lead to the same place, again and again."""
+    for forced, needs, fails in (("renamed", (1, 336), True), ("renamed", (1, 335), False)):
+        one = replayer(taken, files, at(330), spaces={"exclude": ["vinyl"]})
+        if not fails:
+            assert one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+            continue
+        with pytest.raises(
+            PositionError, match=r"\(renamed\), but .*344\.snap is at \{1: 335\}, and .* must have 1:336 in it"
+        ) as raised:
+            one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+        assert "box.snapshot()" in raised.value.hint
+
+
 def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None:
     path = files / "00000000000000000344.xlog"
     data = bytearray(path.read_bytes())
