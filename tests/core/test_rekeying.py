@@ -659,3 +659,41 @@ def test_consumer_has_the_masters_contents_after_any_life(seed: int) -> None:
     for name in ("one", "two"):
         found: list[Any] = life.consumer.contents(life.master.id_of(name))
         assert found == sorted(life.master.contents(name), key=json.dumps)
+
+
+def in_pieces(data: bytes) -> Iterator[bytes]:
+    """So many bytes at a time that no two rows of a user's come together."""
+    for start in range(0, len(data), 20):
+        yield data[start : start + 20]
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+@pytest.mark.parametrize("moment", range(18, 29))
+def test_other_keys_behind_a_gap_and_killed_in_its_snapshot(moment: int, *, flushes: bool) -> None:
+    """From the schema record of the new key on, nothing is kept, or known to consumers, under the old one."""
+    life = Rekeying(cut=in_pieces)
+    life.master.create_space("others", FIELDS, KEYS[0])
+    for number in range(1, 6):
+        life.master.insert("others", *row(number))
+    life.follow()
+    life.replica.flush()
+    life.replica.crash()
+    for number in range(1, 6):
+        life.master.update("things", [number], ["=", "more", "meanwhile"])
+    life.master.alter_key("others", BY_CODE)
+    life.master.delete("others", "code 4")
+    life.master.gc_vclock = life.master.vclock
+    life.replica.lives_until = life.replica.handed_over + moment
+    with pytest.raises(Killed):
+        life.connect()
+    life.replica.commit()
+    if flushes:
+        life.replica.flush()
+    life.news()
+    life.replica.lives_until = None
+    life.restart()
+    life.follow()
+    life.check("things", "others")
+    life.master.update("others", ["code 8"], ["=", "n", 11])
+    assert ops(life.follow()) == [("u", {"code": "code 8"})]
+    life.check("things", "others")
