@@ -315,9 +315,11 @@ def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> No
     work.run(15)
     life.connect()
     life.replica.flush()
+    more = rng.choice([[], ["gap"], ["include", "include"], ["gap", "include"]])
     for _ in range(30):
         mortal.lives_until = mortal.handed_over + rng.choice([0, 1, 2, 3, 5, 8]) if rng.random() < 0.3 else None
-        step = rng.choice(["work", "work", "relay", "receive", "commit", "commit", "flush", "crash"])
+        gap = False
+        step = rng.choice(["work", "work", "relay", "receive", "commit", "commit", "flush", "crash", *more])
         note(step)
         try:
             match step:
@@ -331,7 +333,11 @@ def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> No
                     life.replica.commit(rng.choice([1, 2, None]))
                 case "flush":
                     life.replica.flush()
+                case "include":
+                    life.replica.include(*rng.choice([["one"], ["two"], [".*"]]))
+                    raise Killed
                 case _:
+                    gap = step == "gap"
                     raise Killed
         except UnseenRowsError as error:
             note(error.message)
@@ -352,15 +358,24 @@ def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> No
                 life.replica.flush()
             life.news()
             life.replica.crash()
+            if gap:
+                life.master.gc_vclock = life.master.vclock
             reconnect(life, rng)
         life.news()
     mortal.lives_until = None
+    if "include" in more:
+        life.replica.commit()
+        life.news()
+        life.replica.include(".*")
+        life.replica.crash()
+        reconnect(life, rng)
     for _ in range(3):
         go_on(life)
     for name in work.published():
         found: list[Any] = life.consumer.contents(life.master.id_of(name))
         assert found == sorted(life.master.contents(name), key=json.dumps), name
-    assert life.consumer.filled() <= {life.master.id_of(name) for name in work.published()}
+    if "include" not in more:  # what the configuration leaves out stays with consumers
+        assert life.consumer.filled() <= {life.master.id_of(name) for name in work.published()}
 
 
 def reconnect(life: Life, rng: random.Random) -> None:
