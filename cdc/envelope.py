@@ -201,6 +201,7 @@ def _times(now_us: int) -> dict[str, int]:
 
 
 def _table(form: SpaceForm) -> dict[str, Any]:
+    as_written = [name for name, part in form.primary_key if part.is_as_written]
     return {
         "defaultCharsetName": None,
         "primaryKeyColumnNames": [form.part_name(index) for index in range(len(form.key_parts))],
@@ -225,6 +226,7 @@ def _table(form: SpaceForm) -> dict[str, Any]:
             for place, item in enumerate(form.fields, 1)
         ],
         "comment": None,
+        **({"primaryKeyColumnsAsWritten": as_written} if as_written else {}),
     }
 
 

@@ -13,6 +13,7 @@ the event is written, because a row that can't be shown as JSON has changed the 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from cdc import slices
@@ -20,7 +21,7 @@ from cdc.envelope import OPEN_CREATE, Change, SpaceEvents
 from cdc.errors import EncodingError, ImageError, SchemaError
 from cdc.fitting import fits
 from cdc.images import Images
-from cdc.keys import space_prefix
+from cdc.keys import KeyCodec, space_prefix
 from cdc.protocol.codec import Body, body_values, header_end, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import pack
@@ -31,7 +32,15 @@ OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
 _AFTER: Final = b',"after":'
 _NO_AFTER: Final = b',"after":null'
 
-_HINT: Final = "The images are not what the master has: stop the daemon, remove state.path, and it begins with a snapshot."
+_REBUILD: Final = (
+    "stop the daemon, remove the directory images in state.path, and start it once with --rebuild-state: it takes a snapshot"
+)
+_HINT: Final = f"The images are not what the master has: {_REBUILD}."
+_LONG_HINT: Final = (
+    "The server has them as two rows, the daemon as one. On the leader delete the row that is written in the longer form "
+    f'(docs/events.md, "Keys that are written longer than need be", says how); then {_REBUILD} and goes on behind this row. '
+    "Or leave the space out (spaces.exclude)."
+)
 
 _PASSED_OVER: Final = "an earlier row of this key couldn't be carried out, so it isn't known what it has"
 
@@ -132,7 +141,7 @@ class ImageChanges:
         # The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
         before = self._images.pending(key)
         if before is not None:
-            raise ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
+            raise self._twice(before, found)
         opening, content = self.put(key, None, found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
@@ -179,6 +188,7 @@ class ImageChanges:
         result = tuple_values(after)
         try:
             if self._key_of_tuple(result) != key:
+                self._look_at_writing(tuple_, result, before, after)
                 return None  # the server leaves a tuple as it is whose key the operations would change
         except SchemaError:
             return None
@@ -195,10 +205,43 @@ class ImageChanges:
             'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and what the key has is told by its next '
             "INSERT, REPLACE or DELETE. To have one, run on the leader: "
             f"box.atomic(function() local s = box.space[{_lua_text(name)}] s:replace(s:get({{{shown}}})) end). "
-            "Or stop the daemon and remove state.path: it begins with a snapshot.",
+            f"Or {_REBUILD}.",
         )
         error.key = key
         return error
+
+    def _twice(self, before: bytes, after: bytes) -> ImageError:
+        """The error of an INSERT of a key that is there."""
+        one, other = (self._key_as_written(tuple_) for tuple_ in (before, after))
+        if one == other:
+            return ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
+        return ImageError(
+            f"an INSERT of a key of space {self.space.form.name!r} that is there in another writing: {one} is there, {other} "
+            f"comes; the tuple was {before.hex(' '):.2000}",
+            _LONG_HINT,
+        )
+
+    def _key_as_written(self, tuple_: bytes) -> str:
+        """The fields of a tuple that its primary key is in, as their bytes."""
+        fields = [tuple_[begin:end] for begin, end in slices.elements(tuple_, 0)]
+        return ", ".join(f"{fields[part.field].hex(' '):.200}" for part in self.space.form.key_parts)
+
+    def _look_at_writing(self, tuple_: Sequence[Any], result: Sequence[Any], before: bytes, after: bytes) -> None:
+        """Raises ImageError for an UPSERT that changes nothing of its key but the writing.
+
+        The server, which compares the keys as a TREE would, doesn't find them different, and moves the row in a HASH index.
+        """
+        form = self.space.form
+        compared = replace(form, key_parts=tuple(replace(part, is_as_written=False) for part in form.key_parts))
+        if compared == form:
+            return
+        key_of = KeyCodec(compared).of_tuple
+        if key_of(tuple_) == key_of(result):
+            raise ImageError(
+                f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index: the "
+                f"tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
+                f"No event can tell that: {_REBUILD} and goes on behind this row. Or leave the space out (spaces.exclude).",
+            )
 
     def _rules(self, body: Body) -> dict[str, Any]:
         return {

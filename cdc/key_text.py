@@ -8,6 +8,12 @@
     one instant in two time zones                            "2024-02-29T20:59:58Z"
     in a `scalar`: binary, UUID, datetime, such a decimal    {"varbinary":"/w=="}, …   a string may say the same
 
+In a HASH index the server tells writings apart (`KeyPart.is_as_written`), and so do these texts:
+
+    decimal 10, decimal 10.00, double 10.0 in a `number`     "10", "10.00", 10
+    decimal 1E+2 and decimal 100                             "1E+2", "100"
+    one instant in two time zones                            "2024-02-29T20:59:58Z", "2024-02-29T23:59:58+03:00"
+
 Kafka keeps the last record of each key, and orders records within a key: two writings of one key would be two rows to all who
 read it. The row itself keeps the value as it was written. What is equal is decided as cdc.keys decides it for the store.
 
@@ -19,6 +25,7 @@ from __future__ import annotations
 
 import base64
 import math
+import struct
 from collections.abc import Callable
 from decimal import Decimal
 from typing import Any, Final
@@ -27,9 +34,13 @@ from uuid import UUID
 from cdc.json_values import plain
 from cdc.keys import is_quiet_nan, stood_for
 from cdc.protocol.extensions import Datetime
+from cdc.schema import KeyPart
 
 Write = Callable[[Any], Any]
 """A part's value → what is written as JSON in its place."""
+
+_BITS: Final = struct.Struct(">d").pack
+_QUIET_NAN: Final = _BITS(math.nan)
 
 _INTEGER_MIN: Final = -(2**63)
 _INTEGER_END: Final = 2**64
@@ -101,6 +112,39 @@ def _in_scalar(value: Any) -> Any:
     return number
 
 
+# As it was written.
+
+
+def _number_as_written(value: Any) -> Any:
+    if type(value) is Decimal:
+        exponent = value.as_tuple().exponent
+        assert isinstance(exponent, int), "Tarantool has no NaN and no infinity among its decimals"
+        return format(value, "f") if exponent <= 0 else str(value)
+    return _nan_as_written(value) if value != value else _number(value)
+
+
+def _nan_as_written(value: float) -> str:
+    bits = _BITS(value)
+    return "NaN" if bits == _QUIET_NAN else f"NaN({bits.hex()})"
+
+
+def _in_double_as_written(value: Any) -> Any:
+    return _number_as_written(value) if type(value) is Decimal or value != value else _in_double(value)
+
+
+def _in_datetime_as_written(value: Any) -> Any:
+    text = plain(value)
+    return f"{text}[{value.timezone_index}]" if type(value) is Datetime and value.timezone_index else text
+
+
+def _in_scalar_as_written(value: Any) -> Any:
+    if type(value) is Datetime:
+        return {"datetime": _in_datetime_as_written(value)}
+    if type(value) is Decimal:
+        return {"decimal": _number_as_written(value)}
+    return {"double": _nan_as_written(value)} if value != value else _in_scalar(value)
+
+
 _NAMES: Final[dict[type, str]] = {bytes: "varbinary", UUID: "uuid", Datetime: "datetime"}
 
 _DOUBLES: Final = ("double", "float32", "float64")
@@ -113,12 +157,19 @@ _BY_TYPE: Final[dict[str, tuple[Write, frozenset[type]]]] = {
     "datetime": (_in_datetime, frozenset()),
     "scalar": (_in_scalar, frozenset({int, bool, str})),
 }
+_AS_WRITTEN_BY_TYPE: Final[dict[str, tuple[Write, frozenset[type]]]] = {
+    **dict.fromkeys(_DOUBLES, (_in_double_as_written, frozenset())),
+    **dict.fromkeys(_DECIMALS, (_number_as_written, frozenset())),
+    "number": (_number_as_written, frozenset({int})),
+    "datetime": (_in_datetime_as_written, frozenset()),
+    "scalar": (_in_scalar_as_written, frozenset({int, bool, str})),
+}
 _PLAIN: Final = (plain, frozenset({type(None), bool, int, str, bytes, UUID}))
 
 
-def writing(kind: str) -> tuple[Write, frozenset[type]]:
-    """How values of a key part of this type are written, and the types of those that msgspec writes so by itself.
+def writing(part: KeyPart) -> tuple[Write, frozenset[type]]:
+    """How values of a key part are written, and the types of those that msgspec writes so by itself.
 
     A string is one of these only as far as it is UTF-8, which msgspec finds out.
     """
-    return _BY_TYPE.get(kind, _PLAIN)
+    return (_AS_WRITTEN_BY_TYPE if part.is_as_written else _BY_TYPE).get(part.type, _PLAIN)

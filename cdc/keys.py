@@ -16,6 +16,9 @@ that are doubles) the server's comparison isn't transitive: decimal 0.3 equals t
 it there; here such a double is no decimal's equal. NaN is less than all numbers; in a part of the type `double`, where the
 server (2.6) takes it for equal to whatever it meets, it is a key of its own here.
 
+In a HASH index equal numbers and points in time that are written differently are different keys (`KeyPart.is_as_written`): there
+a decimal is its digits and its exponent, a NaN its bits, and a point in time its zone too. Such an index has no order.
+
 Keys over KEY_BYTES_MAX keep their beginning and end in a hash of the whole. They stay different, and in one fixed order, but
 keys that begin with the same 479 bytes aren't ordered as the server orders them. Parts in descending order (3.x) are kept
 in ascending order.
@@ -67,6 +70,7 @@ _EXPONENT: Final = struct.Struct(">I").pack
 _EXPONENT_BIAS: Final = 1 << 31
 _COMPLEMENT: Final = bytes(255 - byte for byte in range(256))
 _NAN: Final = b"\x00" * 8
+_ZONE: Final = struct.Struct(">hh").pack
 
 
 def space_prefix(number: int) -> bytes:
@@ -98,7 +102,7 @@ class KeyCodec:
         self._name = form.name
         last = len(form.key_parts) - 1
         self._parts = [(part.field, tuple(steps(part.path))) for part in form.key_parts]
-        self._encoders = [_encoder(part.type, is_last=place == last) for place, part in enumerate(form.key_parts)]
+        self._encoders = [_encoder(part, is_last=place == last) for place, part in enumerate(form.key_parts)]
         self.is_text = len(form.key_parts) == 1 and form.key_parts[0].type in _TEXTS
         """Whether the key is one string or binary and nothing else."""
         if self.is_text:
@@ -307,17 +311,31 @@ def _datetime(value: Any) -> bytes:
     return _UINT(value.seconds + _SIGN_BIT) + _EXPONENT(value.nanosecond + _EXPONENT_BIAS)
 
 
-def _scalar(string: Encoder, binary: Encoder) -> Encoder:
+def _number_as_written(value: Any) -> bytes:
+    if type(value) is Decimal:
+        sign, digits, exponent = value.as_tuple()
+        assert isinstance(exponent, int), "Tarantool has no NaN and no infinity among its decimals"
+        return bytes((2, sign)) + _EXPONENT(exponent + _EXPONENT_BIAS) + bytes(digit + 1 for digit in digits) + b"\0"
+    if type(value) is float and math.isnan(value):
+        return b"\x01" + _DOUBLE(value)
+    return b"\x00" + _number(value)
+
+
+def _datetime_as_written(value: Any) -> bytes:
+    return _datetime(value) + _ZONE(value.offset_minutes, value.timezone_index)
+
+
+def _scalar(string: Encoder, binary: Encoder, number: Encoder = _number, datetime: Encoder = _datetime) -> Encoder:
     """Values of all types, ordered by their type's class first (mp_class)."""
     classes: dict[type, tuple[bytes, Encoder]] = {
         bool: (b"\x01", _boolean),
-        int: (b"\x02", _number),
-        float: (b"\x02", _number),
-        Decimal: (b"\x02", _number),
+        int: (b"\x02", number),
+        float: (b"\x02", number),
+        Decimal: (b"\x02", number),
         str: (b"\x03", string),
         bytes: (b"\x04", binary),
         UUID: (b"\x05", _uuid),
-        Datetime: (b"\x06", _datetime),
+        Datetime: (b"\x06", datetime),
     }
 
     def encode(value: Any) -> bytes:
@@ -346,9 +364,19 @@ _ENCODERS: Final[dict[str, tuple[Encoder, Encoder]]] = {
     "scalar": (_scalar(_ended(_string), _ended(_binary)), _scalar(_string, _binary)),
 }
 
+# Of parts whose values are different keys where they are written differently.
+_AS_WRITTEN: Final[dict[str, tuple[Encoder, Encoder]]] = {
+    **dict.fromkeys(_NUMBERS, (_number_as_written, _number_as_written)),
+    "datetime": (_datetime_as_written, _datetime_as_written),
+    "scalar": (
+        _scalar(_ended(_string), _ended(_binary), _number_as_written, _datetime_as_written),
+        _scalar(_string, _binary, _number_as_written, _datetime_as_written),
+    ),
+}
 
-def _encoder(kind: str, *, is_last: bool) -> Encoder:
-    return _ENCODERS[kind][is_last]
+
+def _encoder(part: KeyPart, *, is_last: bool) -> Encoder:
+    return (_AS_WRITTEN if part.is_as_written else _ENCODERS)[part.type][is_last]
 
 
 _SINGLE: Final = {"unsigned": _single_unsigned, "num": _single_unsigned, "string": _single_string, "str": _single_string}

@@ -20,7 +20,7 @@ from cdc.errors import EncodingError, excerpt
 from cdc.json_values import SAFE_TYPES, WAY_OUT, encode, plain
 from cdc.key_text import writing
 from cdc.operations import Operation, normalise, steps
-from cdc.schema import SpaceForm
+from cdc.schema import KeyPart, SpaceForm
 
 Encode = Callable[[Sequence[Any]], bytes]
 
@@ -52,7 +52,7 @@ class RowEncoder:
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
         names = [form.part_name(index) for index in range(len(form.key_parts))]
-        self.key: Encode = _key_encoder(names, [part.type for part in form.key_parts])
+        self.key: Encode = _key_encoder(names, form.key_parts)
         self.key_of: Encode = self._compile_key_of(names)
         # By number of fields: what writes tuples that have all of them, and what writes shorter ones.
         self._sized: dict[int, tuple[Encode, Encode]] = {}
@@ -155,10 +155,10 @@ def _unsafe_places(types: Sequence[str]) -> list[tuple[int, frozenset[type]]]:
     return [(place, _SAFE_TYPES) for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
 
 
-def _key_encoder(names: list[str], types: list[str]) -> Encode:
+def _key_encoder(names: list[str], parts: Sequence[KeyPart]) -> Encode:
     """A key's values in order → JSON object with these names, the same for equal keys."""
-    writings = [writing(kind) for kind in types]
-    unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if types[place] not in _PLAIN_FIELD_TYPES]
+    writings = [writing(part) for part in parts]
+    unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if parts[place].type not in _PLAIN_FIELD_TYPES]
     return _encoder(_builder(names, takes_fewer=False), unsafe, [write for write, _ in writings])
 
 

@@ -42,6 +42,14 @@ _LOST_PRIMARY: Final = -1
 _LOCAL_GROUP: Final = 1
 _TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
 
+_WRITTEN_DIFFERENTLY: Final = frozenset(
+    {"number", "double", "float32", "float64", "scalar", "datetime"}
+    | {"decimal", "decimal32", "decimal64", "decimal128", "decimal256"}
+)
+"""Types of which one value has several writings. A HASH index looks for a key by the hash of the bytes in which it was sent
+(src/box/tuple_hash.cc): in all versions it has 1 and 1.0 as one number, but each writing of a decimal or of a point in time,
+and each NaN, as a key of its own. A TREE compares what they mean."""
+
 # Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
 _SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
 _INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
@@ -73,6 +81,8 @@ class KeyPart:
     path: str
     type: str
     collation: int = 0
+    # Whether values that are equal but written differently are different keys: decimal 1 and decimal 1.00.
+    is_as_written: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +378,7 @@ class SchemaTracker:
                 space_id=space_id,
                 name=_text(row[2]),
                 fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
-                key_parts=tuple(_key_part(item) for item in primary[5]),
+                key_parts=tuple(_key_part(item, is_hash=_text(primary[3]).lower() == "hash") for item in primary[5]),
                 is_sync=bool(flags.get("is_sync", False)),
                 is_vinyl=row[3] == "vinyl",
                 is_replicated=not (
@@ -448,16 +458,17 @@ def _field(item: Any) -> Field:
     raise TypeError(f"field {item!r}")
 
 
-def _key_part(item: Any) -> KeyPart:
+def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
     """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
     match item:
         case {"field": int(place)} if place >= 0:
-            return KeyPart(
-                place, _text(item.get("path", "")), _text(item.get("type", "any")).lower(), _collation(item.get("collation"))
-            )
+            path, kind, collation = _text(item.get("path", "")), item.get("type", "any"), _collation(item.get("collation"))
         case [int(place), kind, *_] if place >= 0:
-            return KeyPart(place, "", _text(kind).lower())
-    raise TypeError(f"key part {item!r}")
+            path, collation = "", 0
+        case _:
+            raise TypeError(f"key part {item!r}")
+    kind = _text(kind).lower()
+    return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in _WRITTEN_DIFFERENTLY)
 
 
 def _collation(value: Any) -> int:

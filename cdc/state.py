@@ -66,9 +66,10 @@ SLICE_CHANGES: Final = 16_384
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """And their bytes, unless one tuple alone has more."""
 
-_FORMAT: Final = b"tarantool-cdc state 2"
-_FORMER_FORMAT: Final = b"tarantool-cdc state 1"
-"""Keys that are a text of nothing but zeroes were written without the one more that they have now (cdc.keys)."""
+_FORMAT: Final = b"tarantool-cdc state 3"
+_FORMER_FORMATS: Final = frozenset({b"tarantool-cdc state 1", b"tarantool-cdc state 2"})
+"""In 1, keys that are a text of nothing but zeroes were written without the one more that they have now (cdc.keys). In both,
+rows of a HASH index whose keys are equal but written differently had one key, so that some may be missing."""
 _PREFIX_BYTES: Final = 4
 _COUNT: Final = struct.Struct(">q")
 
@@ -124,7 +125,7 @@ class StateStore:
                 txn.put(b"format", _FORMAT)
         with environment.begin(db=self._about, buffers=False) as txn:
             written = txn.get(b"format")
-            self.is_former = written == _FORMER_FORMAT
+            self.is_former = written in _FORMER_FORMATS
             """Whether an earlier version wrote it; `bring_over` must be called before anything else then."""
             if written != _FORMAT and not self.is_former:
                 raise StateError(

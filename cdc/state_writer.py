@@ -22,7 +22,7 @@ from typing import Final
 
 from cdc.change import Batch
 from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
-from cdc.errors import UnkeyableError
+from cdc.errors import StateLostError, UnkeyableError
 from cdc.images import CLEAR, NUMBER_MIN, Change, Images
 from cdc.json_values import encode
 from cdc.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
@@ -68,7 +68,7 @@ class StateWriter:
         self._settled_position: Position | None = None
         self._settled_since = 0.0
         if self.store.is_former:
-            self.store.bring_over(list(self._moves()))
+            self._bring_over()
         self._position = self.checkpoint().position
         # What the images had when a batch was submitted last, and what nobody has any more.
         self._submitted_numbers: dict[int, int] = {}
@@ -198,9 +198,25 @@ class StateWriter:
         finally:
             self.store.close()
 
-    def _moves(self) -> Iterator[tuple[bytes, bytes]]:
+    def _bring_over(self) -> None:
+        """Give rows that an earlier version wrote the keys that they have now. Raises StateLostError if some may be missing."""
+        try:
+            forms = published_forms(self.checkpoint().spaces.values())
+            for form in forms:
+                if any(part.is_as_written for part in form.key_parts):
+                    raise StateLostError(
+                        f"the state store {self._path} was written by a version that took rows for one whose keys the HASH index "
+                        f"of space {form.name!r} tells apart by how they are written (1 and 1.00)",
+                        "It has to be built anew from a snapshot.",
+                    )
+            self.store.bring_over(list(self._moves(forms)))
+        except BaseException:
+            self.store.close()
+            raise
+
+    def _moves(self, forms: Iterable[SpaceForm]) -> Iterator[tuple[bytes, bytes]]:
         """Of rows that an earlier version wrote: the keys that it gave them, and those that they have now."""
-        for form in published_forms(self.checkpoint().spaces.values()):
+        for form in forms:
             with contextlib.suppress(UnkeyableError):  # of those there are no rows
                 codec = KeyCodec(form)
                 if codec.is_text:

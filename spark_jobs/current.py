@@ -138,7 +138,7 @@ class CurrentSink(Sink):
             (former, form)
             for history in self._forms.histories()
             for former, form in pairwise(history)
-            if former.space != form.space or former.key != form.key
+            if former.space != form.space or former.key_writing != form.key_writing
         ]
         chosen = self._chosen({form.space for _, form in changes})
         for together in _rounds([change for change in changes if change[1].space in chosen]):
@@ -165,7 +165,7 @@ class CurrentSink(Sink):
             table.move_in(rows.where(f"_seq <= {form.seq}"), form)
         for former, form in changes:
             table = self._table(form)
-            if former.key != form.key:
+            if former.key_writing != form.key_writing:
                 table.rekey(form, self._void_up_to(form))
             table.settle(form)
 

@@ -53,7 +53,8 @@ class Field:
 class Form:
     """How a space's rows look from one point on. `seq` is the last one given out before it.
 
-    A snapshot told it if `is_from_snapshot`: the form may have changed in a gap of the stream, and so may the rows.
+    A snapshot told it if `is_from_snapshot`: the form may have changed in a gap of the stream, and so may the rows. `as_written`
+    are those columns of the key whose values are different keys where they are written differently.
     """
 
     space: str
@@ -63,6 +64,12 @@ class Form:
     key: tuple[str, ...]
     fields: tuple[Field, ...]
     is_from_snapshot: bool = False
+    as_written: tuple[str, ...] = ()
+
+    @property
+    def key_writing(self) -> tuple[tuple[str, bool], ...]:
+        """The columns of the key, and how they are written in it. Where either becomes another, rows have other keys."""
+        return tuple((name, name in self.as_written) for name in self.key)
 
     def field_name(self, place: int) -> str:
         """What the field at this place (from 0) is called in messages."""
@@ -97,7 +104,8 @@ class Form:
         """The inverse of `to_json`."""
         members = json.loads(text)
         fields = tuple(Field(**field) for field in members.pop("fields"))
-        return cls(**{**members, "key": tuple(members["key"]), "fields": fields})
+        key, as_written = tuple(members.pop("key")), tuple(members.pop("as_written", ()))  # older properties haven't got it
+        return cls(**members, key=key, as_written=as_written, fields=fields)
 
 
 class Forms:
@@ -169,6 +177,7 @@ def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
                     schema_version=source["schema_version"],
                     seq=source["seq"],
                     key=tuple(table["primaryKeyColumnNames"]),
+                    as_written=tuple(table.get("primaryKeyColumnsAsWritten", ())),
                     fields=tuple(Field(column["name"], column["typeName"]) for column in table["columns"]),
                     is_from_snapshot=source.get("snapshot") == "true",
                 ),

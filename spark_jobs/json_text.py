@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+from decimal import Decimal
 from typing import Any, Final
 
 _quote: Final = json.JSONEncoder(ensure_ascii=False).encode
@@ -61,4 +62,6 @@ def _float_text(number: float) -> str:
     if math.isinf(number):
         return '"Infinity"' if number > 0 else '"-Infinity"'
     mantissa, _, exponent = repr(number).partition("e")
+    if exponent == "-05":  # the daemon writes 0.00001 in full, and what is smaller with an exponent
+        return format(Decimal(repr(number)), "f")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,8 +1,9 @@
 """A row's value as the daemon writes it into a key: keys that the server takes for equal have one text (docs/events.md).
 
 A row shows its values as they were written, so where a job builds keys from rows it does what the daemon did: 10, 10.0 and
-"10.00" are 10 in a `number`. What a row doesn't tell stays as it is: a text in a field of the type `scalar` or `any`, and in
-one that isn't in the format, may be a decimal, or a string.
+"10.00" are 10 in a `number`. Of a HASH index, where the server tells "10" from "10.00", a text stays as it is. What a row
+doesn't tell stays as it is too: a text in a field of the type `scalar` or `any`, and in one that isn't in the format, may be a
+decimal, or a string.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ _CYCLE_YEARS: Final = 400
 """The calendar repeats itself; Python's ends at the years 1 and 9999."""
 
 
-def canonical(value: Any, kind: str) -> Any:
-    """The value of a field of this type, as JSON has it, as it stands in a key."""
+def canonical(value: Any, kind: str, *, is_as_written: bool = False) -> Any:
+    """The value of a field of this type, as JSON has it, as it stands in a key; `is_as_written` as schema records tell it."""
+    if is_as_written and isinstance(value, str):
+        return value
     return _BY_TYPE.get(kind, _untyped)(value)
 
 

@@ -135,7 +135,8 @@ def key_of(row: Row, form: Form) -> dict[str, Any] | None:
     for part in form.key:
         if part in names:
             place = names[part]
-            key[part] = canonical(row[place], form.fields[place].type if place < len(form.fields) else "any")
+            kind = form.fields[place].type if place < len(form.fields) else "any"
+            key[part] = canonical(row[place], kind, is_as_written=part in form.as_written)
             continue
         # A part inside a field: `data.user.id`. The longest name that fits is the field.
         field = max((name for name in names if part.startswith((f"{name}.", f"{name}["))), key=len, default=None)

@@ -99,6 +99,19 @@ def test_schema_record() -> None:
     assert list(found["source"]) == source
 
 
+@pytest.mark.parametrize(("index", "told"), [("tree", {}), ("hash", {"primaryKeyColumnsAsWritten": ["n"]})])
+def test_the_schema_record_of_a_hash_index(index: str, told: dict[str, Any]) -> None:
+    shop = Shop()
+    fields = [{"name": "n", "type": "number"}, {"name": "s", "type": "string"}]
+    shop.master.create_space("numbers", fields, [(1, "string"), (0, "number")], index=index)
+    (record,) = [sent.value for sent in shop.follow() if sent.topic == "shop.schema"]
+    table = record["tableChanges"][0]["table"]
+    assert table["primaryKeyColumnNames"] == ["s", "n"]
+    assert {
+        name: table[name] for name in table if name not in ("defaultCharsetName", "primaryKeyColumnNames", "columns", "comment")
+    } == told
+
+
 def test_snapshot_records() -> None:
     section = CONTRACT.split("\n## Snapshot records\n")[1]
     started, completed = re.findall(r'`(\{"snapshot_id".*?\})`', section)[:2]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 import msgpack
@@ -334,6 +335,37 @@ def test_key_is_shown_as_the_tuple_has_it() -> None:
     target.master._write(5, {0x10: 513, 0x20: [1.0]})
     created, deleted = target.events()
     assert created.key == deleted.key == {"n": 1}
+
+
+@pytest.mark.parametrize("written", [b"\xcc\x01", b"\xcf" + bytes(7) + b"\x01"])
+def test_a_key_that_is_written_longer_than_need_be(written: bytes) -> None:
+    """To the server it is another key (it compares the bytes of unsigned numbers), here the same one."""
+    target = shop()
+    target.replica.relay.relay()
+    changes = changes_of(target)
+    changes.changes[2](*framed(b"\x82\x10" + wire.pack(512) + b"\x21" + wire.pack([5, "short"])))
+    long = b"\x92" + written.replace(b"\x01", b"\x05") + wire.pack("long")
+    with pytest.raises(
+        ImageError, match=f"space 'users' that is there in another writing: 05 is there, {long[1:-5].hex(' ')} comes"
+    ) as raised:
+        changes.changes[2](*framed(b"\x82\x10" + wire.pack(512) + b"\x21" + long))
+    assert "delete the row that is written in the longer form" in raised.value.hint
+    assert "--rebuild-state" in raised.value.hint
+
+
+def test_an_upsert_that_writes_its_key_differently_stops_it() -> None:
+    """The server compares as a TREE does whether the key is the same, and then moves the row in the HASH index."""
+    target = shop(on_image_error="dlq")
+    for name, index in (("trees", "tree"), ("hashes", "hash")):
+        target.master.create_space(name, [{"name": "n", "type": "decimal"}], [(0, "decimal")], index=index)
+        target.master.insert(name, Decimal("1.0"), "x")
+        target.master.upsert(name, [Decimal("1.0")], ["=", 1, Decimal(2)])
+    assert [event.op for event in target.events()] == ["c", "c"]
+    target.master.upsert("trees", [Decimal("1.0")], ["=", 1, Decimal(1)])
+    assert [event.key for event in target.events()] == [{"n": "1"}]
+    target.master.upsert("hashes", [Decimal("1.0")], ["=", 1, Decimal(1)])
+    with pytest.raises(ImageError, match="an UPSERT into space 'hashes' writes its row's key differently"):
+        target.follow()
 
 
 # Rows that can't be shown.

@@ -6,6 +6,7 @@ import json
 import math
 import struct
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -18,9 +19,14 @@ from cdc.keys import KeyCodec
 from cdc.protocol.extensions import Datetime
 from cdc.row_encoder import RowEncoder
 from cdc.schema import Field, KeyPart, SpaceForm
+from tests.fakes import wire
 from tests.fakes.profiles import MANY
 
-SIGNALLING: float = struct.unpack(">d", bytes.fromhex("7ff4000000000000"))[0]
+NANS: list[float] = [
+    struct.unpack(">d", bytes.fromhex(bits))[0] for bits in ("7ff8000000000000", "fff8000000000000", "7ff4000000000000")
+]
+SIGNALLING = NANS[2]
+WRITTEN_DIFFERENTLY = {"number", "scalar", "double", "float64", "decimal", "decimal128", "datetime"}
 NUMBERS: list[Any] = [
     *(0, 0.0, -0.0, Decimal("-0"), Decimal("0.00"), 1, 10, -10, Decimal("10.00"), Decimal("1E+1"), 2.5, Decimal("2.50")),
     *(2**53, 2**53 + 1, 2**63, 2**63 + 1, 2**64 - 1, Decimal(2**64), 2.0**64, -(2**63), -(2.0**63), Decimal(-(2**63) - 1)),
@@ -103,6 +109,40 @@ def test_texts_are_equal_where_keys_are(data: st.DataObject) -> None:
     assert json.loads(texts[0]), "it is JSON"
 
 
+def hashed(value: Any) -> Any:
+    """What a HASH index of a server tells a value from others by: whole doubles as integers, all else by its bytes."""
+    if type(value) in (int, float) and math.isfinite(value) and value == int(value) and -(2**63) <= value < 2**64:
+        return int(value)
+    return wire.pack(value)
+
+
+@MANY
+@given(st.data())
+def test_in_a_hash_index_keys_are_what_was_written(data: st.DataObject) -> None:
+    kinds = data.draw(st.lists(st.sampled_from(sorted(BY_TYPE)), min_size=1, max_size=3))
+    parts = [KeyPart(place, ".in[1]" if place == 1 else "", kind) for place, kind in enumerate(kinds)]
+    shape = form([replace(part, is_as_written=part.type in WRITTEN_DIFFERENTLY) for part in parts])
+    codec, encoder = KeyCodec(shape), RowEncoder(shape)
+    one = [data.draw(BY_TYPE[kind]) for kind in kinds]
+    other = [another(data, kind, value) for kind, value in zip(kinds, one, strict=True)]
+    is_one_key = [hashed(value) for value in one] == [hashed(value) for value in other]
+    assert (codec.of_key(one) == codec.of_key(other)) == is_one_key
+    assert (encoder.key(one) == encoder.key(other)) == is_one_key, (encoder.key(one), encoder.key(other))
+
+
+@pytest.mark.parametrize("kind", sorted(NUMERIC))
+def test_all_pairs_of_numbers_as_written(kind: str) -> None:
+    values = [other for value in NUMBERS for other in [value, *writings(value)]]
+    if kind.startswith("decimal"):
+        values = [value for value in values if type(value) is Decimal]
+    values += [*NANS, *(Decimal(text) for text in ("100", "1E+2", "1.0E+2", "10E+1", "-0", "0", "0.0", "0E+1"))]
+    shape = form([KeyPart(0, "", kind, is_as_written=True)])
+    codec, encoder = KeyCodec(shape), RowEncoder(shape)
+    triples = {(codec.of_key([value]), encoder.key([value]), hashed(value)) for value in values}
+    assert len(triples) == len({key for key, *_ in triples}) == len({text for _, text, _ in triples})
+    assert len(triples) == len({written for *_, written in triples}) > 20
+
+
 @pytest.mark.parametrize("kind", ["number", "scalar"])
 def test_all_pairs_of_numbers(kind: str) -> None:
     values = [other for value in NUMBERS for other in [value, *writings(value)]]
@@ -153,6 +193,41 @@ def test_the_text(kind: str, values: list[Any], text: bytes) -> None:
     encoder = RowEncoder(form([KeyPart(0, "", kind)]))
     for value in values:
         assert encoder.key([value]) == encoder.key_of([value, "rest"]) == b'{"f0":%b}' % text
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "text"),
+    [
+        ("number", 10, b"10"),
+        ("number", 10.0, b"10"),
+        ("number", -0.0, b"0"),
+        ("number", 0.1, b"0.1"),
+        ("number", Decimal(10), b'"10"'),
+        ("number", Decimal("10.00"), b'"10.00"'),
+        ("number", Decimal("0.1"), b'"0.1"'),
+        ("number", Decimal("1E+2"), b'"1E+2"'),
+        ("number", math.nan, b'"NaN"'),
+        ("number", NANS[1], b'"NaN(fff8000000000000)"'),
+        ("number", -math.inf, b'"-Infinity"'),
+        ("double", 10.0, b"10.0"),
+        ("double", -0.0, b"0.0"),
+        ("double", SIGNALLING, b'"NaN(7ff4000000000000)"'),
+        ("double", Decimal("1.0"), b'"1.0"'),
+        ("decimal", Decimal("10.00"), b'"10.00"'),
+        ("decimal", Decimal("-0.000"), b'"-0.000"'),
+        ("datetime", Datetime(0, 0, 180), b'"1970-01-01T03:00:00+03:00"'),
+        ("datetime", Datetime(0, 5, 180, 947), b'"1970-01-01T03:00:00.000000005+03:00[947]"'),
+        ("scalar", "10", b'"10"'),
+        ("scalar", 10.0, b"10"),
+        ("scalar", Decimal("10.0"), b'{"decimal":"10.0"}'),
+        ("scalar", NANS[1], b'{"double":"NaN(fff8000000000000)"}'),
+        ("scalar", Datetime(0, 0, 60), b'{"datetime":"1970-01-01T01:00:00+01:00"}'),
+        ("scalar", b"\xff", b'{"varbinary":"/w=="}'),
+    ],
+)
+def test_the_text_as_written(kind: str, value: Any, text: bytes) -> None:
+    encoder = RowEncoder(form([KeyPart(0, "", kind, is_as_written=True)]))
+    assert encoder.key([value]) == encoder.key_of([value, "rest"]) == b'{"f0":%b}' % text
 
 
 def test_a_collation_changes_no_text() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Iterator
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -697,3 +698,38 @@ def test_other_keys_behind_a_gap_and_killed_in_its_snapshot(moment: int, *, flus
     life.master.update("others", ["code 8"], ["=", "n", 11])
     assert ops(life.follow()) == [("u", {"code": "code 8"})]
     life.check("things", "others")
+
+
+AMOUNTS: list[Any] = [{"name": "id", "type": "decimal"}, {"name": "word", "type": "string"}]
+
+
+@pytest.mark.parametrize("version", ["2.6", "2.11", "3.3"])
+@pytest.mark.parametrize("index", ["tree", "hash"])
+def test_an_index_that_tells_writings_apart_is_another_key(version: str, index: str) -> None:
+    """Equal decimals are one row of a TREE, and a row each of a HASH."""
+    life = Rekeying(version)
+    life.master.create_space("money", AMOUNTS, [(0, "decimal")], index=index)
+    life.master.insert("money", Decimal("1.0"), "one")
+    life.master.insert("money", Decimal(2), "two")
+    life.follow()
+    if index == "tree":
+        life.master.alter_index("money", "hash")
+        assert ops(life.follow()) == [("t", None), ("r", {"id": "1.0"}), ("r", {"id": "2"})]
+    life.master.insert("money", Decimal(1), "another")
+    life.master.replace("money", Decimal("1.00"), "a third")
+    life.master.replace("money", Decimal("1.0"), "the first")
+    life.master.update("money", [Decimal("1.00")], ["=", 2, "the third"])
+    life.master.delete("money", Decimal(1))
+    life.master.delete("money", Decimal("2.0"))
+    written = [("c", "1"), ("c", "1.00"), ("u", "1.0"), ("u", "1.00"), ("d", "1")]
+    assert ops(life.follow()) == [(kind, {"id": text}) for kind, text in written]
+    life.check("money")
+    life.replica.flush()
+    life.master.replace("money", Decimal("2.00"), "two again")
+    assert ops(life.go_on()) == [("c", {"id": "2.00"})]
+    life.check("money")
+    for text in ("1.00", "2.00"):  # the server refuses a TREE while 1.0 is there too
+        life.master.delete("money", Decimal(text))
+    life.master.alter_index("money", "tree")
+    assert ops(life.follow())[-3:] == [("t", None), ("r", {"id": "1"}), ("r", {"id": "2"})]
+    life.check("money")

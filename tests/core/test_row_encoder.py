@@ -190,7 +190,7 @@ def test_the_key_of_a_row_is_the_key_of_its_delete(data: st.DataObject) -> None:
     )
     encoder = RowEncoder(shape)
     key = [row[place] for place in places]
-    canonical = {f"f{place}": writing(kinds[place])[0](row[place]) for place in places}
+    canonical = {f"f{part.field}": writing(part)[0](row[part.field]) for part in shape.key_parts}
     assert encoder.key_of(row) == encoder.key(key) == encode(canonical)
 
 

@@ -194,6 +194,28 @@ def test_forms_of_a_key_part(part: Any, expected: KeyPart) -> None:
     assert tracked.form("users").key_parts == (expected,)
 
 
+@pytest.mark.parametrize("index", ["hash", "HASH", "tree", "TREE"])
+@pytest.mark.parametrize(
+    "kind", ["decimal", "number", "scalar", "double", "datetime", "decimal256", "unsigned", "string", "uuid"]
+)
+def test_a_hash_index_has_some_keys_as_they_are_written(index: str, kind: str) -> None:
+    tracked = Tracked()
+    tracked.master.create_space("money", FORMAT, [(0, kind), (1, "string")], index=index)
+    tracked.changes()
+    one, other = tracked.form("money").key_parts
+    assert one.is_as_written == (index.lower() == "hash" and kind not in ("unsigned", "string", "uuid"))
+    assert not other.is_as_written
+
+
+@pytest.mark.parametrize(("kind", "told_of"), [("unsigned", []), ("decimal", [("ALTER", "money", 2, None)])])
+def test_an_index_of_another_type_is_another_key_where_it_counts(kind: str, told_of: list[Change]) -> None:
+    tracked = Tracked()
+    tracked.master.create_space("money", FORMAT, [(0, kind)])
+    tracked.changes()
+    tracked.master.alter_index("money", "HASH")
+    assert tracked.changes() == told_of
+
+
 @pytest.mark.parametrize(
     ("flags", "is_sync", "is_replicated"),
     [

@@ -200,19 +200,22 @@ class Master:
         space_id: int | None = None,
         flags: Mapping[str, Any] | None = None,
         engine: str = "memtx",
+        index: str = "tree",
     ) -> int:
         """CREATE, and its primary key unless `parts` is None: two transactions, as in Lua."""
         number = space_id if space_id is not None else max(512, *(self._space_row(n)[0] + 1 for n in self._space_ids()))
         self._spaces[number] = _Space()
         self.insert(SPACE, number, 1, name, engine, 0, dict(flags or {}), list(fields))
         if parts is not None:
-            self.create_index(number, parts)
+            self.create_index(number, parts, index=index)
         return number
 
-    def create_index(self, space: int | str, parts: Sequence[Any], *, index_id: int = 0, name: str = "pk") -> None:
+    def create_index(
+        self, space: int | str, parts: Sequence[Any], *, index_id: int = 0, name: str = "pk", index: str = "tree"
+    ) -> None:
         """An index; number 0 is the primary key."""
         shaped = [list(part) if isinstance(part, tuple) else part for part in parts]
-        self.insert(INDEX, self.id_of(space), index_id, name, "tree", {"unique": True}, shaped)
+        self.insert(INDEX, self.id_of(space), index_id, name, index, {"unique": True}, shaped)
 
     def drop_index(self, space: int | str, index_id: int) -> None:
         """With the primary one the rows go too."""
@@ -235,6 +238,10 @@ class Master:
         rows = list(self._spaces[space_id].rows.values())
         self.update(INDEX, [space_id, 0], ["=", 6, [list(part) if isinstance(part, tuple) else part for part in parts]])
         self._spaces[space_id].rows = {self._key(space_id, row): row for row in rows}
+
+    def alter_index(self, space: int | str, index: str) -> None:
+        """The primary key's index of another type, over the same rows."""
+        self.update(INDEX, [self.id_of(space), 0], ["=", 4, index])
 
     def truncate(self, space: int | str) -> None:
         """All rows go."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 import uuid
 from collections.abc import Callable, Iterator
 from decimal import Context, Decimal
@@ -19,7 +20,9 @@ from cdc.local.interface import TarantoolServer
 from cdc.local.tarantool import ADMIN_USER, PASSWORD
 from cdc.protocol.constants import Key
 from cdc.protocol.extensions import pack, unpack
-from cdc.schema import KeyPart, SpaceForm
+from cdc.row_encoder import RowEncoder
+from cdc.schema import KeyPart, SchemaTracker, SpaceForm
+from tests.fakes.golden import ROOT
 
 SELECT, INSERT = 1, 2
 INDEX_ID, LIMIT, OFFSET, ITERATOR = 0x11, 0x12, 0x13, 0x14
@@ -41,6 +44,10 @@ class Wire(Client):
                 raise
             return False
         return True
+
+    def send(self, kind: int, body: bytes) -> None:
+        """A request whose body is these bytes."""
+        self._request(kind, body)
 
     def select(self, space_id: int, key: list[Any]) -> list[list[Any]]:
         """All rows in the index's order, or those of a key."""
@@ -170,3 +177,88 @@ def test_order_and_equality_are_the_servers(
         values = [make(dice) for make in makers]
         rows = wire.select(space_id, values)
         assert [codec.of_tuple(row) for row in rows] == [key for key in [codec.of_key(values)] if key in stored]
+
+
+def written_numbers(dice: random.Random) -> Any:
+    """Few numbers in all the writings that 2.6 has for them."""
+    match dice.randrange(4):
+        case 0:
+            return decimals_as_written(dice)
+        case 1:
+            return dice.choice([math.nan, -math.nan, math.inf, -math.inf, -0.0])
+        case _:
+            return short_numbers(dice)
+
+
+def decimals_as_written(dice: random.Random) -> Decimal:
+    digits = dice.choice(["0", "-0", "1", "10", "-25", "100"])
+    return Decimal(f"{digits}E{dice.randint(-3, 2)}")
+
+
+def written_scalars(dice: random.Random) -> Any:
+    return dice.choice((written_numbers(dice), texts(dice), binaries(dice), dice.random() < 0.5))
+
+
+@pytest.mark.parametrize(
+    ("types", "makers"),
+    [
+        (["unsigned"], [lambda dice: abs(integers(dice))]),
+        (["integer"], [integers]),
+        (["number"], [written_numbers]),
+        (["double"], [doubles]),
+        (["decimal"], [decimals_as_written]),
+        (["varbinary"], [binaries]),
+        (["scalar"], [written_scalars]),
+        (["string", "number", "decimal"], [texts, written_numbers, decimals_as_written]),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value[0], str) else getattr(value[0], "__name__", "values"),
+)
+def test_keys_of_a_hash_index_are_the_servers(
+    tarantool: TarantoolServer, wire: Wire, types: list[str], makers: list[Callable[[random.Random], Any]], seed: int
+) -> None:
+    """It tells apart what is written differently, as far as the hash of the bytes does."""
+    (space_id,) = tarantool.eval(
+        """
+        local parts = {}
+        for place, kind in ipairs(...) do parts[place] = {place, kind} end
+        local space = box.schema.space.create('keys')
+        space:create_index('primary', {type = 'hash', parts = parts})
+        return space.id
+        """,
+        types,
+    )
+    tracker = SchemaTracker()
+    for system in (280, 288):
+        (row,) = wire.select(system, [space_id])
+        tracker.apply(INSERT, {Key.SPACE_ID: system, Key.TUPLE: row})
+    form = tracker.form(space_id)
+    codec, encoder = KeyCodec(form), RowEncoder(form)
+    dice = random.Random(seed)
+    stored: dict[bytes, bytes] = {}
+    for _ in range(VALUES_COUNT):
+        row = [make(dice) for make in makers]
+        key, text = codec.of_tuple(row), encoder.key_of(row)
+        if wire.insert(space_id, row):
+            assert key not in stored, f"the server tells {row} from the one with the key {stored[key]!r}"
+            assert text not in stored.values(), f"the server tells {row} from the one with the key {text!r}"
+            stored[key] = text
+        else:
+            assert stored.get(key) == text, f"the server has {row} among {list(stored.values())}"
+    assert {codec.of_tuple(row): encoder.key_of(row) for row in wire.select(space_id, [])} == stored
+    for _ in range(VALUES_COUNT):
+        values = [make(dice) for make in makers]
+        rows = wire.select(space_id, values)
+        assert [codec.of_tuple(row) for row in rows] == [key for key in [codec.of_key(values)] if key in stored]
+
+
+def test_a_key_that_is_written_longer_than_need_be_can_be_removed(tarantool: TarantoolServer, wire: Wire) -> None:
+    """By what docs/events.md says, which leaves the other row alone, and makes one that stands alone an ordinary one."""
+    (space_id,) = tarantool.eval("local s = box.schema.space.create('things') s:create_index('primary') return s.id")
+    long = b"\xcf" + (7).to_bytes(8, "big")
+    for key, word in ((b"\x07", "short"), (long, "long"), (b"\xcc\x08", "alone"), (b"\x09", "ordinary")):
+        wire.send(INSERT, b"\x82\x10" + pack(space_id) + b"\x21\x92" + key + pack(word))
+    (lua,) = re.findall(r"```lua\n(.*?)```", (ROOT.parent / "docs" / "events.md").read_text(), re.DOTALL)
+    assert tarantool.eval("return #box.space.things:select()") == [4]
+    tarantool.eval(lua)
+    assert sorted(wire.select(space_id, [])) == [[7, "short"], [8, "alone"], [9, "ordinary"]]
+    assert tarantool.eval("return box.space.things:get(7)[2], box.space.things:get(8)[2]") == ["short", "alone"]

@@ -167,6 +167,55 @@ def test_a_number_is_one_key_however_it_is_written(scene: Scene, images: str) ->
     assert left["numbers"] == {b'{"field_1":%b}' % text for text in (ten, zero, tenth, big, long)}
 
 
+_CREATE_HASHES = """
+for name, kind in pairs{money = 'decimal', numbers = 'number', scalars = 'scalar', altered = 'number'} do
+    local index = name == 'altered' and 'tree' or 'hash'
+    box.schema.space.create(name, {format = {{'id', kind}, {'n', 'unsigned'}}}):create_index('primary', {type = index})
+end
+"""
+_CHANGE_HASHES = """
+local decimal = require('decimal')
+local space, values = box.space[...], {}
+for _, text in ipairs{'1', '1.0', '1.00', '1e2', '100', '0', '-0', '0.10'} do table.insert(values, decimal.new(text)) end
+if space.name ~= 'money' then
+    for _, value in ipairs{1, 100, 0, 0.1, 0/0, -(0/0)} do table.insert(values, value) end
+end
+for number, value in ipairs(values) do
+    space:insert{value, number}
+    space:replace{value, number + 100}
+end
+for number, value in ipairs(values) do
+    if number % 3 == 0 then space:delete(value) else space:update(value, {{'+', 2, 1000}}) end
+    if number % 2 == 0 then space:upsert({value, 7}, {{'+', 2, 10000}}) end
+end
+return space:len()
+"""
+
+
+def test_a_hash_index_has_a_row_for_each_writing(scene: Scene) -> None:
+    """One that was a TREE before has its rows under other keys from then on."""
+    scene.tarantool.eval(_CREATE_HASHES)
+    scene.tarantool.eval("local d = require('decimal') box.space.altered:insert{d.new('5.0'), 1}")
+    assert scene.tarantool.eval(_CHANGE_HASHES, "scalars") == [12]
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    assert scene.tarantool.eval(_CHANGE_HASHES, "money") == [7]
+    assert scene.tarantool.eval(_CHANGE_HASHES, "numbers") == [12]
+    scene.tarantool.eval("box.space.altered.index.primary:alter{type = 'hash'} box.space.altered:insert{5, 2}")
+    scene.catch_up()
+    scene.daemon.restart_killed()
+    scene.tarantool.eval(_CHANGE_HASHES, "altered")
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    events = [event for event in scene.check().events if event.source["table"] == "altered"]
+    assert [(event.op, event.key) for event in events[:4]] == [
+        ("r", '{"id":5}'),
+        ("t", None),
+        ("r", '{"id":"5.0"}'),
+        ("c", '{"id":5}'),
+    ]
+
+
 def test_a_request_with_more_than_it_needs(scene: Scene, seed: int) -> None:
     """The server logs a body as the client has written it, which may look like another one."""
     (space_id,) = scene.tarantool.eval("local s = box.schema.space.create('crafted') s:create_index('primary') return s.id")

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.change import Batch
 from cdc.checkpoint import Writer, position_record, space_record
-from cdc.errors import StateError
+from cdc.errors import StateError, StateLostError
 from cdc.images import NUMBER_MIN, Change, Images
 from cdc.keys import KeyCodec, space_prefix
 from cdc.position import Position, SnapshotState
@@ -175,7 +175,7 @@ def _whole(change: Change) -> tuple[bytes, bytes]:
     return key, value
 
 
-def test_a_store_of_the_former_format_is_brought_over(tmp_path: Path) -> None:
+def test_a_store_of_the_first_format_is_brought_over(tmp_path: Path) -> None:
     """There, a text of nothing but zeroes stood under exactly these: the empty one under the bare prefix of its space."""
     texts = ["", "\0", "\0\0", "\0a", "a", "\0" * 506, "\0" * 507, "\0" * 600]
     stored = [
@@ -200,7 +200,7 @@ def test_a_store_of_the_former_format_is_brought_over(tmp_path: Path) -> None:
         assert writer.position == at(7)
     finally:
         writer.close()
-    assert _format(path) == b"tarantool-cdc state 2"
+    assert _format(path) == b"tarantool-cdc state 3"
     writer = StateWriter(path, "shop", 0)
     assert writer.store.count(512) == len(texts)
     writer.close()
@@ -209,9 +209,26 @@ def test_a_store_of_the_former_format_is_brought_over(tmp_path: Path) -> None:
 def test_a_store_of_a_later_format_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "state"
     StateWriter(path, "shop", 0).close()
-    _set_format(path, b"tarantool-cdc state 3")
-    with pytest.raises(StateError, match="was written by another version, in the format b'tarantool-cdc state 3'"):
+    _set_format(path, b"tarantool-cdc state 4")
+    with pytest.raises(StateError, match="was written by another version, in the format b'tarantool-cdc state 4'"):
         StateWriter(path, "shop", 0)
+
+
+@pytest.mark.parametrize("written", [b"tarantool-cdc state 1", b"tarantool-cdc state 2"])
+@pytest.mark.parametrize(("index", "kind"), [("hash", "decimal"), ("HASH", "scalar"), ("tree", "decimal"), ("hash", "unsigned")])
+def test_a_store_that_had_two_rows_as_one_is_lost(tmp_path: Path, written: bytes, index: str, kind: str) -> None:
+    stored = StoredSpace(512, [512, 1, "money", "memtx", 0, {}, []], {0: [512, 0, "pk", index, {}, [[0, kind]]]}, 1)
+    path = tmp_path / "state"
+    writer = StateWriter(path, "shop", 0)
+    writer.store.write([], [space_record("shop", 512, stored), position_record("shop", at(7), Writer("", has_store=True), 0)])
+    writer.close()
+    _set_format(path, written)
+    for _ in range(2):
+        if index.lower() == "hash" and kind != "unsigned":
+            with pytest.raises(StateLostError, match=r"took rows for one .* space 'money' tells apart"):
+                StateWriter(path, "shop", 0)
+        else:
+            StateWriter(path, "shop", 0).close()
 
 
 def _former_key(text: str) -> bytes:

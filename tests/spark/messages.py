@@ -173,12 +173,15 @@ def schema(
     columns: Sequence[tuple[str, str]] = COLUMNS,
     key: Sequence[str] = ("id",),
     in_snapshot: bool = False,
+    as_written: Sequence[str] = (),
 ) -> Message:
     """A form of a space."""
-    table = {
+    table: dict[str, Any] = {
         "primaryKeyColumnNames": list(key),
         "columns": [{"name": name, "typeName": kind, "position": place} for place, (name, kind) in enumerate(columns, 1)],
     }
+    if as_written:
+        table["primaryKeyColumnsAsWritten"] = list(as_written)
     value = {
         "source": {
             "snapshot": "true" if in_snapshot else "false",

@@ -395,6 +395,23 @@ def test_a_table_where_an_earlier_version_made_it(job: Job) -> None:
     assert job.rows("a~2fb") == {'{"id":1}': '{"id":1,"name":"a"}', '{"id":2}': '{"id":2,"name":"b"}'}
 
 
+def test_a_hash_index_in_place_of_a_tree_without_images(job: Job) -> None:
+    """Where the TREE had 1 and 1.00 as one row, the HASH has two."""
+    columns = [("id", "decimal"), *COLUMNS[1:]]
+    job.send(
+        schema(0, columns=columns),
+        event("c", {"id": "1"}, 1, {"after": {"id": "1.00", "name": "a", "balance": 1}}),
+        event("c", {"id": "2"}, 2, {"after": {"id": "2", "name": "b", "balance": 2}}),
+    )
+    job.send(
+        schema(2, version=2, columns=columns, as_written=("id",)),
+        event("c", {"id": "1"}, 3, {"after": {"id": "1", "name": "c", "balance": 3}}, version=2),
+        event("u", {"id": "1.00"}, 4, {"patch": plus(5)}, version=2),
+        event("d", {"id": "2"}, 5, {}, version=2),
+    )
+    assert {key: json.loads(text)["balance"] for key, text in job.rows().items()} == {'{"id":"1"}': 3, '{"id":"1.00"}': 6}
+
+
 def test_deleted_rows_can_be_forgotten(job: Job) -> None:
     job.send(schema(0), put("c", {"id": 1}, 1), delete(2, 2))
     table = SpaceTable(job.session, f"{job.path}/users", "shop")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.json_values import encode
 from spark_jobs.json_text import parse, render
 
 pytestmark = pytest.mark.spark
@@ -50,6 +51,8 @@ def test_what_is_written_reads_as_the_same(value: Any) -> None:
     [
         (1e300, "1e300"),
         (1e-7, "1e-7"),
+        (-1.5e-5, "-0.000015"),
+        (9.999e-6, "9.999e-6"),
         (6.0, "6.0"),
         (math.nan, '"NaN"'),
         (math.inf, '"Infinity"'),
@@ -58,3 +61,9 @@ def test_what_is_written_reads_as_the_same(value: Any) -> None:
 )
 def test_computed_floats_are_written_as_the_contract_has_them(number: float, text: str) -> None:
     assert render(number) == text
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False) | st.floats(1e-6, 1e-3))
+def test_computed_floats_are_written_as_the_daemon_writes_them(number: float) -> None:
+    """A key that is built from a row must be the daemon's to the byte."""
+    assert render(number).encode() == encode(number)
