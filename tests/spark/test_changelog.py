@@ -95,3 +95,13 @@ def test_a_table_is_of_one_daemon(spark: SparkSession, tmp_path: Path) -> None:
     ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
     with pytest.raises(JobError, match="'shop'"):
         ChangelogSink(spark, str(tmp_path), "market").write(topics.send(*FIRST), 0, "query")
+
+
+def test_spaces_of_any_name_are_inside_the_table(spark: SparkSession, tmp_path: Path) -> None:
+    path = tmp_path / "in" / "changelog"
+    names = ["..", "a/b", "a_b", "users=1", "я" * 100]
+    messages = [put("c", {"id": seq}, seq, space=name, space_id=600 + seq) for seq, name in enumerate(names, 1)]
+    ChangelogSink(spark, str(path), "shop").write(FakeTopics(spark).send(*messages), 0, "query")
+    assert [row["space"] for row in stored(spark, path)] == names
+    assert list(tmp_path.iterdir()) == [path.parent]
+    assert list(path.parent.iterdir()) == [path]

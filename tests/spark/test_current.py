@@ -86,7 +86,7 @@ def test_changes_of_every_kind(job: Job) -> None:
         update(1, plus(10), 4),
         upsert({"id": 4, "name": "d", "balance": 4}, plus(1), 5),
     )
-    batch = job.send(
+    job.send(
         update(1, plus(100), 6),
         put("u", {"id": 2, "name": "B"}, 7),
         delete(3, 8),
@@ -103,7 +103,6 @@ def test_changes_of_every_kind(job: Job) -> None:
     }
     assert job.rows() == expected
     assert job.columns("id", "name", "balance", "_seq")[0] == (1, "a", "111", 6)
-    job.take(batch)
     job.take(job.topics.read("shop.users"))
     assert job.rows() == expected
     # A row that comes back after its deletion.
@@ -259,14 +258,14 @@ def test_spaces_that_swap_their_names_and_get_another_key(job: Job) -> None:
         "a": {'{"id":1}': '{"id":1,"name":"601"}'},
         "b": {'{"id":1}': '{"id":1,"name":"600"}', '{"id":2}': '{"id":2,"name":"of 600"}'},
     }
-    for batch in (swapped, first, swapped):
+    for batch in (swapped, first):
         job.take(batch)
         assert {space: job.rows(space) for space in ("a", "b")} == expected
     rekeyed = job.topics.send(
         schema(5, space="b", space_id=600, version=5, key=("name", "id")),
         event("d", {"name": "of 600", "id": 2}, 6, {}, space="b", space_id=600, version=5),
     )
-    for batch in (rekeyed, swapped, rekeyed):
+    for batch in (rekeyed, swapped.union(rekeyed)):
         job.take(batch)
         assert job.rows("b") == {'{"name":"600","id":1}': '{"id":1,"name":"600"}'}
 
@@ -301,7 +300,7 @@ def test_another_primary_key_with_images(job: Job, columns: list[tuple[str, str]
         event("d", {part: row(3)[part]}, 11, {"before": row(3)}, version=2),
     )
     expected = {json.dumps({part: found[part]}, separators=(",", ":")): found for found in (row(1), row(2, balance=5))}
-    for batch in (first, altered, deletion, after, first, altered, after):
+    for batch in (first, altered, deletion, after, job.topics.read("shop.users")):
         job.take(batch)
     assert {key: json.loads(text) for key, text in job.rows().items()} == expected
     # A part of the rows, and then a snapshot that made the space anew.
@@ -327,7 +326,7 @@ def test_renamed_part_of_the_primary_key_without_images(job: Job) -> None:
         event("d", {"number": 3}, 5, {}, version=2),
     )
     late = job.topics.send(put("u", {"id": 1, "name": "late", "balance": 0}, 3))
-    for batch in (renamed, late, renamed):
+    for batch in (renamed, late.union(renamed)):
         job.take(batch)
         found = {key: json.loads(text) for key, text in job.rows().items()}
         assert found['{"number":2}'] == {"number": 2, "name": "n2", "balance": 5}
