@@ -8,12 +8,14 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
+PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 
-.PHONY: help setup demo test test-spark test-live test-servers test-core soak bench lint lock system clean
+.PHONY: help setup demo check test soak bench lint lock system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
 	@echo 'make demo    real Tarantool, Kafka and Spark on this machine, with a workload, end to end'
+	@echo 'make check   lint and all tests that need no servers'
 	@echo 'make test    lint and all tests but the soak'
 	@echo 'make soak    the long drills'
 	@echo 'make bench   the measurements'
@@ -25,28 +27,16 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
-# Three processes at a time: most of them wait for their servers most of the time. Each shows its output at its end.
+# Without servers: what is run after each change.
+check: setup lint
+	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2
+
+# Three processes at a time: most of the tests wait for their servers most of the time.
 test: setup lint
-	$(MAKE) --no-print-directory --jobs=3 --output-sync=target test-spark test-live test-servers test-core
-
-PYTEST := $(BIN)/python -m pytest -m 'not soak' --durations=20
-# The first half by name; what is added later falls to the second.
-LIVE := $(wildcard tests/live/test_[a-n]*.py)
-
-test-spark:
-	$(PYTEST) tests/spark tests/test_demo.py
-
-test-live:
-	$(PYTEST) $(LIVE)
-
-test-servers:
-	$(PYTEST) $(LIVE:%=--ignore=%) tests/live tests/local tests/bench
-
-test-core:
-	$(PYTEST) --ignore=tests/live --ignore=tests/local --ignore=tests/bench --ignore=tests/spark --ignore=tests/test_demo.py
+	$(PYTEST) -m 'not soak' --numprocesses=3 --durations=40
 
 soak: setup
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m soak --durations=0
 
 bench: setup
 	$(BIN)/python -m tests.bench

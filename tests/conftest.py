@@ -21,6 +21,9 @@ from cdc.local.options import TarantoolOptions
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
 
 _SEED = pytest.StashKey[int]()
+_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka")
+"""What costs so much to start, or is hurt so much, that one process has all tests that use it. The `kafka` of most tests isn't
+among them: each process has one."""
 _SERVER_FIXTURES = {"kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"}
 
 
@@ -43,7 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
 def pytest_configure(config: pytest.Config) -> None:
     given: int | None = config.getoption("--seed")
-    config.stash[_SEED] = secrets.randbelow(2**32) if given is None else given
+    # The options go from the first process to those that it starts for the tests: all have one seed.
+    drawn: int = secrets.randbelow(2**32) if given is None else given
+    config.option.drawn_seed = config.stash[_SEED] = getattr(config.option, "drawn_seed", drawn)
     # Only if it is asked for: with a fixed seed hypothesis doesn't try again what failed the last time.
     if given is not None:
         config.option.hypothesis_seed = str(given)
@@ -58,8 +63,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 @pytest.hookimpl(tryfirst=True)  # before -m selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if _SERVER_FIXTURES.intersection(getattr(item, "fixturenames", ())):
+        fixtures = getattr(item, "fixturenames", ())
+        if _SERVER_FIXTURES.intersection(fixtures):
             item.add_marker("live")
+        if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
+            item.add_marker(pytest.mark.xdist_group(shared))
 
 
 @pytest.fixture(scope="session")

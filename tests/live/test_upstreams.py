@@ -18,7 +18,7 @@ from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.stream import parse
 
-pytestmark = only_processes
+pytestmark = [only_processes, pytest.mark.xdist_group("upstreams")]
 
 FAIL_OVER_SECONDS = 4.0
 """Four times the members' replication_timeout."""
