@@ -102,6 +102,7 @@ def test_idle_connections_make_room_for_others(server: BoundedServer) -> None:
         before = descriptor_count()
         idle = [stack.enter_context(connect(server, b"GET / HTTP/1.1\r\nHost: 127")) for _ in range(40)]
         wait_for("few of them to be left", lambda: descriptor_count() - before <= len(idle) + CONNECTIONS_MAX, 20)
+        wait_for("the threads of those that were cut to end", lambda: server._thread_count <= CONNECTIONS_MAX, 20)
         assert get(server, "127.0.0.1").endswith(b"hello")
         assert all(is_closed(client) for client in idle[: len(idle) - CONNECTIONS_MAX])
         assert get(server, "127.0.0.1").endswith(b"hello")
