@@ -29,11 +29,11 @@ demo: setup
 
 # Without servers: what is run after each change.
 check: setup lint
-	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2
+	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.25
 
 # Three processes at a time: most of the tests wait for their servers most of the time.
 test: setup lint
-	$(PYTEST) -m 'not soak' --numprocesses=3 --durations=40
+	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.5 --durations=40
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --durations=0

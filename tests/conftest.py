@@ -19,6 +19,7 @@ from cdc.local.kafka_cluster import KafkaCluster
 from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.options import TarantoolOptions
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
+from tests.fakes import profiles
 
 _SEED = pytest.StashKey[int]()
 _SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka")
@@ -41,6 +42,7 @@ class KafkaFactory(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, metavar="N", help="the seed of random workloads and of hypothesis")
+    parser.addoption("--budget", type=float, default=1.0, metavar="SHARE", help="of the random examples, how many to try")
 
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own option
@@ -52,6 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # Only if it is asked for: with a fixed seed hypothesis doesn't try again what failed the last time.
     if given is not None:
         config.option.hypothesis_seed = str(given)
+    profiles.spend(config.getoption("--budget"))
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:

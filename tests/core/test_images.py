@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -16,6 +15,7 @@ from cdc.keys import KeyCodec, space_prefix
 from cdc.schema import KeyPart, SpaceForm
 from cdc.state import StateStore
 from tests.fakes import wire
+from tests.fakes.profiles import examples
 from tests.fakes.tuples import MemoryTuples
 
 SPACES = [512, 513]
@@ -113,7 +113,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestModel.settings = examples(150, steps=30)
 
 
 def test_taking_back_what_was_never_put_changes_nothing() -> None:

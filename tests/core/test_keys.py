@@ -9,13 +9,14 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import SchemaError, UnkeyableError
 from cdc.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.protocol.extensions import Datetime
 from cdc.schema import KeyPart, SpaceForm
+from tests.fakes.profiles import examples
 
 
 def codec(*parts: str | KeyPart, space_id: int = 513) -> KeyCodec:
@@ -171,7 +172,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
 
 
 @pytest.mark.parametrize("kind", sorted(PARTS))
-@settings(max_examples=25)
+@examples(25)
 @given(data=st.data())
 def test_a_key_is_more_than_the_space(kind: str, data: st.DataObject) -> None:
     """The prefix alone stands for all rows of a space, and for none of another."""

@@ -21,7 +21,6 @@ from typing import Any
 
 import lmdb
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -30,6 +29,7 @@ from cdc.errors import StateError, StateLostError
 from cdc.keys import space_prefix
 from cdc.spool import FileSpool
 from cdc.state import CLEAR, Change, StateStore, set_aside, told
+from tests.fakes.profiles import examples
 
 STORE_FILES = {"data.mdb", "lock.mdb", "condition", "owner.lock"}
 SPACES = [1, 512, 513]
@@ -148,7 +148,7 @@ class Model(RuleBasedStateMachine):
 
 
 TestModel = Model.TestCase
-TestModel.settings = settings(max_examples=60, stateful_step_count=20, deadline=None)
+TestModel.settings = examples(60, steps=20)
 
 
 def test_large_writes_and_clears(store: StateStore) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError
@@ -26,7 +26,7 @@ from tests.fakes import captures, wire
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, Store, frames_of, pipeline, take
-from tests.fakes.profiles import MANY, SOME
+from tests.fakes.profiles import SOME, examples
 from tests.fakes.replica import Replica
 
 LIMIT: Final = 1024 * 1024
@@ -103,7 +103,7 @@ def hostile(version: str, rng: random.Random, change: Callable[[bytes], bytes], 
         said(error)
 
 
-@settings(SOME, max_examples=60)
+@examples(60)
 @pytest.mark.parametrize("version", VERSIONS)
 @given(seed=SEEDS)
 def test_changed_bytes(version: str, seed: int) -> None:
@@ -111,7 +111,7 @@ def test_changed_bytes(version: str, seed: int) -> None:
     hostile(version, rng, lambda data: mutated(data, rng, rng.choice([1, 1, 2, 5, 40])), rng.choice([0, 1, 2, 2, 3, 3, 3]))
 
 
-@settings(SOME, max_examples=60)
+@examples(60)
 @pytest.mark.parametrize("version", VERSIONS)
 @given(seed=SEEDS)
 def test_changed_bytes_of_a_registered_replica(version: str, seed: int) -> None:
@@ -120,7 +120,7 @@ def test_changed_bytes_of_a_registered_replica(version: str, seed: int) -> None:
     hostile(version, rng, lambda data: mutated(data, rng, rng.choice([1, 1, 2, 5, 40])), at, is_member=True)
 
 
-@settings(SOME, max_examples=60)
+@examples(60)
 @pytest.mark.parametrize("request_", [Type.REGISTER, Type.SELECT, Type.DELETE])
 @given(seed=SEEDS)
 def test_changed_answers(request_: int, seed: int) -> None:
@@ -146,7 +146,7 @@ def test_changed_answers(request_: int, seed: int) -> None:
     assert session.state in (State.REGISTERING, State.SELECTING, State.DELETING, State.READY, State.CLOSED)
 
 
-@settings(SOME, max_examples=60)
+@examples(60)
 @pytest.mark.parametrize("version", VERSIONS)
 @given(seed=SEEDS)
 def test_raft_rows_anywhere_in_the_stream(version: str, seed: int) -> None:
@@ -290,7 +290,7 @@ def fed(target: Pipeline, data: bytes) -> None:
         said(error)
 
 
-@settings(MANY, max_examples=600)
+@examples(600)
 @given(seed=SEEDS)
 def test_odd_rows_of_the_stream(seed: int) -> None:
     rng = random.Random(seed)
@@ -308,7 +308,7 @@ def test_odd_rows_of_the_stream(seed: int) -> None:
     fed(target, rows)
 
 
-@settings(MANY, max_examples=300)
+@examples(300)
 @given(seed=SEEDS)
 def test_odd_rows_of_a_snapshot(seed: int) -> None:
     rng = random.Random(seed)
