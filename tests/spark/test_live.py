@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -35,7 +37,9 @@ class Daemon:
         self.prefix = f"spark-{uuid.uuid4().hex[:8]}"
         self._bootstrap_servers = bootstrap_servers
         self._admin = AdminClient({"bootstrap.servers": bootstrap_servers})
-        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": self.prefix})
+        # Some transactions stay open while jobs run, which takes longer than Kafka's minute on a busy machine.
+        settings: dict[str, Any] = {"transactional.id": self.prefix, "transaction.timeout.ms": 600_000}
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, **settings})
         self._producer.init_transactions(TIMEOUT_SECONDS)
 
     def create_topics(self, *names: str) -> None:
@@ -129,6 +133,8 @@ def test_the_command_runs_to_the_end(spark: SparkSession, daemon: Daemon, tmp_pa
     jars = ["--master", "local[2]", "--jars-dir", str(jar_folder(SPARK))]
     outcome = subprocess.run(
         [sys.executable, "-m", "spark_jobs", "current", *daemon.arguments(tmp_path), *jars],
+        # As in `python -m cdc.local.spark`; half of the time would go to compiling what runs once.
+        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
         capture_output=True,
         text=True,
         check=False,
