@@ -100,15 +100,21 @@ class SourceSection(_Section):
     """Where rows come from."""
 
     uris: list[SecretStr] = Field(min_length=1)
+    """Members of one replica set, one or more: `["user:password@host:port"]`; `%XX` is a byte, all else stands for itself."""
     user: str | None = None
+    """For URIs that have none; by default `guest`."""
     password: SecretStr | None = None
+    """For URIs that have none."""
     password_file: Path | None = None
+    """Holds that password; all of it counts but one line end."""
     mode: Literal["anonymous", "registered"] = "anonymous"
     """`registered`: a member of the replica set with an id, for which every version of the server keeps the logs."""
     instance_name: InstanceName | None = None
     """What a registered daemon is called in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"
+    """What to do where the server no longer has the logs after the checkpoint."""
     on_divergence: Literal["fail", "resnapshot"] = "fail"
+    """What to do where the server lacks changes that were published."""
     prefer: Literal["replica", "leader", "order"] = "order"
     """Of several members that could be followed: the first that is read-only, that is writable, or the first of `uris`."""
     divergence_wait_ms: int = Field(default=30_000, ge=0, le=3_600_000)
@@ -119,20 +125,21 @@ class SourceSection(_Section):
     vote_timeout_ms: int = Field(default=1_000, ge=50, le=60_000)
     """For connect, greeting and ballot together. Who takes longer counts as unreachable where there are several members."""
     probe_after_ms: int = Field(default=1_250, ge=100)
-    """With several members: after so much silence of the followed one it is asked for its ballot over another connection,
-    and left if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second, and
-    answers in any case; one that scans its log sends nothing and answers too, and stays. So nothing is dropped that lives,
-    and a master that stopped is left after probe_after_ms + vote_timeout_ms + ack_interval_ms at most: 3 s, where a replica of
-    Tarantool's own would need four replication_timeouts, 4 s. With one member there is nobody to go to, and nothing is asked."""
+    """Of several members: after so much silence of the followed one it is asked for its ballot over another connection, and left
+    if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second."""
     exclude_origins: list[Origin] = []
     """Ids of members whose own changes the server is not to send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
+    """How often the master is told what is durable; less than four times its `replication_timeout`."""
     quorum_alert_ms: int = Field(default=10_000, ge=100, le=86_400_000)
     """A synchronous transaction that waits for its quorum for longer is an error in /status: twice what a leader gives it by
     default (replication_synchro_timeout)."""
     silence_timeout_ms: int = Field(default=10_000, ge=100)
+    """A server that sends nothing for so long is left, even if it answers otherwise."""
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
+    """The longest packet that is taken."""
     transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Past it a transaction waits for its end on disk, and so do transactions that wait for their quorum."""
 
     @model_validator(mode="after")
     def _uris_can_be_read(self) -> SourceSection:
@@ -210,13 +217,17 @@ class SnapshotSection(_Section):
     """When the contents are read as a whole."""
 
     mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
+    """`always`: at each start; `never`: the schema only, unless the stream itself doesn't lead on; `initial_only`: then stop;
+    `when_needed`: at first and on any gap."""
 
 
 class SpacesSection(_Section):
     """What is published."""
 
     include: list[Pattern] = [".*"]
+    """Regular expressions over whole names of spaces; Tarantool's own need a pattern that begins with `_`."""
     exclude: list[Pattern] = []
+    """Of those, the ones that aren't published."""
 
 
 class StateSection(_Section):
@@ -225,6 +236,7 @@ class StateSection(_Section):
     path: Path = Path("state")
     """Relative to the configuration's directory, as all paths are."""
     images: Literal["full", "none"] = "full"
+    """`none`: no store; UPDATE and UPSERT carry their operations."""
     flush_interval_ms: int = Field(default=500, ge=0, le=60_000)
     """How long the store of images may be behind Kafka; a start reads what it lacks from the master again."""
 
@@ -233,27 +245,39 @@ class KafkaSection(_Section):
     """Where events go."""
 
     bootstrap_servers: str
+    """`a:9092,b:9092`; who to be there is in `kafka.properties`."""
     topic_prefix: Name
+    """Of all topics, and the events' `source.name`. It belongs to one daemon."""
     delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
+    """`at_least_once`: visible at once, and a restart may repeat whole source transactions."""
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
+    """When a Kafka transaction commits, or earlier by `commit_bytes_max`."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
+    """Of events in one Kafka transaction, as long as it is of several source transactions."""
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
+    """Events that may wait for the producer."""
     stalled_after_ms: int = Field(default=15_000, ge=100, le=3_600_000)
     """How long changes may wait while nothing is committed until the daemon says that it isn't ready. A broker that dies or falls
     silent costs up to its session's time (broker.session.timeout.ms, 9 s) and 5 s, and is no reason to wake anybody."""
     stop_timeout_ms: int = Field(default=30_000, ge=0, le=3_600_000)
     """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start."""
     partitions: int = Field(default=4, ge=1, le=10_000)
+    """Of topics that the daemon creates; adding partitions later moves keys (docs/events.md)."""
     replication_factor: int = Field(default=1, ge=1, le=100)
+    """Of topics that the daemon creates; 3 in production."""
     min_insync_replicas: int | None = Field(default=None, ge=1, le=100)
     """How many replicas must have a message before it counts as written, of topics that the daemon creates. By default two where
     there are three or more, so that one broker may be away and no single disk is the only one with a committed event."""
     message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024, le=1_000_000_000)
     """Of one event; the bound is librdkafka's. The producer's queue, 64 MiB, grows to hold one message of that size."""
     tombstones: bool = True
+    """A null value after each `d`."""
     transaction_topic: Literal["none", "multi", "all"] = "multi"
+    """BEGIN and END on `<prefix>.transaction`; `multi`: of source transactions with several events."""
     heartbeat_interval_ms: int = Field(default=0, ge=0)
+    """How often the position is written to `<prefix>.heartbeat`; 0: never."""
     create_topics: bool = True
+    """False: a missing topic is an error."""
     properties: dict[str, str | int | float | bool] = Field(default={}, repr=False)
     """librdkafka's own settings. Some are secrets, so none of them is shown."""
 
@@ -332,14 +356,18 @@ class FormatSection(_Section):
     """What events look like."""
 
     value: Literal["json"] = "json"
+    """How keys and values are written."""
     on_error: Literal["fail", "dlq"] = "fail"
+    """`dlq`: rows that can't be encoded go to `<prefix>.dlq`."""
     on_image_error: Literal["fail", "dlq"] = "fail"
+    """`dlq`: so do UPDATEs and UPSERTs that can't be carried out; their keys are doubtful until they are written anew."""
 
 
 class HttpSection(_Section):
     """Where the daemon can be looked at."""
 
     listen: str = "127.0.0.1:8085"
+    """Empty: nowhere. Whoever can connect may read it and ask for rows again: there is no password."""
     allowed_hosts: list[HostName] = []
     """Names under which it may be asked, beside IP addresses, localhost and the one in `listen`."""
 
@@ -361,7 +389,9 @@ class LogSection(_Section):
     """What the daemon says of itself on stderr."""
 
     format: Literal["auto", "console", "json"] = "auto"
+    """`json`: all of stderr is JSON, one object a line, the error that ends the daemon too."""
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least that is said."""
 
 
 class Config(BaseSettings):

@@ -212,7 +212,7 @@ class Settlement:
         pipeline, status = self.pipeline, self._status
         count = self._earlier_upsert_count + pipeline.merging_upsert_count
         if count and not status.merging_upsert_count:
-            self._log.warning("this server merges UPSERTs of vinyl spaces: README, Guarantees", version=status.upstream_version)
+            self._log.warning("this server merges UPSERTs of vinyl spaces: docs/guarantees.md", version=status.upstream_version)
         status.merging_upsert_count = count
         images = pipeline.images
         if images is not None and images.doubtful != self._doubtful:

@@ -20,6 +20,9 @@ from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.options import TarantoolOptions
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
 from tests.fakes import profiles
+from tests.fakes.golden import golden_fixture
+
+__all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
 _SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka")
@@ -42,6 +45,7 @@ class KafkaFactory(Protocol):
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--seed", type=int, metavar="N", help="the seed of random workloads and of hypothesis")
+    parser.addoption("--update-golden", action="store_true", help="write golden files, scenarios and made pages anew")
     parser.addoption("--budget", type=float, default=1.0, metavar="SHARE", help="of the random examples, how many to try")
 
 

@@ -1,6 +1,6 @@
 """Golden files: what came out once and was read by a person, compared with what comes out now.
 
-`pytest -p tests.fakes.golden --update-golden` writes them anew instead of comparing; the difference is then git's to show.
+`pytest --update-golden` writes them anew instead of comparing; the difference is then git's to show.
 """
 
 from __future__ import annotations
@@ -15,11 +15,6 @@ import pytest
 
 ROOT: Final = Path(__file__).resolve().parent.parent
 _TEXT_MAX: Final = 200
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The one flag."""
-    parser.addoption("--update-golden", action="store_true", help="write golden files and scenarios anew")
 
 
 class Golden:
@@ -50,7 +45,7 @@ class Golden:
 @pytest.fixture(name="golden")
 def golden_fixture(pytestconfig: pytest.Config) -> Golden:
     """Of this run."""
-    return Golden(is_updating=bool(pytestconfig.getoption("--update-golden", default=False)))
+    return Golden(is_updating=bool(pytestconfig.getoption("--update-golden")))
 
 
 def line(value: Any) -> str:

@@ -1,0 +1,126 @@
+"""Pages of docs/ that are made from the code, so that they can't say anything else: configuration, metrics, connection states.
+
+`pytest tests/test_docs.py --update-golden` writes them.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from cdc import config
+from cdc.metrics import COUNTERS, GAUGES, UPSTREAM_GAUGES, UPSTREAM_IDLE, UPSTREAM_LSN, UPSTREAM_STATE
+from cdc.protocol.states import TRANSITIONS, State
+
+DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
+_MEBIBYTE: Final = 1024 * 1024
+
+
+def _first_lines(page: str) -> Iterator[str]:
+    """What a person wrote: the page up to the mark."""
+    for line in (DOCS / page).read_text().splitlines():
+        if line == MARK:
+            return
+        yield line
+
+
+MARK: Final = "<!-- made from the code: pytest tests/test_docs.py --update-golden -->"
+
+
+def _docstrings(section: type[BaseModel]) -> dict[str, str]:
+    """The string behind each field."""
+    body = ast.parse(inspect.getsource(section).strip()).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found = {}
+    for field, behind in zip(body.body, body.body[1:], strict=False):
+        match field, behind:
+            case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
+                found[name] = " ".join(text.split())
+    return found
+
+
+def _default(field: FieldInfo) -> str:
+    match field.default:
+        case value if value is PydanticUndefined:
+            return "must be given"
+        case None:
+            return ""
+        case bool() as value:
+            return f"`{str(value).lower()}`"
+        case int() as value if value >= _MEBIBYTE and value % _MEBIBYTE == 0:
+            return f"`{value}` ({value // _MEBIBYTE} MiB)"
+        case PurePath() as value:
+            return f'`"{value}"`'
+        case str() as value:
+            return f'`"{value}"`'
+        case list() as value:
+            return "`[" + ", ".join(f'"{item}"' for item in value) + "]`"
+        case value:
+            return f"`{value}`"
+
+
+def _choices(field: FieldInfo) -> str:
+    values = getattr(field.annotation, "__args__", ())
+    words = [value for value in values if isinstance(value, str)]
+    return ", ".join(f"`{word}`" for word in words if word != field.default)
+
+
+def configuration() -> Iterator[str]:
+    """All keys by section, with defaults, what else may stand there, and what they mean."""
+    yield from _first_lines("configuration.md")
+    yield MARK
+    for name, field in config.Config.model_fields.items():
+        section: Any = field.annotation
+        if not (isinstance(section, type) and issubclass(section, BaseModel)):
+            continue
+        texts = _docstrings(section)
+        yield ""
+        yield f"## `[{name}]`"
+        yield ""
+        yield (section.__doc__ or "").strip()
+        yield ""
+        yield "| key | default | or | meaning |"
+        yield "|---|---|---|---|"
+        for key, value in section.model_fields.items():
+            text = texts[key].replace("|", "\\|")
+            yield f"| `{key}` | {_default(value)} | {_choices(value)} | {text} |"
+
+
+def metrics() -> Iterator[str]:
+    """All that /metrics shows."""
+    yield from _first_lines("metrics.md")
+    yield MARK
+    yield ""
+    yield "| metric | labels | meaning |"
+    yield "|---|---|---|"
+    for name, (text, _) in COUNTERS.items():
+        yield f"| `{name}_total` | | {text} |"
+    for name, (text, _) in GAUGES.items():
+        yield f"| `{name}` | | {text} |"
+    yield "| `tarantool_cdc_lsn` | `position`, `replica_id` | Positions by origin |"
+    for name, (text, _) in UPSTREAM_GAUGES.items():
+        yield f"| `{name}` | `upstream` | {text} |"
+    yield f"| `tarantool_cdc_upstream_state` | `upstream`, `state`, `uuid`, `version` | {UPSTREAM_STATE} |"
+    yield f"| `tarantool_cdc_upstream_lsn` | `upstream`, `position`, `replica_id` | {UPSTREAM_LSN} |"
+    yield f"| `tarantool_cdc_upstream_idle_seconds` | | {UPSTREAM_IDLE} |"
+
+
+def states() -> Iterator[str]:
+    """One connection's states, as a diagram."""
+    yield from _first_lines("connection-states.md")
+    yield MARK
+    yield ""
+    yield "```mermaid"
+    yield "stateDiagram-v2"
+    yield f"    [*] --> {State.GREETING.name}"
+    for state, moves in TRANSITIONS.items():
+        for cause, following in moves.items():
+            yield f"    {state.name} --> {following.name}: {cause.name.lower()}"
+    yield "```"

@@ -1,0 +1,47 @@
+"""The pages that are made from the code are as the code is, and links in all of them lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.fakes import pages
+from tests.fakes.golden import Golden
+
+ROOT: Final = pages.DOCS.parent
+README_BYTES_MAX: Final = 9_216
+PAGES: Final = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md"), *pages.DOCS.glob("*.md")]
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [("configuration.md", pages.configuration), ("metrics.md", pages.metrics), ("connection-states.md", pages.states)],
+)
+def test_made_from_the_code(name: str, lines: Callable[[], Iterator[str]], golden: Golden) -> None:
+    golden.check_lines(pages.DOCS / name, list(lines()))
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as those who show Markdown make them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", sorted(PAGES), ids=lambda page: page.stem)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"https?://", target):
+            continue
+        name, _, anchor = target.partition("#")
+        file = (page.parent / name) if name else page
+        assert file.exists(), target
+        if anchor:
+            assert anchor in anchors(file), target
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= README_BYTES_MAX
