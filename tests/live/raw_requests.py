@@ -45,7 +45,10 @@ class RawRequests:
         self._file.read(_GREETING_BYTES)
 
     def send(self, requests: Sequence[tuple[int, bytes]]) -> list[str]:
-        """Send requests (type and body) and return what the server said to each: an error's text, or nothing."""
+        """Send requests (type and body) and return what the server said to each: an error's text, or nothing.
+
+        Raises ConnectionError if the server goes away.
+        """
         answers: list[str] = []
         for begin in range(0, len(requests), _PIPELINED_MAX):
             some = requests[begin : begin + _PIPELINED_MAX]
@@ -57,9 +60,10 @@ class RawRequests:
         return answers
 
     def _answer(self) -> str:
-        length = msgpack.unpackb(self._file.read(5))
-        packet = self._file.read(length)
-        assert len(packet) == length, "the server closed the connection"
+        head = self._file.read(5)
+        packet = self._file.read(msgpack.unpackb(head)) if len(head) == 5 else b""
+        if not packet or len(packet) < msgpack.unpackb(head):
+            raise ConnectionResetError("the server closed the connection")
         unpacker = msgpack.Unpacker(raw=False, strict_map_key=False, unicode_errors="replace")
         unpacker.feed(packet)
         code: int = unpacker.unpack()[0]

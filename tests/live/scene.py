@@ -164,6 +164,6 @@ class Watcher:
         try:
             while not self._stopping.is_set():
                 with contextlib.suppress(KafkaException, TimeoutError):  # Kafka is away at times
-                    self.looks.append(self._reader.look(10))
+                    self.looks.append(self._reader.look())
         except BaseException as error:  # noqa: BLE001 - shown by `check`, in the test's thread
             self._failure = error

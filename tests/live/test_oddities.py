@@ -34,7 +34,7 @@ def test_consumers_have_what_an_odd_master_has(scene: Scene, seed: int, images: 
         taken += odd.run(count)
     scene.catch_up(600)
     assert scene.daemon.terminate() == 0
-    assert taken > rounds * count, f"the server refused most: {set(odd.refused)}"
+    assert taken > rounds * count / 2, f"the server refused most or crashed {odd.crash_count} times: {set(odd.refused)}"
     scene.check()
 
 
