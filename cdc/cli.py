@@ -17,7 +17,7 @@ from cdc.errors import CdcError, ConfigurationError
 from cdc.vclock import VClock
 
 if TYPE_CHECKING:
-    from cdc.admission import Orders
+    from cdc.daemon.admission import Orders
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _orders(options: argparse.Namespace) -> Orders:
-    from cdc.admission import Orders
+    from cdc.daemon.admission import Orders
 
     return Orders(rebuild_state=options.rebuild_state, take_over=options.take_over, take_prefix=options.take_prefix)
 
@@ -96,7 +96,7 @@ def _orders(options: argparse.Namespace) -> Orders:
 def _run(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, settings.log.level)
-    from cdc.daemon import Daemon
+    from cdc.daemon.supervisor import Daemon
 
     daemon = Daemon(settings, _orders(options))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -108,13 +108,13 @@ def _run(options: argparse.Namespace) -> int:
 def _check(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, "warning")
-    from cdc.check import check
+    from cdc.commands.check import check
 
     return 0 if check(settings, print) else 1
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cdc.asking import ask
+    from cdc.ops.asking import ask
 
     status = ask(config.load(options.config), "/status")
     print(json.dumps(status, indent=1) if options.json else readable(status))
@@ -128,7 +128,7 @@ def _snapshot(options: argparse.Namespace) -> int:
             'state.images is "none": the daemon keeps no rows that it could publish again',
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
-    from cdc.asking import ask
+    from cdc.ops.asking import ask
 
     ask(settings, "/snapshot", {"spaces": options.spaces})
     print(f"the daemon publishes all rows of {', '.join(options.spaces)}; `tarantool-cdc status` tells how far it is")
@@ -138,7 +138,7 @@ def _snapshot(options: argparse.Namespace) -> int:
 def _verify(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, "warning")
-    from cdc.verify import verify
+    from cdc.commands.verify import verify
 
     result = verify(settings, print)
     print(result.sentence, file=sys.stderr)
@@ -148,7 +148,7 @@ def _verify(options: argparse.Namespace) -> int:
 def _unregister(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, "warning")
-    from cdc.unregister import unregister
+    from cdc.commands.unregister import unregister
 
     lacks_terminal = False
 
@@ -229,7 +229,7 @@ def _member_line(member: dict[str, Any]) -> str:
 def _replay(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, settings.log.level)
-    from cdc.replay import Replay
+    from cdc.daemon.file_source import Replay
 
     replay = Replay(settings, options.directory, follows=options.follow, orders=_orders(options))
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -239,7 +239,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _decode(options: argparse.Namespace) -> int:
-    from cdc.decode import decode_file
+    from cdc.commands.decode import decode_file
 
     for line in decode_file(options.file):
         print(line)
@@ -251,6 +251,6 @@ _LOGGING: Final = frozenset({_run, _replay})
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from cdc.demo import demo
+    from cdc.commands.demo import demo
 
     return 0 if demo(keep=options.keep) else 1

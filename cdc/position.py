@@ -19,7 +19,7 @@ class SnapshotState:
 
     `sweep_seq` is the seq at which the first snapshot began of those that, interrupted or not, made up one that compares with
     nothing: keys that haven't been published since are gone. It is 0 for a snapshot that names what is gone.
-    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.republish).
+    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.stream.backfill).
     """
 
     snapshot_id: int

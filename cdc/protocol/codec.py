@@ -26,8 +26,8 @@ import msgpack
 import msgspec
 from msgpack import unpackb
 
-from cdc import slices
 from cdc.errors import ProtocolError
+from cdc.protocol import layout
 from cdc.protocol.extensions import DeepValue, OpaqueExtension, decode_extension
 
 Header = dict[int, Any]
@@ -216,10 +216,10 @@ def header_end(frame: bytes) -> int:
 def _walked(frame: bytes) -> int:
     """What header_end says, from the header's beginning on."""
     if frame[_LENGTH_BYTES] & 0xF0 != 0x80:
-        return slices.end_of(frame, _LENGTH_BYTES)
+        return layout.end_of(frame, _LENGTH_BYTES)
     count = frame[_LENGTH_BYTES] & 0x0F
     if count >= 4 and max(frame[6:11]) <= _SHORT_KEY_MAX:
-        position = 11 + slices.SIZES[frame[11]] + _TIME_BYTES
+        position = 11 + layout.SIZES[frame[11]] + _TIME_BYTES
         if position > 11 + _TIME_BYTES and frame.startswith(_TIME, position - _TIME_BYTES):
             if len(_TIME_ENDS) > _HEADS_MAX:
                 _TIME_ENDS.clear()
@@ -230,9 +230,9 @@ def _walked(frame: bytes) -> int:
 def _behind(frame: bytes, position: int, count: int) -> int:
     """Where so many pairs of the header end that begin at `position`."""
     for _ in range(count):
-        size = slices.SIZES[frame[position + 1]]
+        size = layout.SIZES[frame[position + 1]]
         if not size or frame[position] > _SHORT_KEY_MAX:
-            return slices.end_of(frame, _LENGTH_BYTES)  # what no server writes
+            return layout.end_of(frame, _LENGTH_BYTES)  # what no server writes
         position += size + 1
     return position
 
@@ -248,14 +248,14 @@ def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, byt
     Of values with one key the last counts. Keys that aren't unsigned integers are passed over; with `only_short_keys`, as up to
     2.8, those too that are written with more than one byte. Raises IndexError if there is no body, or not a whole one.
     """
-    count, position = slices.header(frame, header_end(frame))
+    count, position = layout.header(frame, header_end(frame))
     values: dict[int, bytes] = {}
     for _ in range(count):
-        start = slices.end_of(frame, position)
-        end = slices.end_of(frame, start)
+        start = layout.end_of(frame, position)
+        end = layout.end_of(frame, start)
         is_short = frame[position] <= _SHORT_KEY_MAX
-        if is_short or (slices.TYPES[frame[position]] is slices.UNSIGNED and not only_short_keys):
-            values[slices.integer(frame, position)] = frame[start:end]
+        if is_short or (layout.TYPES[frame[position]] is layout.UNSIGNED and not only_short_keys):
+            values[layout.integer(frame, position)] = frame[start:end]
         position = end
     return values
 
@@ -285,16 +285,16 @@ def _loosely(data: bytes, position: int, levels_max: int) -> tuple[Any, int]:
     # What is open: whether it is a map, how many values are to come, and those that have come.
     open_: list[tuple[bool, int, list[Any]]] = []
     while True:
-        kind = slices.TYPES[data[position]]
-        if kind not in (slices.ARRAY, slices.MAP):
-            end = slices.end_of(data, position)
+        kind = layout.TYPES[data[position]]
+        if kind not in (layout.ARRAY, layout.MAP):
+            end = layout.end_of(data, position)
             value = _scalar(data[position:end])
         elif len(open_) == levels_max:
-            end = slices.end_of(data, position)
+            end = layout.end_of(data, position)
             value = DeepValue(data[position:end])
         else:
-            count, position = slices.header(data, position)
-            open_.append((kind is slices.MAP, count * 2 if kind is slices.MAP else count, []))
+            count, position = layout.header(data, position)
+            open_.append((kind is layout.MAP, count * 2 if kind is layout.MAP else count, []))
             end, value = position, None
             if count:
                 continue
@@ -315,10 +315,10 @@ def _scalar(data: bytes) -> Any:
     try:
         return _values(data)[0]
     except ValueError:
-        if slices.TYPES[data[0]] is not slices.EXTENSION:
+        if layout.TYPES[data[0]] is not layout.EXTENSION:
             raise
         # Of all extensions the library has an opinion on -1 only, and of all values on nothing else.
-        start, _ = slices.content(data, 0)
+        start, _ = layout.content(data, 0)
         return OpaqueExtension(int.from_bytes(data[start - 1 : start], signed=True), data[start:])
 
 

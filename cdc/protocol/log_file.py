@@ -37,8 +37,8 @@ import google_crc32c
 import msgpack
 import zstandard
 
-from cdc import slices
 from cdc.errors import LogFileError, ProtocolError
+from cdc.protocol import layout
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header, unpacker
 from cdc.protocol.constants import Key, Type
 from cdc.vclock import VClock
@@ -504,11 +504,11 @@ def _rows_singly(data: bytes, offset: int) -> tuple[Frames, bytes]:
     end = 0
     try:
         while end < len(data):
-            behind = slices.end_of(data, end)
+            behind = layout.end_of(data, end)
             (header,) = FrameDecoder().feed(_on_the_wire(data[end:behind], [behind - end])).headers
-            end = behind if header[_REQUEST_TYPE] == _NOP else slices.end_of(data, behind)
+            end = behind if header[_REQUEST_TYPE] == _NOP else layout.end_of(data, behind)
             ends.append(end)
-    except (slices.NothingError, KeyError, ProtocolError) as error:
+    except (layout.NothingError, KeyError, ProtocolError) as error:
         raise _damage(f"a block holds what is no row ({error})", offset) from error
     except IndexError:
         pass  # the last row isn't whole

@@ -5,9 +5,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable
 
-from cdc.change import Batch, Broadcast, Message
-from cdc.delivery import Record
-from cdc.hanging import Place
+from cdc.kafka.delivery import Record
+from cdc.kafka.hanging import Place
+from cdc.stream.batch import Batch, Broadcast, Message
 
 
 class OpenDelivery:

@@ -6,8 +6,8 @@ import random
 from collections.abc import Iterable
 from typing import Any, Final
 
-from cdc.change import Batch, Broadcast, Message
 from cdc.protocol.constants import Key
+from cdc.stream.batch import Batch, Broadcast, Message
 from tests.fakes.fates import Fates
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Cut, Replica, at_once

@@ -15,8 +15,8 @@ from typing import Any, cast
 
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from cdc.broker_limits import BrokerLimits
-from cdc.kafka_clients import KafkaClients
+from cdc.kafka.broker_limits import BrokerLimits
+from cdc.kafka.clients import KafkaClients
 
 Record = tuple[str, int | None, bytes | None, bytes | None]
 """Topic, the partition if one was named, key and value."""

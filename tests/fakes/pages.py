@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cdc import config
-from cdc.metrics import COUNTERS, GAUGES, UPSTREAM_GAUGES, UPSTREAM_IDLE, UPSTREAM_LSN, UPSTREAM_STATE
+from cdc.ops.metrics import COUNTERS, GAUGES, UPSTREAM_GAUGES, UPSTREAM_IDLE, UPSTREAM_LSN, UPSTREAM_STATE
 from cdc.protocol.states import TRANSITIONS, State
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"

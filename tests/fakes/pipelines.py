@@ -6,14 +6,14 @@ from collections.abc import Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.change import Batch, Broadcast, Message
-from cdc.images import Images
-from cdc.options import PipelineOptions
-from cdc.pipeline import Pipeline
+from cdc.images.overlay import Images
 from cdc.position import Position
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
-from cdc.schema import StoredSpace
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.options import PipelineOptions
+from cdc.stream.pipeline import Pipeline
 from tests.fakes.master import SERVER
 
 NOW_US: Final = 1_732_180_000_123_456

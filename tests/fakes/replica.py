@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
-from cdc import resume
-from cdc.change import Batch, Broadcast, Message
-from cdc.checkpoint import Checkpoint, Writer, fold, position_record, space_record
-from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
-from cdc.schema import published_forms
+from cdc.schema.tracker import published_forms
+from cdc.stream.batch import Batch, Broadcast, Message
+from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
+from cdc.stream.pipeline import Pipeline
+from cdc.upstream import resume
 from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.fakes.pipelines import NOW_US, messages, pipeline, take

@@ -11,7 +11,7 @@ from tests.fakes.master import Master, MasterConnection
 
 
 class FakeConnection:
-    """What `cdc.sources.tarantool.Connection` is to its users, as far as requests and answers go."""
+    """What `cdc.sources.connection.Connection` is to its users, as far as requests and answers go."""
 
     def __init__(self, address: str, session: Session, relay: MasterConnection | None) -> None:
         self.session = session

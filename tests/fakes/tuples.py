@@ -1,4 +1,4 @@
-"""A store of tuples in memory, with the promises of cdc.state.StateStore, and a writer that brings changes into it."""
+"""A store of tuples in memory, with the promises of cdc.store.store.StateStore, and a writer that brings changes into it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cdc.images import CLEAR, Change
-from cdc.keys import space_prefix
-from cdc.state_writer import StateWriter
+from cdc.images.overlay import CLEAR, Change
+from cdc.schema.keys import space_prefix
+from cdc.store.writer import StateWriter
 
 
 class MemoryTuples:
@@ -102,4 +102,4 @@ class MemoryWriter(StateWriter):
             super().restart()
 
     def _in_memory(self) -> Any:
-        return mock.patch("cdc.state_writer.StateStore", return_value=self._tuples)
+        return mock.patch("cdc.store.writer.StateStore", return_value=self._tuples)

@@ -22,7 +22,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from cdc.hanging import FILLER_KEY
+from cdc.kafka.hanging import FILLER_KEY
 from tests.live.topics import Look, Place, Record, TopicReader
 
 _CONTROL = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")

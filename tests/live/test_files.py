@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 
 from cdc.config import Member
-from cdc.handshake import expect, greet
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.protocol.constants import Key
 from cdc.protocol.session import Heartbeat, StreamRows, Subscribed
-from cdc.sources.files import LogDirectory, LogStream
+from cdc.sources.handshake import expect, greet
+from cdc.sources.log_directory import LogDirectory
+from cdc.sources.log_stream import LogStream
 from cdc.vclock import VClock
 from tests.conftest import TarantoolFactory
 from tests.live.conftest import SceneFactory

@@ -6,9 +6,9 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
 
-from cdc import hanging
 from cdc.config import KafkaSection
-from cdc.kafka_clients import KafkaClients
+from cdc.kafka import hanging
+from cdc.kafka.clients import KafkaClients
 from tests.live.scene import Scene
 
 

@@ -14,14 +14,15 @@ import msgpack
 import pytest
 
 from cdc.errors import ServerError
-from cdc.keys import KeyCodec
+from cdc.events.row_encoder import RowEncoder
 from cdc.local.client import Client
 from cdc.local.interface import TarantoolServer
 from cdc.local.tarantool import ADMIN_USER, PASSWORD
 from cdc.protocol.constants import Key
 from cdc.protocol.extensions import pack, unpack
-from cdc.row_encoder import RowEncoder
-from cdc.schema import KeyPart, SchemaTracker, SpaceForm
+from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.schema.keys import KeyCodec
+from cdc.schema.tracker import SchemaTracker
 from tests.fakes.golden import ROOT
 
 SELECT, INSERT = 1, 2

@@ -18,8 +18,8 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined] # its annotati
     ResourceType,
 )
 
-from cdc import kafka_rights
 from cdc.config import parse
+from cdc.kafka import rights
 from cdc.local.kafka_secured import SecuredKafka
 from tests.conftest import KAFKA_USERS
 from tests.live import replica
@@ -112,7 +112,7 @@ def test_document_lists_what_is_needed() -> None:
     kafka = {"bootstrap_servers": "kafka:9092", "topic_prefix": "shop", "properties": {"sasl.username": "cdc"}}
     config = parse({"name": "shop", "source": {"uris": ["a@b:1"]}, "kafka": kafka}, "the test")
     commands = re.findall(r"^kafka-acls\.sh .*$", DOCUMENT.read_text(), re.MULTILINE)
-    assert commands == kafka_rights.grant(kafka_rights.needed("shop", config.kafka), config.kafka).split("; ")
+    assert commands == rights.grant(rights.needed("shop", config.kafka), config.kafka).split("; ")
 
 
 @pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])

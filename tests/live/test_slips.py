@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.ownership import SILENCE_SECONDS
+from cdc.stream.ownership import SILENCE_SECONDS
 from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.stream import parse

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from cdc.keys import space_prefix
 from cdc.protocol.extensions import pack, unpack
-from cdc.state import StateStore
+from cdc.schema.keys import space_prefix
+from cdc.store.store import StateStore
 from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.stream import Stream

@@ -16,12 +16,12 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from cdc import slices
 from cdc.errors import SchemaError
 from cdc.local.interface import TarantoolServer
+from cdc.protocol import layout
 from cdc.protocol.extensions import pack
-from cdc.update import update, upsert
-from cdc.update_nodes import UndefinedError
+from cdc.tuples.update import update, upsert
+from cdc.tuples.update_nodes import UndefinedError
 
 FIELDS: Final = (
     ("id", "unsigned"),
@@ -112,7 +112,7 @@ end
 return answers
 """
 
-_FITTING: Final = {slices.STRING: ":::", slices.UNSIGNED: "+-&|^", slices.ARRAY: "", slices.MAP: "", slices.BINARY: ":"}
+_FITTING: Final = {layout.STRING: ":::", layout.UNSIGNED: "+-&|^", layout.ARRAY: "", layout.MAP: "", layout.BINARY: ":"}
 """By a field's type: the operations besides = ! and # that a server may accept."""
 
 PASSING_CODES: Final = {23: "a field's type", 39: "a field that is missing", 94: "a primary key"}
@@ -200,19 +200,19 @@ class Generator:
     def raw_text(self) -> bytes:
         text = self.text()
         if self.random.random() < 0.7:
-            return slices.string(text)
+            return layout.string(text)
         return b"\xda" + len(text).to_bytes(2, "big") + text
 
     def raw_array(self, depth: int) -> bytes:
         elements = [self.value(depth - 1) for _ in range(self.random.randrange(4))]
-        header = b"\xdc" + len(elements).to_bytes(2, "big") if self.random.random() < 0.2 else slices.array_header(len(elements))
+        header = b"\xdc" + len(elements).to_bytes(2, "big") if self.random.random() < 0.2 else layout.array_header(len(elements))
         return header + b"".join(elements)
 
     def raw_map(self, depth: int) -> bytes:
         keys = self.random.sample(
             (b"\xa1a", b"\xa1b", b"\xa1c", b"\xa2ab", b"\x01", b"\xd0\x02", b"\xc0"), self.random.randrange(5)
         )
-        header = b"\xde" + len(keys).to_bytes(2, "big") if self.random.random() < 0.2 else slices.map_header(len(keys))
+        header = b"\xde" + len(keys).to_bytes(2, "big") if self.random.random() < 0.2 else layout.map_header(len(keys))
         return header + b"".join(key + self.value(depth - 1) for key in keys)
 
     def value(self, depth: int) -> bytes:
@@ -225,7 +225,7 @@ class Generator:
             b"\xd8\x02" + bytes(16),
             b"\xd5\x2a\x01\x02",
             b"\xc7\x03\x05\x01\x02\x03",
-            slices.binary(self.text()),
+            layout.binary(self.text()),
         )
         return self.random.choice((self.raw_number, self.raw_number, self.raw_text, lambda: self.random.choice(others)))()
 
@@ -246,7 +246,7 @@ class Generator:
             fields = fields[: self.random.choice((1, 3, 5, 6, 7, 7, 7, 7))]
             fields += [self.value(2) for _ in range(self.random.randrange(3) if len(fields) == 7 else 0)]
         long = self.random.random() < 0.1
-        return (b"\xdc" + len(fields).to_bytes(2, "big") if long else slices.array_header(len(fields))) + b"".join(fields)
+        return (b"\xdc" + len(fields).to_bytes(2, "big") if long else layout.array_header(len(fields))) + b"".join(fields)
 
     def path(self) -> str:
         steps = (".a", ".b", ".ab", '["a"]', "['c']", "[1]", "[2]", "[3]", "[4]")
@@ -288,23 +288,23 @@ class Generator:
             parts += [msgpack.packb(self.random.randrange(-6, 6)), self.raw_text() if chance < 0.99 else self.value(0)]
         if self.random.random() < 0.004:
             parts = self.random.choice((parts[:-1], [*parts, b"\x01"], [b"\xa1*", *parts[1:]], [b"\x01", *parts[1:]], []))
-        return slices.array_header(len(parts)) + b"".join(parts)
+        return layout.array_header(len(parts)) + b"".join(parts)
 
     def targets(self, data: bytes, position: int, path: str, base: int) -> list[tuple[Any, str]]:
         """What the tuple has: references to it, and the codes of operations that fit."""
         found: list[tuple[Any, str]] = []
-        is_map = slices.TYPES[data[position]] is slices.MAP
-        begins = [begin for begin, _ in slices.elements(data, position)]
+        is_map = layout.TYPES[data[position]] is layout.MAP
+        begins = [begin for begin, _ in layout.elements(data, position)]
         for place in range(len(begins) // 2 if is_map else len(begins)):
             step, begin = f"[{place + 1}]", begins[place]
             if is_map:
                 key, begin = begins[2 * place : 2 * place + 2]
                 step = "." + data[key + 1 : begin].decode("latin-1")
-                if slices.TYPES[data[key]] is not slices.STRING:
+                if layout.TYPES[data[key]] is not layout.STRING:
                     continue
-            kind = slices.TYPES[data[begin]]
+            kind = layout.TYPES[data[begin]]
             found.append((path + step if path else place + base, _FITTING.get(kind, "+-") + "=!#"))
-            if kind in (slices.ARRAY, slices.MAP):
+            if kind in (layout.ARRAY, layout.MAP):
                 found += self.targets(data, begin, path + step, base)
         return found
 
@@ -317,7 +317,7 @@ class Generator:
             self.operation(targets, named=named, favourite=favourite)
             for _ in range(self.random.choice((0, 1, 1, 1, 2, 2, 3, 3, 5, 8)))
         ]
-        return slices.array_header(len(operations)) + b"".join(operations)
+        return layout.array_header(len(operations)) + b"".join(operations)
 
 
 @dataclass
@@ -365,7 +365,7 @@ class Case:
 
 def _key(tuple_: bytes) -> int | None:
     try:
-        return slices.integer(tuple_, slices.header(tuple_, 0)[1])
+        return layout.integer(tuple_, layout.header(tuple_, 0)[1])
     except IndexError:
         return None
 

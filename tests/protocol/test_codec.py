@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cdc.errors import EncodingError, ProtocolError
-from cdc.json_values import encode, plain
+from cdc.events.json_values import encode, plain
 from cdc.protocol.codec import LEVELS_MAX, FrameDecoder, MapPairs, body_of, body_values, encode_frame, tuple_values
 from cdc.protocol.extensions import DeepValue, OpaqueExtension
 from cdc.protocol.log_file import LogFileDecoder

@@ -16,11 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError
-from cdc.pipeline import Pipeline
 from cdc.position import Position
 from cdc.protocol.constants import Type
 from cdc.protocol.session import Heartbeat, Registered, Selected, Session, StreamRows
 from cdc.protocol.states import State
+from cdc.stream.pipeline import Pipeline
 from cdc.vclock import VClock
 from tests.fakes import captures, wire
 from tests.fakes.captures import VERSIONS

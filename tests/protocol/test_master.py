@@ -6,10 +6,10 @@ import json
 
 import pytest
 
-from cdc.change import Broadcast, Message
 from cdc.errors import PositionError, Remedy, ServerError
 from cdc.protocol.constants import CLUSTER_SPACE
 from cdc.protocol.failure import XlogGapError
+from cdc.stream.batch import Broadcast, Message
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import VERSIONS

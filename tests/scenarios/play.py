@@ -33,10 +33,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from cdc.change import Batch
 from cdc.errors import CdcError, KeysChangedError
 from cdc.protocol.constants import Key, Type
-from cdc.resume import TakeSnapshot
+from cdc.stream.batch import Batch
+from cdc.upstream.resume import TakeSnapshot
 from tests.fakes.master import Master
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Replica

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.json_values import encode
+from cdc.events.json_values import encode
 from spark_jobs.json_text import parse, render
 
 pytestmark = pytest.mark.spark

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.events.row_encoder import RowEncoder
 from cdc.protocol.extensions import Datetime
-from cdc.row_encoder import RowEncoder
-from cdc.schema import Field, KeyPart, SpaceForm
+from cdc.schema.forms import Field, KeyPart, SpaceForm
 from spark_jobs import json_text
 from spark_jobs.forms import Field as FormField
 from spark_jobs.forms import Form

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.events.row_encoder import RowEncoder
 from cdc.protocol.extensions import unpack
-from cdc.row_encoder import RowEncoder
-from cdc.schema import Field as FormField
-from cdc.schema import KeyPart, SpaceForm
+from cdc.schema.forms import Field as FormField
+from cdc.schema.forms import KeyPart, SpaceForm
 from spark_jobs import json_text
 from spark_jobs.forms import Field, Form
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of

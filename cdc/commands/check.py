@@ -1,0 +1,288 @@
+"""`tarantool-cdc check`: what would happen at start, found out without changing anything.
+
+It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
+system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
+decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
+any consumer could, and tries each right that the daemon needs (cdc/kafka_rights.py); it takes no transactional id, so a daemon
+that runs goes on undisturbed, though that one is a finding. It doesn't open the state store either, which may be that daemon's:
+logs that only the store would need are not looked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+from cdc.commands import check_start
+from cdc.commands.check_start import Finding
+from cdc.config import Config, Member
+from cdc.daemon import admission
+from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS
+from cdc.errors import CdcError, ConfigurationError, PositionError
+from cdc.events import topics
+from cdc.identity import instance_uuid
+from cdc.kafka import rights
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.topic_admin import list_topics
+from cdc.protocol.codec import Frames
+from cdc.protocol.constants import CLUSTER_SPACE, Key
+from cdc.protocol.session import SnapshotFinished, SnapshotRows
+from cdc.schema.forms import SpaceForm
+from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, replicaset_uuid_in
+from cdc.sources.connection import Connection
+from cdc.sources.handshake import greet, vote
+from cdc.stream.checkpoint import Checkpoint
+from cdc.upstream import overview, resume, selection
+from cdc.upstream.selection import Answer, Choice, Needed, Rules, Standing
+from cdc.vclock import VClock
+
+Say = Callable[[str], None]
+
+_USER_SPACE: Final = 304
+_PRIVILEGE_SPACE: Final = 312
+_WRITE: Final = 2
+
+
+class RightsError(CdcError):
+    """The user may not do what the configured mode needs."""
+
+
+def check(config: Config, say: Say) -> bool:
+    """Say, line by line, what was found. Returns whether the daemon could start."""
+    kafka = _Check(say, "kafka")
+    stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
+    position = stored.position
+    findings: list[Finding] = []
+    if kafka.is_good:
+        where = f"at {position.vclock}" if position else "not there yet"
+        say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
+        findings += check_start.of_kafka(config, stored)
+    findings += check_start.of_state_path(config, stored)
+    needed = _needed(config, stored) if kafka.is_good else None
+    found = [_look(config, member, stored, needed, say) for member in config.source.members()]
+    schema = next((member.contents.schema for member in found if member.contents is not None), None)
+    if schema is not None:
+        findings += _published(config, schema, existing if kafka.is_good else None, say)
+        spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
+        findings += check_start.of_patterns(config, spaces)
+    is_followed = needed is not None and _choose(config, [member.answer for member in found], needed, say)
+    for finding in findings:
+        say(str(finding))
+    return (
+        kafka.is_good
+        and is_followed
+        and not any(member.is_foreign for member in found)
+        and not any(finding.is_failure for finding in findings)
+    )
+
+
+@dataclass(slots=True)
+class _Contents:
+    """What the system spaces of a snapshot say."""
+
+    schema: SchemaTracker = field(default_factory=SchemaTracker)
+    replicaset_uuid: UUID | None = None
+    users: list[Any] = field(default_factory=list)
+    privileges: list[Any] = field(default_factory=list)
+    instances: list[Any] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    answer: Answer
+    contents: _Contents | None = None
+    is_foreign: bool = False
+
+
+def _needed(config: Config, stored: Checkpoint) -> Needed:
+    position = stored.position
+    due = resume.snapshot_due(position, mode=config.snapshot.mode, is_first_connect=True)
+    reached = position.vclock if position is not None else VClock()
+    return Needed(reached, reached, takes_snapshot=due is not None, ignored=frozenset(config.source.exclude_origins))
+
+
+def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed | None, say: Say) -> _Member:
+    """One member by itself. What goes wrong is a finding."""
+    try:
+        # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
+        connection = greet(member, instance_uuid(f"{config.name} check"), frame_bytes_max=config.source.frame_bytes_max)
+        try:
+            greeting = connection.session.greeting
+            ballot = vote(connection)
+            mode = "read-only" if ballot.is_read_only else "writable"
+            logs = f"logs are kept from {ballot.gc_vclock} on" if ballot.gc_vclock else "all logs are kept"
+            say(f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, {logs}")
+            contents = _read_contents(connection)
+        finally:
+            connection.close()
+        say(f"{member.address}: {member.user} may replicate{_registration(config, member, contents)}")
+    except CdcError as error:
+        # Errors of a connection name its address already.
+        say(f"{member.address}: FAILED: {str(error).removeprefix(f'{member.address}: ')}")
+        return _Member(Answer(member.address, error=error))
+    answer = Answer(member.address, ballot, greeting.version_text, greeting.uuid)
+    try:
+        if stored.position is not None:
+            resume.check_replicaset(stored.position, contents.replicaset_uuid)
+    except PositionError as error:
+        say(f"{member.address}: FAILED: {error}")
+        return _Member(answer, contents, is_foreign=True)
+    standing = selection.standing(answer, needed) if needed is not None else None
+    if needed is None:
+        pass  # what it would be followed from, Kafka doesn't say
+    elif standing is Standing.GOOD:
+        due = resume.snapshot_due(stored.position, mode=config.snapshot.mode, is_first_connect=True)
+        say(f"{member.address}: would " + (_beginning(due, stored) if due else f"go on from {needed.published}"))
+        if not needed.takes_snapshot and ballot.gc_vclock:
+            headroom = overview.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
+            say(f"{member.address}: keeps the logs of {headroom} rows before the checkpoint")
+    elif standing is not None:
+        say(selection.explained(answer, standing, needed))
+    return _Member(answer, contents)
+
+
+def _beginning(due: resume.TakeSnapshot, stored: Checkpoint) -> str:
+    if stored.position is None and due.publish:
+        return "take a snapshot: this is the first start, and all rows will be published, as `r`"
+    return f"take a snapshot: {due.reason}"
+
+
+def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> bool:
+    """Say which member would be followed, and why. Returns whether one would be, now or after waiting for others."""
+    source = config.source
+    rules = Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, source.divergence_wait_ms)
+    try:
+        choice = selection.choose(answers, needed, rules)
+        if not isinstance(choice, Choice):
+            if len(answers) > 1:
+                say(f"nobody can be followed now: {choice.reason}")
+            # What would become of it if nothing changed while it waits.
+            choice = selection.choose(answers, needed, rules, waited_ms=float("inf"))
+    except CdcError as error:
+        if not (len(answers) == 1 and error is answers[0].error):
+            say(f"FAILED: {error}")
+        return False
+    if not isinstance(choice, Choice):
+        return False
+    if choice.is_settled:
+        say(f"{answers[choice.place].address} would be followed, with a snapshot first: {choice.reason}")
+    elif len(answers) > 1:
+        say(f"{answers[choice.place].address} would be followed: {choice.reason}")
+    return True
+
+
+# Rights.
+
+
+def _registration(config: Config, member: Member, contents: _Contents) -> str:
+    """How it stands with an id in the replica set, for mode = "registered". Raises RightsError if there is none to be had."""
+    if config.source.mode != "registered":
+        return ""
+    ours = str(instance_uuid(config.name))
+    ids = [row[0] for row in contents.instances if row[1] == ours]
+    if ids:
+        return f"; the daemon is registered as instance {ids[0]}"
+    if not may_write(member.user, CLUSTER_SPACE, contents.users, contents.privileges):
+        raise RightsError(
+            f"{member.user} may not write to _cluster, and the daemon has no id in the replica set yet",
+            f"Grant it: box.schema.user.grant('{member.user}', 'replication').",
+        )
+    return " and register"
+
+
+def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileges: Iterable[Sequence[Any]]) -> bool:
+    """Whether a user may write to a space by itself or by a role, from rows of `_user` and `_priv`."""
+    granted: dict[int, list[Sequence[Any]]] = {}
+    for row in privileges:
+        granted.setdefault(row[1], []).append(row)
+    waiting = [row[0] for row in users if row[2] == user]
+    seen: set[int] = set()
+    while waiting:
+        grantee = waiting.pop()
+        if grantee in seen:
+            continue
+        seen.add(grantee)
+        for _, _, kind, object_id, bits in (row[:5] for row in granted.get(grantee, ())):
+            if kind == "role":
+                waiting.append(object_id)
+            elif bits & _WRITE and (kind == "universe" or (kind == "space" and object_id in (space_id, ""))):
+                return True
+    return False
+
+
+class _Check:
+    """One thing to look at: its errors are findings, not the end."""
+
+    def __init__(self, say: Callable[[str], None], subject: str) -> None:
+        self._say = say
+        self._subject = subject
+        self.is_good = True
+
+    def attempt(self, look: Callable[[], Any], otherwise: Any) -> Any:
+        try:
+            return look()
+        except CdcError as error:
+            self.is_good = False
+            self._say(f"{self._subject}: FAILED: {error}")
+            return otherwise
+
+
+def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
+    kafka = config.kafka
+    clients = KafkaClients(config.name, kafka)
+    existing = list_topics(clients.admin(), kafka.bootstrap_servers)
+    lacking = rights.missing(config.name, kafka, clients, existing)
+    if lacking:
+        raise rights.refusal(lacking, kafka)
+    return admission.read(config), existing
+
+
+def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None, say: Say) -> Iterator[Finding]:
+    """Says a line for each space that is published; spaces that have no topic of their own are findings."""
+    is_published = topics.SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
+    names = topics.TopicNames(config.kafka.topic_prefix)
+    for form in schema.forms():
+        if is_published(form.space_id, form.name) and form.is_replicated:
+            try:
+                say(_published_space(form, names.of_space(form.space_id, form.name), existing))
+            except ConfigurationError as error:
+                yield Finding("spaces", str(error))
+
+
+def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None) -> str:
+    if existing is None:
+        state = "Kafka doesn't say whether it exists"
+    else:
+        state = f"{existing[topic]} partitions" if topic in existing else "to be created"
+    synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
+    return f"{form.name} (space id {form.space_id}) to {topic} ({state}){synchronous}"
+
+
+def _read_contents(connection: Connection) -> _Contents:
+    """What the system spaces say, as a snapshot tells it, read no further than them."""
+    connection.session.fetch_snapshot(keeps_logs=False)
+    connection.send()
+    contents = _Contents()
+    while True:
+        for event in connection.receive(SNAPSHOT_TIMEOUT_SECONDS):
+            match event:
+                case SnapshotRows(frames):
+                    _fold(frames, contents)
+                    if frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
+                        return contents
+                case SnapshotFinished():
+                    return contents
+
+
+def _fold(frames: Frames, contents: _Contents) -> None:
+    rows = {_USER_SPACE: contents.users, _PRIVILEGE_SPACE: contents.privileges, CLUSTER_SPACE: contents.instances}
+    for header, body in zip(frames.headers, frames.bodies, strict=True):
+        space_id = body.get(Key.SPACE_ID)
+        if space_id in TRACKED_SPACES:
+            contents.schema.apply(header[Key.REQUEST_TYPE], body)
+        elif space_id in rows:
+            rows[space_id].append(body[Key.TUPLE])
+        else:
+            contents.replicaset_uuid = replicaset_uuid_in(body) or contents.replicaset_uuid

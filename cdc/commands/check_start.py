@@ -1,0 +1,152 @@
+"""What `run` would refuse, or would do and nobody wants: found out beforehand, without changing anything.
+
+The prefix of another daemon, a daemon of the name at work, a state.path that can't be used or that has no store, patterns that
+fit no space. Each is a sentence under the key of the configuration that it is about.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from cdc.config import Config
+from cdc.daemon import admission
+from cdc.daemon.admission import Foothold
+from cdc.errors import CdcError, StateError
+from cdc.events.topics import SpaceFilter
+from cdc.ops import asking
+from cdc.store.files import is_locked
+from cdc.stream import ownership
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.ownership import NameTakenError
+
+ROOM_BYTES: Final = 1024**3
+"""With less room for the state store, say so: nobody knows how much there is to be stored."""
+
+_NAMES_SHOWN: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A sentence about a key of the configuration. What isn't a failure is worth knowing, no more."""
+
+    key: str
+    sentence: str
+    is_failure: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.key}: {'FAILED' if self.is_failure else 'warning'}: {self.sentence}"
+
+
+def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
+    """What the checkpoint topic tells of the prefix and the name. Listens for a daemon of the name, unless it is clear."""
+    yield from _failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name))
+    yield from _failure("name", lambda: _check_alone(config, stored))
+
+
+def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
+    try:
+        look()
+    except CdcError as error:
+        yield Finding(key, str(error))
+
+
+def _check_alone(config: Config, stored: Checkpoint) -> None:
+    address = config.http.address
+    if address is not None:
+        error = asking.who_listens(config.name, address)
+        if error is not None:
+            raise error
+    directory = admission.store_path(config)
+    if is_locked(directory):
+        raise NameTakenError(
+            f"a daemon is at work with the state in {directory}",
+            f"Stop that one before {config.name!r} is run, or give this one another state.path.",
+        )
+    admission.check_alone(config, stored, Foothold.writers_in(directory), lambda: False)
+
+
+def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
+    """Whether the state store can be where it is to be, and is there if the checkpoint was written with one."""
+    path = config.state.path
+    there = next(parent for parent in (path, *path.parents) if parent.exists())
+    is_needed = config.state.images == "full"
+    try:
+        _write_into(path, there)
+    except StateError as error:
+        yield Finding("state.path", str(error), is_failure=is_needed)
+        return
+    yield from _failure("state.path", lambda: admission.check_store(config, stored))
+    free = shutil.disk_usage(there).free
+    if is_needed and free < ROOM_BYTES:
+        yield Finding(
+            "state.path",
+            f"there are {free // 1024**2} MiB free at {there}, and the store takes about twice what is published. "
+            "Make room, or choose another disk.",
+            is_failure=False,
+        )
+
+
+def _write_into(path: Path, there: Path) -> None:
+    """Raises StateError if the directory `path` can't be used, or made in `there`, the part of it that exists."""
+    error: str | None = None
+    if not there.is_dir():
+        error = f"{there} is a file"
+    else:
+        images = path / "images"
+        if images.is_dir() and not os.access(images, os.R_OK | os.W_OK | os.X_OK):
+            error = f"{images} may not be written to"
+        try:
+            Path(tempfile.mkdtemp(prefix=".tarantool-cdc-check-", dir=there)).rmdir()
+        except OSError as refusal:
+            error = error or f"nothing can be made in {there}: {refusal.strerror}"
+    if error is not None:
+        raise StateError(f"{path} can't be used: {error}", "Give state.path a directory that the daemon may write to.")
+
+
+def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[Finding]:
+    """Patterns that fit none of the master's spaces, given with their ids, or leave none to be published."""
+    include, exclude = list(config.spaces.include), list(config.spaces.exclude)
+    is_default = "include" not in config.spaces.model_fields_set
+    is_published = SpaceFilter(include, exclude)
+    own = [name for space_id, name in spaces if SpaceFilter([".*"], [])(space_id, name)]
+    for key, patterns in (("include", [] if is_default else include), ("exclude", exclude)):
+        for pattern in patterns:
+            fits = SpaceFilter([pattern], []) if key == "include" else _Fits(pattern)
+            if not any(fits(space_id, name) for space_id, name in spaces):
+                yield Finding(f"spaces.{key}", f"{pattern!r} fits no space{_meant(pattern, own)}.{_shown(own)}")
+    if not any(is_published(space_id, name) for space_id, name in spaces):
+        yield Finding(
+            "spaces",
+            f"no space would be published.{_shown(own)} Correct spaces.include and spaces.exclude.",
+            # A master without spaces may get some, and they are published then.
+            is_failure=bool(own) or not is_default,
+        )
+
+
+class _Fits:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern)
+
+    def __call__(self, _: int, name: str) -> bool:
+        return self._pattern.fullmatch(name) is not None
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    alike = difflib.get_close_matches(pattern, names, n=1, cutoff=0.7)
+    if alike:
+        return f"; {alike[0]!r} looks like it"
+    inside = [name for name in names if re.search(pattern, name)]
+    return f": a pattern has to fit the whole name, as '.*{pattern}.*' would {inside[0]!r}" if inside else ""
+
+
+def _shown(names: Sequence[str]) -> str:
+    shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+    return f" The spaces are: {shown}." if names else " The server has no spaces of its own yet."

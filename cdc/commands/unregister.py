@@ -1,0 +1,131 @@
+"""`tarantool-cdc unregister`: gives back the id that a registered daemon has in its replica set.
+
+    ask all members for our id ─▶ confirm ─▶ is the daemon connected anywhere? ─▶ delete it from `_cluster` at a writable member
+
+The server itself takes away the id of a replica that is connected: it goes on sending to somebody who has none any more. So
+each member is asked first, by a SUBSCRIBE in the daemon's name, which a server refuses while the daemon streams from it. That
+comes after the confirmation: to a master from 3.3 on, whoever subscribes says from where on it needs the logs.
+
+Sources: box.cc (box_process_subscribe), alter.cc (on_replace_dd_cluster), replication.cc (replica_clear_id).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+from uuid import UUID
+
+from cdc.config import Config, Member
+from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError, excerpt
+from cdc.identity import instance_uuid
+from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE, ErrorCode
+from cdc.protocol.failure import XlogGapError
+from cdc.protocol.session import Selected, Subscribed
+from cdc.schema.tracker import SCHEMA_SPACE
+from cdc.sources.connection import Connection
+from cdc.sources.handshake import expect, greet, vote
+from cdc.sources.registration import find_id
+from cdc.vclock import VClock
+
+_NAMES_OF_REPLICASET: Final = ("replicaset_uuid", "cluster")
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a member said of us."""
+
+    member: Member
+    is_read_only: bool
+    id_: int | None
+
+
+def unregister(config: Config, say: Callable[[str], None], confirm: Callable[[str], bool]) -> bool:
+    """Ask `confirm`, and give the id back; says what was done. Returns whether the daemon has no id now.
+
+    Raises ConfigurationError if no member can do it, RequestError if the daemon is connected, and what the servers answer.
+    """
+    uuid = instance_uuid(config.name)
+    found = _ask_all(config, uuid, say)
+    known = [each for each in found if each.id_ is not None]
+    if not known:
+        why = 'source.mode is "anonymous", and ' if config.source.mode == "anonymous" else ""
+        say(f"there is nothing to give back: {why}no member that answers knows instance {uuid}")
+        return True
+    writable = next((each for each in known if not each.is_read_only), None)
+    if writable is None:
+        raise ConfigurationError(
+            f"instance {uuid} has id {known[0].id_}, but no member that answers may be written to",
+            "Name the replica set's leader in source.uris.",
+        )
+    if not confirm(f"Give back id {writable.id_}? The replica set then keeps no logs for the daemon {config.name!r}."):
+        say("nothing was done")
+        return False
+    for each in found:
+        _check_away(config, each.member, uuid)
+    connection = _connect(config, writable.member, uuid)
+    try:
+        connection.session.delete(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(uuid)])
+        deleted = expect(connection, Selected).tuples
+    finally:
+        connection.close()
+    if deleted:
+        say(f"{writable.member.address}: id {deleted[0][0]} of instance {uuid} was given back")
+    else:
+        say(f"{writable.member.address}: somebody else has just given back id {writable.id_} of instance {uuid}")
+    return True
+
+
+def _ask_all(config: Config, uuid: UUID, say: Callable[[str], None]) -> list[_Found]:
+    found: list[_Found] = []
+    errors: list[CdcError] = []
+    for member in config.source.members():
+        try:
+            connection = _connect(config, member, uuid)
+            try:
+                ballot = vote(connection)
+                found.append(_Found(member, ballot.is_read_only, find_id(connection)))
+            finally:
+                connection.close()
+        except CdcError as error:
+            errors.append(error)
+            say(f"{member.address}: can't be asked: {error}")
+    if not found:
+        raise errors[-1]
+    return found
+
+
+def _check_away(config: Config, member: Member, uuid: UUID) -> None:
+    """Raise RequestError if the daemon streams from this member."""
+    connection = _connect(config, member, uuid)
+    try:
+        # From the beginning: whatever this makes the master keep, it is never less than the daemon needs.
+        connection.session.subscribe(_replicaset_uuid(connection), VClock(), is_anonymous=False)
+        expect(connection, Subscribed)
+    except XlogGapError:
+        pass  # it would have served us, if it had its first logs
+    except ServerError as error:
+        if error.code == ErrorCode.CFG:
+            raise RequestError(
+                f"the daemon {config.name!r} is connected to {member.address}: {error.message}", "Stop it, and try again."
+            ) from error
+        if error.code not in (ErrorCode.UNKNOWN_REPLICA, ErrorCode.TOO_EARLY_SUBSCRIBE):
+            raise
+        # This member doesn't know the id, so nobody follows it under it.
+    finally:
+        connection.close()
+
+
+def _replicaset_uuid(connection: Connection) -> UUID:
+    for name in _NAMES_OF_REPLICASET:
+        connection.session.select(SCHEMA_SPACE, 0, [name])
+        for row in expect(connection, Selected).tuples:
+            try:
+                return UUID(row[1])
+            except (ValueError, TypeError, AttributeError, IndexError) as error:
+                raise ProtocolError(f"{excerpt(row, 100)} doesn't name a replica set") from error
+    raise ProtocolError(f"the server {connection.address} doesn't say which replica set it belongs to")
+
+
+def _connect(config: Config, member: Member, uuid: UUID) -> Connection:
+    return greet(member, uuid, frame_bytes_max=config.source.frame_bytes_max)

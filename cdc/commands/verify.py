@@ -1,0 +1,469 @@
+"""`tarantool-cdc verify`: whether the state store has what the master has, found out without changing either.
+
+    store at S ──▶ Images ◀── connection B: the stream from S up to V exactly, kept over the store and never written
+                     │
+                     ▼ compared by key, byte by byte
+    connection A: FETCH_SNAPSHOT; its first answer says V, its rows are read once B is there
+
+Keys of the snapshot are put down in a store of their own beside the other while they pass, so memory stays flat. Where a space
+has more rows here than the snapshot showed, they tell which.
+
+The daemon must be stopped: its store belongs to one process at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from cdc.config import Config
+from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS, expect, greet, vote
+from cdc.errors import (
+    ConfigurationError,
+    ConnectionLostError,
+    EncodingError,
+    PositionError,
+    SchemaError,
+    StateError,
+    UnkeyableError,
+)
+from cdc.events.row_encoder import RowEncoder
+from cdc.events.topics import SpaceFilter
+from cdc.identity import instance_uuid
+from cdc.images.image_events import VINYL_CHECKS_SINCE
+from cdc.images.overlay import Images
+from cdc.position import Position
+from cdc.protocol.codec import Frames, body_values, tuple_values
+from cdc.protocol.constants import Key
+from cdc.protocol.failure import XlogGapError
+from cdc.protocol.session import Heartbeat, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows, Subscribed
+from cdc.schema.forms import SpaceForm
+from cdc.schema.keys import KeyCodec
+from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, published_forms, replicaset_uuid_in
+from cdc.sources.acknowledger import Acknowledger
+from cdc.sources.connection import Connection
+from cdc.store.files import DATA_FILE
+from cdc.store.spool import FileSpool
+from cdc.store.store import StateStore, told
+from cdc.store.writer import StateWriter
+from cdc.stream.options import PipelineOptions
+from cdc.stream.pipeline import Pipeline
+from cdc.upstream import resume
+from cdc.vclock import VClock
+
+STREAM_TIMEOUT_SECONDS: Final = 60.0
+"""How long the stream may bring nothing at all before it has come to V."""
+STANDSTILL_SECONDS: Final = 5.0
+"""And how long no rows while the master is heard: what it had at V it sends without delay, so the rest waits for something."""
+ACK_SECONDS: Final = 0.5
+
+_SEEN: Final = b"\x90"
+"""Stands for the tuple of a key that the snapshot has."""
+
+MERGED: Final = (
+    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, and only it knows to what"
+)
+DOUBTFUL: Final = "a row of this key was passed over that could not be carried out"
+"""Why rows differ, where that is known."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(slots=True)
+class Verification:
+    """What was found: how many rows were compared, the differences by kind, and the spaces that couldn't be compared."""
+
+    vclock: VClock
+    row_count: int = 0
+    differences: dict[str, int] = field(default_factory=lambda: {"missing": 0, "extra": 0, "different": 0})
+    uncompared: dict[str, str] = field(default_factory=dict)
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether nothing differs."""
+        return not any(self.differences.values())
+
+    @property
+    def sentence(self) -> str:
+        """For people."""
+        found = ", ".join(f"{count} {kind}" for kind, count in self.differences.items() if count)
+        outcome = f"the state store differs from the master: {found}" if found else "the state store is what the master has"
+        text = f"{outcome}; {self.row_count} rows were compared at {self.vclock}."
+        if self.uncompared:
+            text += " Not compared: " + "; ".join(f"{name}: {reason}" for name, reason in self.uncompared.items()) + "."
+        for reason, count in self.reasons.items():
+            text += f" Of these {count}: {reason}."
+        if not self.is_equal:
+            text += " Remove the directory images in state.path, and start the daemon once with --rebuild-state."
+        return text
+
+
+def verify(config: Config, say: Say) -> Verification:
+    """Compare, with a JSON line for each difference. Raises CdcError if there is nothing to compare, or no way to."""
+    path = config.state.path / "images"
+    if config.state.images == "none":
+        raise ConfigurationError('state.images is "none": there is no state store to verify', 'It is kept with "full".')
+    if not (path / DATA_FILE).exists():
+        raise StateError(f"there is no state store in {path}", "It is made by the daemon's first run.")
+    try:
+        writer = StateWriter(path, config.name, 0)
+    except StateError as error:
+        if "in use" not in error.message:
+            raise
+        raise StateError(f"the state store {path} is in use", "Stop the daemon, verify, and start it again.") from error
+    try:
+        with told(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
+            result = _Verifier(config, writer, Path(directory), say).run()
+            writer.remove_unused()
+            return result
+    except StateError as error:
+        if isinstance(error.__cause__, BrokenPipeError):
+            raise error.__cause__ from None  # of our own output, whose reader has seen enough
+        raise
+    finally:
+        writer.close()
+
+
+class _Verifier:
+    def __init__(self, config: Config, writer: StateWriter, directory: Path, say: Say) -> None:
+        self._config = config
+        self._writer = writer
+        self._directory = directory
+        self._say = say
+        self._stored = writer.checkpoint()
+
+    def run(self) -> Verification:
+        config, position = self._config, self._stored.position
+        if position is None or position.snapshot is None or not position.snapshot.is_complete:
+            raise StateError(
+                "the state store has no complete snapshot, so there is nothing to compare", "Let the daemon take one."
+            )
+        # The daemon's own UUID, which nobody else has while its store is ours: a master from 3.3 on keeps logs for each it sees.
+        member, uuid = config.source.members()[0], instance_uuid(config.name)
+        contents = greet(member, uuid, frame_bytes_max=config.source.frame_bytes_max)
+        try:
+            self._check_served(vote(contents).gc_vclock, position.vclock)
+            contents.session.fetch_snapshot(keeps_logs=False)
+            vclock = expect(contents, SnapshotStarted, SNAPSHOT_TIMEOUT_SECONDS).vclock
+            pipeline, uncompared = self._pipeline_at(vclock, contents.session.greeting.version)
+            assert pipeline.images is not None
+            with _Seen(self._directory / "seen") as seen:
+                result = Verification(vclock, uncompared=uncompared)
+                forms = pipeline.published_forms()
+                comparison = _Comparison(config, pipeline.images, forms, position, seen, self._say, result)
+                for frames in _rows(contents):
+                    comparison.take(frames)
+                return comparison.finish()
+        finally:
+            contents.close()
+
+    def _check_served(self, gc_vclock: VClock, position: VClock) -> None:
+        missing = position.lacking(gc_vclock)
+        if missing:
+            raise PositionError(
+                f"the server no longer has the logs after the state store's position: it keeps them from {gc_vclock}, the store "
+                f"is at {position}",
+                "Start the daemon: it heals the gap by a snapshot that compares with the store.",
+            )
+
+    def _pipeline_at(self, vclock: VClock, version: tuple[int, ...]) -> tuple[Pipeline, dict[str, str]]:
+        """Its images are the store's rows with the stream's changes up to `vclock`; and the spaces that the store can't have."""
+        position, config = self._stored.position, self._config
+        assert position is not None
+        behind = vclock.lacking(position.vclock)
+        if behind:
+            raise PositionError(
+                f"the server is at {vclock} and lacks changes that the state store has, which is at {position.vclock}",
+                "Name a member of the replica set that has them first in source.uris.",
+            )
+        images = self._writer.begin(published_forms(self._stored.spaces.values()), version)
+        member = config.source.members()[0]
+        stream = greet(member, instance_uuid(config.name), frame_bytes_max=config.source.frame_bytes_max)
+        try:
+            pipeline = Pipeline(
+                PipelineOptions(
+                    prefix=config.kafka.topic_prefix,
+                    include=list(config.spaces.include),
+                    exclude=list(config.spaces.exclude),
+                    # What can't be shown has changed the images all the same, and nothing is shown here.
+                    on_error="dlq",
+                    on_image_error="dlq",
+                    transaction_bytes_max=config.source.transaction_bytes_max,
+                ),
+                position,
+                list(self._stored.spaces.values()),
+                server_uuid=stream.session.greeting.uuid,
+                version=version,
+                new_spool=lambda: FileSpool(self._directory),
+                images=images,
+                replay_until=None if position.vclock == vclock else replace(position, vclock=vclock),
+            )
+            uncompared = {
+                form.name: "it is published since the daemon's last run"
+                for form in pipeline.published_forms()
+                if not form.schema_version
+            }
+            try:
+                if pipeline.is_replaying:
+                    self._replay(stream, pipeline)
+            finally:
+                pipeline.close()
+        except XlogGapError as error:
+            raise PositionError(
+                f"the server no longer has the logs after the state store's position {position.vclock}: {error.message}",
+                "Start the daemon: it heals the gap by a snapshot that compares with the store.",
+            ) from error
+        finally:
+            stream.close()
+        return pipeline, uncompared
+
+    def _replay(self, stream: Connection, pipeline: Pipeline) -> None:
+        """Feed the stream's rows until the images are where they are wanted, and no further."""
+        position = pipeline.position
+        assert position.replicaset_uuid is not None
+        # A server knows the daemon's UUID as that of a member, or of nobody, and answers accordingly.
+        is_anonymous = self._config.source.mode == "anonymous"
+        stream.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
+        resume.check_replicaset(position, expect(stream, Subscribed).replicaset_uuid)
+
+        def acknowledge() -> None:
+            """What the server is told is what the store has."""
+            stream.send_bytes(stream.session.acknowledgement(position.vclock))
+
+        with closing(Acknowledger(acknowledge, ACK_SECONDS)) as acknowledger:
+            self._follow(stream, pipeline, acknowledger)
+
+    def _follow(self, stream: Connection, pipeline: Pipeline, acknowledger: Acknowledger) -> None:
+        assert pipeline.images is not None
+        last_rows = time.monotonic()
+        heard_since_rows = False
+        while True:
+            acknowledger.check()
+            for event in stream.receive(ACK_SECONDS):
+                if isinstance(event, Heartbeat):
+                    heard_since_rows = True
+                if isinstance(event, StreamRows):
+                    last_rows, heard_since_rows = time.monotonic(), False
+                    for _ in pipeline.feed(event.frames, 0):
+                        pipeline.images.take()
+                        if not pipeline.is_replaying:
+                            return  # what may lie behind it isn't asked for
+            if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
+                raise _standstill(stream.address, pipeline)
+
+
+def _standstill(address: str, pipeline: Pipeline) -> ConnectionLostError:
+    waiting, position = pipeline.limbo.transaction_count, pipeline.position.vclock
+    if waiting:
+        return ConnectionLostError(
+            f"the stream of {address} stays at {position}: {waiting} transactions wait for their quorum",
+            "Verify again once the replica set has confirmed or rolled them back.",
+        )
+    if pipeline.open_byte_count:
+        return ConnectionLostError(
+            f"the stream of {address} stays at {position}, in the middle of a transaction",
+            "Verify again; should it stay there, look into the server's log.",
+        )
+    return ConnectionLostError(
+        f"the stream of {address} stays at {position}, and doesn't bring what the server's snapshot has",
+        "Verify again, or name another member of the replica set first in source.uris.",
+    )
+
+
+def _rows(connection: Connection) -> Iterator[Frames]:
+    """The rows of the snapshot that was asked for. Raises ConnectionLostError if it stops."""
+    last_heard = time.monotonic()
+    while True:
+        received = connection.received_bytes
+        events = connection.receive(SNAPSHOT_TIMEOUT_SECONDS)
+        if events or connection.received_bytes > received:
+            last_heard = time.monotonic()
+        elif time.monotonic() - last_heard > SNAPSHOT_TIMEOUT_SECONDS:
+            raise ConnectionLostError(f"the server {connection.address} has been silent for {SNAPSHOT_TIMEOUT_SECONDS:.0f} s")
+        for event in events:
+            match event:
+                case SnapshotRows(frames):
+                    yield frames
+                case SnapshotFinished():
+                    return
+
+
+class _Seen:
+    """Keys that the snapshot has, on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._store = StateStore(path)
+
+    def __enter__(self) -> _Seen:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._store.destroy()
+
+    def add(self, keys: list[bytes]) -> None:
+        self._store.write([(key, _SEEN) for key in keys], ())
+
+    def has(self, key: bytes) -> bool:
+        return self._store.get(key) is not None
+
+    def count(self, space_id: int) -> int:
+        return self._store.count(space_id)
+
+
+class _Space:
+    """How one space's rows are found and shown."""
+
+    def __init__(self, form: SpaceForm, number: int) -> None:
+        """Keys begin with `number`. Raises UnkeyableError."""
+        self.name = form.name
+        self.is_vinyl = form.is_vinyl
+        self.key_of = KeyCodec(form, number).of_tuple
+        self._encoder = RowEncoder(form)
+
+    def line(self, what: str, ours: bytes | None, theirs: bytes | None, reason: str | None) -> str:
+        tuple_ = ours if theirs is None else theirs
+        assert tuple_ is not None
+        found: dict[str, Any] = {
+            "space": self.name,
+            "key": self._key(tuple_),
+            "what": what,
+            "ours": None if ours is None else self._row(ours),
+            "theirs": None if theirs is None else self._row(theirs),
+        }
+        if what == "different" and found["ours"] == found["theirs"]:
+            assert ours is not None
+            assert theirs is not None
+            # One value may be written in several ways, and JSON doesn't show in which.
+            found.update(ours_msgpack=ours.hex(), theirs_msgpack=theirs.hex())
+        if reason is not None:
+            found["reason"] = reason
+        return json.dumps(found, ensure_ascii=False)
+
+    def _key(self, tuple_: bytes) -> Any:
+        try:
+            return json.loads(self._encoder.key_of(tuple_values(tuple_)))
+        except (EncodingError, SchemaError):
+            return {"msgpack": tuple_.hex()}
+
+    def _row(self, tuple_: bytes) -> Any:
+        values = tuple_values(tuple_)
+        try:
+            return json.loads(self._encoder.rows[len(values)](values))
+        except (EncodingError, SchemaError):
+            return {"msgpack": tuple_.hex()}
+
+
+class _Comparison:
+    """The snapshot's rows against the images."""
+
+    def __init__(
+        self,
+        config: Config,
+        images: Images,
+        ours: list[SpaceForm],
+        position: Position,
+        seen: _Seen,
+        say: Say,
+        result: Verification,
+    ) -> None:
+        self.result = result
+        self._is_published = SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
+        self._images = images
+        self._position = position
+        self._seen = seen
+        self._say = say
+        self._schema = SchemaTracker()
+        self._ours = {form.space_id: form for form in ours}
+        self._spaces: dict[int, _Space | None] = {}
+        # How many of the snapshot's keys are there, by space.
+        self._found: dict[int, int] = {}
+        # Rows of system spaces, until it is known how they look; None from then on.
+        self._early: list[tuple[int, Sequence[Any], bytes]] | None = []
+
+    def take(self, frames: Frames) -> None:
+        """Compare rows of the snapshot. Raises SchemaError or PositionError."""
+        keys: list[bytes] = []
+        for header, body, frame in zip(frames.headers, frames.bodies, frames.raws(), strict=True):
+            space_id, tuple_ = body[Key.SPACE_ID], body[Key.TUPLE]
+            if self._early is not None:
+                if space_id <= SYSTEM_SPACE_MAX:
+                    resume.check_replicaset(self._position, replicaset_uuid_in(body))
+                    if space_id in TRACKED_SPACES:
+                        self._schema.apply(header[Key.REQUEST_TYPE], body)
+                    self._early.append((space_id, tuple_, frame))
+                    continue
+                self._compare_early(keys)
+            self._compare(space_id, tuple_, frame, keys)
+        self._seen.add(keys)
+
+    def finish(self) -> Verification:
+        """All rows have come: what is here besides them is extra."""
+        keys: list[bytes] = []
+        self._compare_early(keys)
+        self._seen.add(keys)
+        for space_id in sorted({*self._ours, *(form.space_id for form in self._schema.forms())}):
+            space = self._space(space_id)
+            if space is None:
+                continue
+            count = sum(1 for _ in self._images.scan(space_id))
+            if count == self._found.get(space_id, 0):
+                continue
+            for key, tuple_ in self._images.scan(space_id):
+                if not self._seen.has(key):
+                    self._differ(space, key, "extra", tuple_, None)
+        return self.result
+
+    def _compare_early(self, keys: list[bytes]) -> None:
+        early, self._early = self._early, None
+        for space_id, tuple_, frame in early or ():
+            self._compare(space_id, tuple_, frame, keys)
+
+    def _compare(self, space_id: int, tuple_: Sequence[Any], frame: bytes, keys: list[bytes]) -> None:
+        space = self._space(space_id)
+        if space is None:
+            return
+        key = space.key_of(tuple_)
+        keys.append(key)
+        self.result.row_count += 1
+        ours = self._images.current(key)
+        if ours is None:
+            self._differ(space, key, "missing", None, body_values(frame)[Key.TUPLE])
+            return
+        self._found[space_id] = self._found.get(space_id, 0) + 1
+        theirs = body_values(frame)[Key.TUPLE]
+        if ours != theirs:
+            self._differ(space, key, "different", ours, theirs)
+
+    def _space(self, space_id: int) -> _Space | None:
+        """How a space is compared; None if it isn't."""
+        if space_id not in self._spaces:
+            self._spaces[space_id] = self._new_space(space_id)
+        return self._spaces[space_id]
+
+    def _new_space(self, space_id: int) -> _Space | None:
+        form = self._schema.form(space_id) if space_id in self._schema else self._ours[space_id]
+        if not form.is_replicated or not self._is_published(space_id, form.name) or form.name in self.result.uncompared:
+            return None
+        try:
+            return _Space(form, self._images.number(space_id))
+        except UnkeyableError as error:
+            self.result.uncompared[form.name] = error.message
+            return None
+
+    def _differ(self, space: _Space, key: bytes, what: str, ours: bytes | None, theirs: bytes | None) -> None:
+        reason = None
+        if key in self._images.doubtful:
+            reason = DOUBTFUL
+        elif what == "different" and space.is_vinyl and self._images.version < VINYL_CHECKS_SINCE:
+            reason = MERGED
+        self.result.differences[what] += 1
+        if reason is not None:
+            self.result.reasons[reason] = self.result.reasons.get(reason, 0) + 1
+        self._say(space.line(what, ours, theirs, reason))

@@ -1,0 +1,1 @@
+"""Who runs: the supervisor, one connection's follower, the pipeline's runner, the monitor of all members."""

@@ -1,0 +1,197 @@
+"""What is found out before a daemon takes its name, which would end another daemon of this name.
+
+    read the checkpoint ─▶ is the prefix ours? ─▶ is the store there that it was written with? ─▶ is nobody at work?
+
+Nothing is changed by that, neither in Kafka nor on the disk, but for the prefix of a daemon that is to give it up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaException
+
+from cdc.config import Config
+from cdc.errors import StateError
+from cdc.events import topics
+from cdc.kafka import checkpoint_topic
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.sign_of_life import listen
+from cdc.kafka.topic_admin import list_topics
+from cdc.store.files import is_there, lock, told
+from cdc.stream import ownership
+from cdc.stream.checkpoint import Checkpoint, Sign
+from cdc.stream.ownership import NameTakenError
+
+_WRITERS: Final = "writers"
+_WRITERS_KEPT: Final = 8
+_FENCE_SECONDS: Final = 10.0
+_FENCE_TIMEOUT_MS: Final = 60_000
+
+Stopping = Callable[[], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What somebody who starts the daemon says to go on in spite of."""
+
+    rebuild_state: bool = False
+    """There is no state store, though the checkpoint was written with one."""
+    take_over: bool = False
+    """Another daemon of this name may be at work: end it."""
+    take_prefix: bool = False
+    """The prefix belongs to a daemon of another name, which is gone for good."""
+
+
+class StateMissingError(StateError):
+    """There is no state store, though the checkpoint was written with one."""
+
+
+def checkpoint_topic_name(config: Config) -> str:
+    """The name of the topic."""
+    return topics.TopicNames(config.kafka.topic_prefix).control(topics.CHECKPOINT)
+
+
+def read(config: Config) -> Checkpoint:
+    """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError."""
+    kafka, topic = config.kafka, checkpoint_topic_name(config)
+    clients = KafkaClients(config.name, kafka)
+    if topic not in list_topics(clients.admin(), kafka.bootstrap_servers):
+        return Checkpoint()
+    return checkpoint_topic.read(clients.consumer("read_committed"), topic, config.name)
+
+
+# The prefix.
+
+
+def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) -> None:
+    """Have a prefix that is another daemon's given up, by one that is gone. Raises NameTakenError if it is at work."""
+    owner = ownership.owner(stored)
+    if owner is None or owner == config.name:
+        return
+    sign = stored.signs.get(owner)
+    if sign is None or not sign.is_last:
+        found = listen(KafkaClients(config.name, config.kafka), checkpoint_topic_name(config), owner, is_stopping)
+        if found is not None:
+            raise NameTakenError(
+                f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is at work"
+                f"{_where(found)}",
+                "Stop that one first.",
+            )
+    # If it is frozen rather than gone, it must not go on when it wakes up.
+    try:
+        KafkaClients(owner, config.kafka).transactional(lambda _: None, _FENCE_TIMEOUT_MS).init_transactions(_FENCE_SECONDS)
+    except KafkaException as error:
+        structlog.get_logger().warning(
+            "the daemon that had the prefix can't be fenced; be sure that it is gone", owner=owner, reason=error.args[0].str()
+        )
+
+
+# The store.
+
+
+def store_path(config: Config) -> Path:
+    """Where the images are."""
+    return config.state.path / "images"
+
+
+def check_store(config: Config, stored: Checkpoint) -> None:
+    """Raises StateMissingError if the checkpoint was written with a store and there is none."""
+    position = stored.position
+    if config.state.images == "none" or not stored.has_store or position is None or position.snapshot is None:
+        return
+    path = store_path(config)
+    if not is_there(path):
+        raise StateMissingError(
+            f"there is no state store in {path} (state.path), but the checkpoint of {config.name!r} was written with one: "
+            "without it all rows would be published again",
+            "If it is somewhere else, correct state.path. If it is lost, start once with --rebuild-state.",
+        )
+
+
+# The name.
+
+
+def check_store_is_ours(config: Config, names: Collection[str]) -> None:
+    """Raises StateError if the store, which has records of these daemons, is another's: it would be emptied."""
+    if names and config.name not in names:
+        by = ", ".join(map(repr, sorted(names)))
+        raise StateError(
+            f"the state store {store_path(config)} belongs to the daemon {by}, and this one is {config.name!r}",
+            f"Give this one a state.path of its own. If {by} is gone for good, remove the directory.",
+        )
+
+
+class Foothold:
+    """This process's hold on the state directory, and which processes had it before.
+
+    Who holds the lock knows that those before it have ended.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """With a store, that is locked already. Raises StateError if another process has the directory."""
+        self._lock = -1
+        self._path: Path | None = store_path(config)
+        if config.state.images == "full":
+            return
+        try:
+            with told(self._path):
+                self._lock = lock(self._path)
+        except StateError as error:
+            if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, BlockingIOError):
+                raise
+            structlog.get_logger().warning("state.path can't be used, and a large transaction would need it", reason=str(error))
+            self._path = None
+
+    @staticmethod
+    def writers_in(directory: Path) -> list[str]:
+        """The ids of the processes that had the directory lately, in order."""
+        try:
+            return (directory / _WRITERS).read_text().split()
+        except (OSError, UnicodeDecodeError):
+            return []
+
+    def former(self) -> list[str]:
+        """The ids of the processes that had this directory lately, in order."""
+        return [] if self._path is None else self.writers_in(self._path)
+
+    def take(self, writer: str) -> None:
+        """This process has it now. Raises StateError."""
+        if self._path is None:
+            return
+        former = [each for each in self.former() if each != writer]
+        with told(self._path):
+            descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(descriptor, "w") as file:
+                file.write("\n".join([*former[-_WRITERS_KEPT:], writer]) + "\n")
+
+    def close(self) -> None:
+        """Let go."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_stopping: Stopping) -> None:
+    """Raises NameTakenError if another daemon of this name is at work. Listens, where nothing else tells."""
+    if ownership.is_known_gone(stored, config.name, former):
+        return
+    structlog.get_logger().info(
+        "looking whether another daemon of this name is at work", name=config.name, seconds=ownership.SILENCE_SECONDS
+    )
+    found = listen(KafkaClients(config.name, config.kafka), checkpoint_topic_name(config), config.name, is_stopping)
+    if found is not None:
+        raise NameTakenError(
+            f"a daemon {config.name!r} is at work{_where(found)}, and there can be one of a name",
+            "Stop that one first, or give this one another name and kafka.topic_prefix. To end that one from here, start with "
+            "--take-over.",
+        )
+
+
+def _where(found: Sign) -> str:
+    return f" on {found.host} as process {found.process_id}" if found.host else ""

@@ -1,0 +1,335 @@
+"""`tarantool-cdc replay`: the files of a server instead of a connection to it, through the same pipeline to the same checkpoint.
+
+    ballot of the files ─▶ resume.decide ─┬─▶ .snap ─▶ wait until it is durable ─┐
+                                          └──────────────▶ .xlog files ◀─────────┘
+                                                             │ the last one is read: done, or wait for more
+
+The files answer as a server with these logs would: the first log that leads on to the last stands for gc_vclock, their end for
+the vclock. So `run` can go on where a replay has ended, and the other way round. A replay can't make a snapshot, it can only
+find one; one behind the checkpoint is taken only if the policy for a divergence says so, because what was published
+meanwhile would be published again.
+
+Where the version of the writer changes from one file to the next, a new pipeline begins there: servers of different versions
+don't mark synchronous transactions alike, and don't compute alike.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.daemon.admission import Orders
+from cdc.daemon.follower import Goal
+from cdc.daemon.monitor import Survey
+from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.daemon.supervisor import Daemon
+from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
+from cdc.events.topics import SpaceFilter
+from cdc.kafka.publisher import Publisher
+from cdc.ops.status import Status
+from cdc.sources.log_directory import LogDirectory, LogFile, join
+from cdc.sources.log_stream import LogStream, ballot
+from cdc.store.writer import StateWriter
+from cdc.stream.checkpoint import Checkpoint
+from cdc.upstream import resume
+from cdc.vclock import VClock
+
+POLL_SECONDS: Final = 0.1
+"""How often the last file is looked at again."""
+
+_NEWER_SNAPSHOT: Final = "Call box.snapshot() on the server and add what it has written, or let `tarantool-cdc run` go on."
+
+_OLDEST_VERSION: Final = (1, 7, 0)
+"""Stands for the version of a writer that doesn't say it."""
+
+
+class Replay(Daemon):
+    """A daemon whose source is a directory. Everything else, its name and its checkpoint included, is a daemon's."""
+
+    def __init__(self, config: Config, directory: Path, *, follows: bool = False, orders: Orders | None = None) -> None:
+        """`follows`: go on with what a server writes into the files. Raises as Daemon."""
+        super().__init__(config, orders)
+        self._survey = Survey(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
+        self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
+        self._follows = follows
+        # Origin and lsn of the transaction that only a snapshot leads over.
+        self._needs_in_snapshot: tuple[int, int] | None = None
+
+    def _follow(self, publisher: Publisher, goal: Goal) -> bool:  # noqa: ARG002 - the end of the files is the goal
+        """Read the files from the checkpoint on. Returns whether all of them have been read."""
+        self.status.state = "connecting"
+        is_first = self._connect_count == 0
+        self._connect_count += 1
+        replayer = Replayer(
+            self._config,
+            self._directory,
+            publisher,
+            self._checkpoint,
+            status=self.status,
+            is_stopping=self._is_stopping,
+            writer=self._writer,
+            follows=self._follows,
+        )
+        try:
+            forced, self._forced_snapshot = self._forced_snapshot, None
+            return replayer.run(is_first=is_first, forced_snapshot=forced, needs_in_snapshot=self._needs_in_snapshot)
+        except PublishAborted:
+            raise
+        except CdcError as error:
+            if isinstance(error, SnapshotNeededError):
+                self._needs_in_snapshot = error.place
+            self._settle_or_go_back(replayer.settle_submitted, error)
+            raise
+        finally:
+            if replayer.has_streamed:
+                self._back_off.reset()
+
+
+class Replayer:
+    """Reads the files of one version until they end, a stop is asked for, or something breaks."""
+
+    def __init__(
+        self,
+        config: Config,
+        directory: LogDirectory,
+        publisher: Publisher,
+        checkpoint: Checkpoint,
+        *,
+        status: Status,
+        is_stopping: threading.Event,
+        writer: StateWriter | None,
+        follows: bool,
+    ) -> None:
+        """Raises PositionError, StateError, ConfigurationError or LogFileError."""
+        self._config = config
+        self._directory = directory
+        self._publisher = publisher
+        self._checkpoint = checkpoint
+        self._status = status
+        self._is_stopping = is_stopping
+        self._follows = follows
+        self._excluded = frozenset(config.source.exclude_origins)
+        self._log = structlog.get_logger().bind(name=config.name, directory=str(directory.path))
+        position = checkpoint.position
+        self._published = position.vclock if position is not None else None
+        self._ballot = ballot(directory, self._published)
+        stored = writer.position if writer is not None else None
+        self._origin = self._origin_at(stored.vclock if stored is not None else self._published)
+        self._settlement = Settlement(
+            config, publisher, checkpoint, self._origin, status=status, is_stopping=is_stopping, writer=writer
+        )
+        status.upstream_version = ".".join(map(str, self._origin.version))
+        status.master_vclock = self._ballot.vclock
+        self.has_streamed = False
+
+    def run(self, *, is_first: bool, forced_snapshot: str | None, needs_in_snapshot: tuple[int, int] | None = None) -> bool:
+        """Take a snapshot if one is needed, then read the logs. Returns whether all has been read. Raises what breaks.
+
+        A forced snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
+        """
+        config, settlement = self._config, self._settlement
+        mode = config.snapshot.mode
+        decision: resume.Continue | resume.TakeSnapshot
+        forced = forced_snapshot or settlement.forced_snapshot
+        try:
+            if forced is not None:
+                # What the logs couldn't lead to has to come out all the same.
+                decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or mode != "never")
+            else:
+                decision = self._decide(is_first=is_first)
+            if isinstance(decision, resume.TakeSnapshot):
+                file = self._snapshot_for(decision, needs_in_snapshot if forced_snapshot is not None else None)
+                self._log.info("taking a snapshot", reason=decision.reason, file=file.path.name)
+                if not self._take_snapshot(file, publish=decision.publish):
+                    return False
+            else:
+                self._check_replicaset()
+            return mode == "initial_only" or self._stream()
+        finally:
+            settlement.pipeline.close()
+
+    def settle_submitted(self) -> None:
+        """Wait until what was submitted is durable. Raises PublishAborted if it won't be, and what else ended the publisher."""
+        self._settlement.wait_until_settled()
+
+    # Where to begin.
+
+    def _decide(self, *, is_first: bool) -> resume.Continue | resume.TakeSnapshot:
+        source, pipeline = self._config.source, self._settlement.pipeline
+        try:
+            return resume.decide(
+                self._checkpoint.position,
+                self._ballot,
+                store=pipeline.position if pipeline.is_replaying else None,
+                mode=self._config.snapshot.mode,
+                on_gap=source.on_gap,
+                on_divergence=source.on_divergence,
+                is_first_connect=is_first,
+                ignored=self._excluded,
+            )
+        except PositionError as error:
+            error.message = f"{self._directory.path}: {error.message}"
+            raise
+
+    def _origin_at(self, start: VClock | None) -> Origin:
+        """Whose files these are, with the version of the one that is read first."""
+        logs, snapshots = self._directory.logs(), self._directory.snapshots()
+        before = [log for log in logs if start is not None and self._told(start, log.vclock).covers(log.vclock)]
+        file = (before[-1:] or snapshots[:1] or logs[-1:])[0]
+        if file.meta.instance_uuid is None:
+            raise ConfigurationError(
+                f"{file.path} doesn't say which instance wrote it", "Name a directory of Tarantool's own files."
+            )
+        return Origin(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
+
+    def _told(self, vclock: VClock, there: VClock) -> VClock:
+        """A position that counts the origins that are left out as far as `there`."""
+        return resume.told(vclock, there, self._excluded)
+
+    def _check_replicaset(self) -> None:
+        """Raises PositionError if the files are of another replica set than the checkpoint."""
+        snapshots = self._directory.snapshots()
+        if snapshots:
+            resume.check_replicaset(self._settlement.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
+
+    def _snapshot_for(self, decision: resume.TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
+        """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
+        origin, lsn = needs or (0, 0)
+        need = f"{self._directory.path}: a snapshot is needed ({decision.reason})"
+        chain = self._directory.chain()
+        is_diverged = self._published is not None and bool(resume.lost_history(self._published, self._ballot, self._excluded))
+        is_wanted = SpaceFilter(list(self._config.spaces.include), list(self._config.spaces.exclude))
+        lacking = ""
+        for file in self._directory.snapshots():
+            if chain and not file.vclock.covers(chain[0].vclock):
+                raise PositionError(
+                    f"{need}, but .xlog files are missing from {file.path.name}, which is at {file.vclock}, "
+                    f"to {chain[0].path.name}, which begins at {chain[0].vclock}{lacking}",
+                    "Put them into the directory, or a newer .snap.",
+                )
+            if self._published is not None and not is_diverged and not file.vclock.covers(self._published):
+                raise PositionError(
+                    f"{need}, but {file.path.name} is at {file.vclock}, behind the checkpoint at {self._published}{lacking}",
+                    _NEWER_SNAPSHOT,
+                )
+            if file.vclock[origin] < lsn:
+                raise PositionError(
+                    f"{need}, but {file.path.name} is at {file.vclock}, and the snapshot must have {origin}:{lsn} in it{lacking}",
+                    _NEWER_SNAPSHOT,
+                )
+            vinyl = self._directory.head(file).vinyl.items() if decision.publish else ()
+            names = [name for space_id, name in vinyl if is_wanted(space_id, name)]
+            if not names:
+                return file
+            lacking = lacking or f"; newer ones lack the rows of vinyl spaces ({', '.join(names)}), which no .snap has"
+        raise PositionError(
+            f"{need}, and there is no .snap that is whole and has all rows{lacking}",
+            "Leave such spaces out with spaces.exclude, or let `tarantool-cdc run` take the snapshot from the server."
+            if lacking
+            else "Put the server's newest .snap into the directory.",
+        )
+
+    # Reading.
+
+    def _take_snapshot(self, file: LogFile, *, publish: bool) -> bool:
+        """Publish a snapshot and wait until it is durable. Returns False if a stop was asked for meanwhile."""
+        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
+        with intake:
+            intake.begin(file.vclock)
+            for frames in self._directory.snapshot_rows(file):
+                intake.rows(frames)
+                self._settlement.settle()
+                if self._is_stopping.is_set():
+                    return False
+            intake.end()
+        return intake.wait_until_durable()
+
+    def _stream(self) -> bool:
+        settlement, status = self._settlement, self._status
+        pipeline = settlement.pipeline
+        stream = LogStream(
+            self._directory,
+            self._told(pipeline.position.vclock, self._ballot.vclock),
+            follows=self._follows,
+            excluded=self._excluded,
+        )
+        position = pipeline.position
+        status.replicaset_uuid = str(position.replicaset_uuid)
+        status.state, status.error = "streaming", None
+        self.has_streamed = True
+        self._log.info("reading the logs", vclock=str(position.vclock), end=str(self._ballot.vclock))
+        settlement.take(pipeline.go_on(_now_us()))
+        file: LogFile | None = None
+        for frames in stream.rows():
+            if stream.file is not None and stream.file is not file:
+                file = stream.file
+                self._log.debug("reading", file=file.path.name)
+                if _kind(file.meta.writer_version or _OLDEST_VERSION) != _kind(self._origin.version):
+                    return self._leave_to_next_version(file)
+            if frames is None:
+                settlement.settle()
+                self._show(stream)
+                if self._is_stopping.wait(POLL_SECONDS):
+                    return False
+                continue
+            settlement.take(pipeline.feed(frames, _now_us()))
+            settlement.settle()
+            self._show(stream)
+            if self._is_stopping.is_set():
+                return False
+        self._show(stream)
+        if not settlement.wait_until_settled():
+            return False
+        self._report_end(stream)
+        return True
+
+    def _leave_to_next_version(self, file: LogFile) -> bool:
+        """All files of this version have been read: the next pipeline begins with `file`."""
+        if not self._settlement.wait_until_settled():
+            return False
+        position = self._settlement.pipeline.position.vclock
+        if not self._told(position, file.vclock).covers(file.vclock):
+            waiting = self._settlement.pipeline.limbo.transaction_count
+            raise PositionError(
+                f"the server's version changes with {file.path}, which begins at {file.vclock}, and the rows before it "
+                f"lead to {position} only, {waiting} transactions waiting for a quorum",
+                "Let `tarantool-cdc run` go on from here.",
+            )
+        self._log.info("the server's version changes", file=file.path.name, version=file.meta.values.get("Version"))
+        return False
+
+    def _report_end(self, stream: LogStream) -> None:
+        pipeline = self._settlement.pipeline
+        if stream.tail_bytes:
+            self._log.warning("the last file ends within a block, which is left out", tail_bytes=stream.tail_bytes)
+        if pipeline.open_byte_count:
+            self._log.warning("the files end within a transaction, which is left out", bytes=pipeline.open_byte_count)
+        if pipeline.limbo.transaction_count:
+            self._log.warning(
+                "transactions are left that the files neither confirm nor roll back; the next run reads them again",
+                transactions=pipeline.limbo.transaction_count,
+                rows=pipeline.limbo.row_count,
+            )
+        self._log.info("all files have been read", vclock=str(pipeline.position.vclock), end=str(stream.vclock))
+
+    def _show(self, stream: LogStream) -> None:
+        self._settlement.show()
+        status = self._status
+        status.master_vclock = join(self._ballot.vclock, stream.vclock)
+        status.received_bytes = stream.read_byte_count
+        status.last_heard_at = time.monotonic()
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def _kind(version: tuple[int, int, int]) -> tuple[int, ...]:
+    """What tells servers apart that don't all treat rows alike: UPDATEs and UPSERTs changed twice within 2.10."""
+    return version if version[:2] == (2, 10) else version[:2]

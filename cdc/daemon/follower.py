@@ -1,0 +1,358 @@
+"""One connection's work: socket, session, pipeline and publisher, joined by one loop.
+
+    greet ─▶ authenticate ─▶ vote ─▶ resume.decide ─┬─▶ snapshot ─▶ wait until it is durable ─┐
+                                                    └─▶ (register) ─▶ subscribe ◀─────────────┘
+                                                                        │ rows ─▶ pipeline ─▶ publisher
+                                                                        └ settled ─▶ ledger ─▶ ACK
+
+In registered mode JOIN brings every snapshot, not FETCH_SNAPSHOT: where the master has given up on keeping our logs (its disk
+was full, or it was started anew), only JOIN has it keep them again, and from before the contents. JOIN's last rows lead from the
+snapshot on, so they are the stream's first. The rows that answer REGISTER are left aside: old masters (2.6.0 among them) begin
+them at their own position, behind a hole, and the stream brings them again. Both requests have the master keep logs from the end
+of what they sent. So a daemon that was anonymous, and is behind, follows as one until what the master had is durable; then it
+connects anew and registers.
+
+It contains the I/O and no decisions: those are resume's, the session's and the pipeline's. It waits for the master's rows, for
+room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thread of their own (cdc.sources.acknowledger).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.errors import ProtocolError, SilenceError
+from cdc.kafka.publisher import Publisher
+from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.status import Status
+from cdc.protocol.ballot import Ballot
+from cdc.protocol.session import (
+    Event,
+    Heartbeat,
+    Joined,
+    Registered,
+    SnapshotFinished,
+    SnapshotRows,
+    SnapshotStarted,
+    StreamRows,
+    Subscribed,
+)
+from cdc.sources import registration
+from cdc.sources.acknowledger import Acknowledger
+from cdc.sources.connection import Connection
+from cdc.sources.handshake import expect, greet, vote
+from cdc.store.files import told
+from cdc.store.writer import StateWriter
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.pipeline import Pipeline
+from cdc.upstream import resume
+from cdc.vclock import VClock
+
+__all__ = ["SNAPSHOT_TIMEOUT_SECONDS", "Follower", "Goal", "expect", "greet", "vote"]
+
+SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
+"""Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""
+REQUEST_TURN_SECONDS: Final = 0.005
+"""While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""
+
+
+@dataclass(slots=True)
+class Goal:
+    """What the run is to reach: the master's position when it was first met, if the daemon is to stop there."""
+
+    until_caught_up: bool
+    target: VClock | None = None
+    caught_up_at: float = -math.inf
+    """When a daemon that is to be registered had, as an anonymous replica, come to where the master was (monotonic seconds)."""
+
+
+class Follower:
+    """Follows one server until told to stop, the goal is reached, or something breaks."""
+
+    def __init__(
+        self,
+        config: Config,
+        connection: Connection,
+        publisher: Publisher,
+        checkpoint: Checkpoint,
+        *,
+        status: Status,
+        is_stopping: threading.Event,
+        goal: Goal,
+        writer: StateWriter | None = None,
+        requests: SnapshotRequests | None = None,
+        is_lost: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """`is_lost` is asked in silence: whether the server has been found not to answer at all."""
+        self._is_lost = is_lost
+        self._ignored = frozenset(config.source.exclude_origins)
+        self._requests = SnapshotRequests() if requests is None else requests
+        self._requests.restart()
+        self._config = config
+        self._connection = connection
+        self._publisher = publisher
+        self._checkpoint = checkpoint
+        self._status = status
+        self._is_stopping = is_stopping
+        self._goal = goal
+        self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
+        greeting = connection.session.greeting
+        # A snapshot that nobody follows needs no id.
+        self._is_registered = config.source.mode == "registered" and config.snapshot.mode != "initial_only"
+        self._settlement = Settlement(
+            config,
+            publisher,
+            checkpoint,
+            Origin(greeting.uuid, greeting.version, connection.address),
+            status=status,
+            is_stopping=is_stopping,
+            writer=writer,
+            flushes_at_once=goal.until_caught_up,
+            while_waiting=self._check_connection,
+        )
+        self._ack_interval = config.source.ack_interval_ms / 1000
+        self._acknowledger: Acknowledger | None = None
+        self._last_heard = time.monotonic()
+        self.has_streamed = False
+        status.upstream_version = greeting.version_text
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        return self._settlement.pipeline
+
+    def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
+        """Take a snapshot if one is needed, then follow the stream.
+
+        Returns whether the goal was reached; False means that a stop was asked for, or that another connection goes on. Raises
+        what breaks.
+        """
+        config = self._config
+        if self._goal.target is None:
+            self._goal.target = resume.target(ballot.vclock, self._ignored)
+        self._status.master_vclock = ballot.vclock
+        decision: resume.Continue | resume.TakeSnapshot
+        forced = forced_snapshot or self._settlement.forced_snapshot
+        if forced is not None:
+            # What the stream couldn't lead to has to come out all the same.
+            decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or config.snapshot.mode != "never")
+        else:
+            decision = resume.decide(
+                self._checkpoint.position,
+                ballot,
+                store=self._pipeline.position if self._pipeline.is_replaying else None,
+                mode=config.snapshot.mode,
+                on_gap=config.source.on_gap,
+                on_divergence=config.source.on_divergence,
+                is_first_connect=is_first_connect,
+                ignored=self._ignored,
+            )
+        try:
+            if isinstance(decision, resume.TakeSnapshot):
+                self._log.info("taking a snapshot", reason=decision.reason)
+                if not self._take_snapshot(publish=decision.publish):
+                    return False
+            if config.snapshot.mode == "initial_only":
+                return True
+            return self._stream()
+        finally:
+            self._pipeline.close()
+
+    def settle_submitted(self) -> None:
+        """The connection has ended: wait until what was submitted is durable, so that the next one goes on from there.
+
+        Raises PublishAborted if it won't be, and what else ended the publisher.
+        """
+        self._status.state = "connecting"
+        self._settlement.wait_until_settled()
+
+    # Snapshot.
+
+    def _take_snapshot(self, *, publish: bool) -> bool:
+        """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
+        connection = self._connection
+        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
+        if self._is_registered:
+            if registration.find_id(connection) is None:
+                registration.check_others(connection, self._config)
+            connection.session.join(self._config.source.instance_name)
+        else:
+            connection.session.fetch_snapshot()
+        connection.send()
+        self._last_heard = time.monotonic()
+        with intake:
+            is_complete = False
+            while not is_complete:
+                if self._is_stopping.is_set():
+                    return False
+                for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS):
+                    match event:
+                        case SnapshotStarted(vclock):
+                            intake.begin(vclock)
+                        case SnapshotRows(frames):
+                            intake.rows(frames)
+                        case SnapshotFinished():
+                            intake.end()
+                            is_complete = not self._is_registered
+                        case StreamRows(frames):
+                            self._settlement.take(self._pipeline.feed(frames, _now_us()))
+                        case Joined():
+                            is_complete = True
+                        case _:
+                            raise AssertionError(f"{event} in a snapshot")
+        # Nothing is acknowledged to the master before the snapshot is durable, so nothing is subscribed to either.
+        return intake.wait_until_durable()
+
+    # Stream.
+
+    def _has_to_catch_up(self, vclock: VClock) -> bool:
+        """Whether to follow as an anonymous replica before an id is asked for."""
+        since = time.monotonic() - self._goal.caught_up_at
+        return resume.is_behind(vclock, self._status.master_vclock, self._ignored, since)
+
+    def _register(self, vclock: VClock) -> bool:
+        """Get an id in the replica set. Returns False if a stop was asked for meanwhile."""
+        connection = self._connection
+        registration.check_others(connection, self._config)
+        self._log.info("registering", vclock=str(vclock))
+        connection.session.register(vclock, self._config.source.instance_name)
+        connection.send()
+        self._last_heard = time.monotonic()
+        while not self._is_stopping.is_set():
+            if any(isinstance(event, Registered) for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS)):
+                return True
+        return False
+
+    def _stream(self) -> bool:
+        connection, pipeline, status = self._connection, self._pipeline, self._status
+        position = pipeline.position
+        assert position.replicaset_uuid is not None
+        catches_up = False
+        if self._is_registered and registration.find_id(connection) is None:
+            catches_up = self._has_to_catch_up(position.vclock)
+            if not catches_up and not self._register(self._told(position.vclock)):
+                return False
+        connection.session.subscribe(
+            position.replicaset_uuid,
+            self._told(position.vclock),
+            self._ignored,
+            is_anonymous=catches_up or not self._is_registered,
+            instance_name=self._config.source.instance_name,
+        )
+        subscribed = expect(connection, Subscribed)
+        resume.check_replicaset(position, subscribed.replicaset_uuid)
+        if subscribed.replica_id in self._ignored:
+            raise ProtocolError(
+                f"the server {connection.address} is instance {subscribed.replica_id}, which source.exclude_origins leaves out",
+                "An ACK names what it has of them, which a quorum would count: name another member in source.uris.",
+            )
+        status.replicaset_uuid = str(position.replicaset_uuid)
+        status.state, status.error = "streaming", None
+        self.has_streamed = not catches_up
+        self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
+        if not pipeline.published_forms():
+            self._log.warning("no space is published: spaces.include and spaces.exclude leave none, or the server has none yet")
+        if catches_up:
+            self._log.info("catching up as an anonymous replica before an id is asked for")
+        self._last_heard = time.monotonic()
+        self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
+        try:
+            return self._follow_stream(resume.target(subscribed.vclock, self._ignored) if catches_up else None)
+        finally:
+            self._acknowledger.close()
+
+    def _follow_stream(self, catches_up_with: VClock | None) -> bool:
+        """Take rows until the goal is reached (True), a stop is asked for, or what was to be caught up with is durable."""
+        pipeline = self._pipeline
+        self._settlement.take(pipeline.go_on(_now_us()))
+        while not self._is_stopping.is_set():
+            events = self._receive(self._config.source.silence_timeout_ms / 1000)
+            for event in events:
+                match event:
+                    case StreamRows(frames):
+                        self._settlement.take(pipeline.feed(frames, _now_us()))
+                    case Heartbeat():
+                        pass  # that it came is what it says
+                    case _:
+                        raise AssertionError(f"{event} in the stream")
+            self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
+            if catches_up_with is not None:
+                if pipeline.ledger.acknowledged.covers(catches_up_with):
+                    # The next connection registers.
+                    self._settlement.wait_until_settled()
+                    self._goal.caught_up_at = time.monotonic()
+                    return False
+            elif self._is_goal_reached():
+                self._acknowledge()
+                return True
+        return False
+
+    def _republish(self, *, is_busy: bool) -> None:
+        """One chunk of the rows that somebody wants again, behind the events of all transactions so far."""
+        publisher, requests = self._publisher, self._requests
+        if publisher.has_room:
+            with told(self._config.state.path / "images"):
+                batch = requests.chunk(self._pipeline, _now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
+            if batch is not None:
+                self._settlement.submit(batch)
+
+    def _is_goal_reached(self) -> bool:
+        target, ledger = self._goal.target, self._pipeline.ledger
+        return (
+            self._goal.until_caught_up
+            and target is not None
+            and ledger.acknowledged.covers(target)
+            and not ledger.unsettled_count
+        )
+
+    # The loop's body.
+
+    def _receive(self, silence_timeout_seconds: float) -> list[Event]:
+        """One turn: settle, and read if there is room for what comes."""
+        publisher, connection, status = self._publisher, self._connection, self._status
+        self._settlement.settle()
+        self._check_connection()
+        timeout = self._ack_interval
+        if status.state == "streaming" and self._requests.is_running:
+            timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
+        is_reading = self._settlement.has_room
+        events: list[Event] = []
+        if is_reading:
+            events = connection.receive(timeout, publisher.wake_fd)
+        else:
+            connection.wait(timeout, publisher.wake_fd, for_data=False)
+        now = time.monotonic()
+        if events or not is_reading:
+            self._last_heard = now
+        elif now - self._last_heard > silence_timeout_seconds or self._is_lost():
+            raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")
+        status.received_bytes = connection.received_bytes
+        status.last_heard_at = self._last_heard
+        self._settlement.show()
+        return events
+
+    def _acknowledge(self) -> None:
+        """Tell the master what is durable, whether or not that is news: a silent replica is dropped. From any thread."""
+        connection = self._connection
+        vclock = self._told(self._pipeline.ledger.acknowledged)
+        connection.send_bytes(connection.session.acknowledgement(vclock, self._settlement.last_timestamp))
+
+    def _check_connection(self) -> None:
+        """Raise what has kept an ACK from being sent. A snapshot, and the last rows of a JOIN, are not acknowledged."""
+        if self._acknowledger is not None:
+            self._acknowledger.check()
+
+    def _told(self, vclock: VClock) -> VClock:
+        return resume.told(vclock, self._status.master_vclock, self._ignored)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

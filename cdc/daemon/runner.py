@@ -1,0 +1,339 @@
+"""One source's work from its rows on: the pipeline, and what becomes of its batches until they are settled.
+
+    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ──collect──▶ settle ─▶ ledger, without a store
+                                  └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
+
+Where the pipeline begins follows from two positions, the checkpoint's and the store's (resume.reconcile). Whether the rows come
+over a connection or out of files, this module refuses to know, and it never waits but for room: each batch does, whatever it
+is, so that no more is queued than one batch over the bound. A batch holds about a MiB (PipelineOptions.batch_bytes_max).
+"""
+
+from __future__ import annotations
+
+import select
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from cdc.config import Config
+from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.images.overlay import Images
+from cdc.kafka.publisher import Publisher
+from cdc.ops.status import Status
+from cdc.position import Position
+from cdc.schema.tracker import published_forms
+from cdc.store.files import told
+from cdc.store.spool import FileSpool
+from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
+from cdc.stream import limbo_watch
+from cdc.stream.batch import Batch
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.options import PipelineOptions
+from cdc.stream.pipeline import Pipeline
+from cdc.stream.schema_news import news
+from cdc.upstream import resume
+from cdc.vclock import VClock
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Whose rows these are: the server, its version, and what to call it."""
+
+    server_uuid: UUID
+    version: tuple[int, int, int]
+    address: str
+
+
+class Settlement:
+    """One pipeline with its way out. For the daemon's thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        publisher: Publisher,
+        checkpoint: Checkpoint,
+        origin: Origin,
+        *,
+        status: Status,
+        is_stopping: threading.Event,
+        writer: StateWriter | None = None,
+        flushes_at_once: bool = False,
+        while_waiting: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begins at the checkpoint, or before it if the images have yet to come there. Raises PositionError or StateError.
+
+        `flushes_at_once`: the store is written with every commit. `while_waiting` is called every source.ack_interval_ms while
+        there is no room.
+        """
+        self._config = config
+        self._publisher = publisher
+        self._checkpoint = checkpoint
+        self._origin = origin
+        self._status = status
+        self._is_stopping = is_stopping
+        self._writer = writer
+        self._flushes_at_once = flushes_at_once
+        self._while_waiting = while_waiting
+        self._log = structlog.get_logger().bind(name=config.name, upstream=origin.address)
+        self._options = PipelineOptions(
+            prefix=config.kafka.topic_prefix,
+            include=list(config.spaces.include),
+            exclude=list(config.spaces.exclude),
+            tombstones=config.kafka.tombstones,
+            transaction_topic=config.kafka.transaction_topic,
+            on_error=config.format.on_error,
+            on_image_error=config.format.on_image_error,
+            transaction_bytes_max=config.source.transaction_bytes_max,
+        )
+        self._unkept_count = 0
+        # What earlier connections have counted, and the keys that have been told of.
+        self._earlier_upsert_count = status.merging_upsert_count
+        self._doubtful: frozenset[bytes] = frozenset()
+        # Whether the last batch ended within a transaction.
+        self._is_inside = False
+        self.last_timestamp: float | None = None
+        """Of the newest row that was handed over."""
+        self.forced_snapshot: str | None = None
+        """Why only a snapshot can fill the store, if so."""
+        self.pipeline = self._begin()
+        """What the rows go into; `prepare_snapshot` may put another in its place."""
+        if writer is not None:
+            self._show_store(writer)
+        position = self.pipeline.position
+        status.received = status.published = status.checkpoint = position.vclock
+        status.seq, status.schema_version = position.seq, position.schema_version
+        status.upstream, status.server_uuid = origin.address, str(origin.server_uuid)
+
+    def prepare_snapshot(self) -> int:
+        """Be where a snapshot can be compared with what consumers have, or with nothing; returns the `seq` to go on after.
+
+        Raises StateError.
+        """
+        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
+        if self._writer is not None and (self.pipeline.is_replaying or newest_seq > self.pipeline.position.seq):
+            # The store can't be brought to where consumers are.
+            self._writer.restart()
+            self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version))
+        return newest_seq
+
+    def _newest_seq(self) -> int:
+        """At least once, consumers may have events that the checkpoint doesn't know of. Waits while Kafka is away."""
+        while not self._is_stopping.is_set():
+            try:
+                return self._publisher.newest_seq()
+            except ConnectionLostError as error:
+                self._log.warning("waiting", reason=str(error))
+                self._is_stopping.wait(1.0)
+        return 0
+
+    def take(self, batches: Iterator[Batch]) -> None:
+        """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
+        turn, is_first = self._publisher.turn, True
+        while True:
+            with turn, told(self._config.state.path / "images"):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            if self._is_stopping.is_set() and not is_first and not self._is_inside:
+                raise PublishAborted("stopped before all that was to come had been handed over")
+            self.submit(batch)
+            is_first = False
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch should be handed over.
+
+        In the middle of a transaction of the source only Kafka can be waited for: the store is written at its end.
+        """
+        writer = self._writer
+        return self._publisher.has_room and (self._is_inside or writer is None or writer.unwritten_bytes < UNWRITTEN_BYTES_MAX)
+
+    def _wait_for_room(self) -> None:
+        while not self.has_room:
+            if self._is_stopping.is_set():
+                raise PublishAborted("stopped while Kafka had no room for more")
+            if self._publisher.has_room:
+                self.wait(self._config.source.ack_interval_ms / 1000)
+            else:
+                self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
+            self.settle(is_forced=self._publisher.has_room)
+            self._while_waiting()
+            self.show()
+
+    def submit(self, batch: Batch) -> None:
+        """Wait for room, and hand a batch over. Raises PublishAborted, also if a stop is asked for meanwhile, and what ended
+        the publisher.
+        """
+        if batch.is_pause:
+            self.settle()
+            self._while_waiting()
+            if self._is_stopping.is_set():
+                raise PublishAborted("stopped while a space's rows were brought under another primary key")
+            return
+        self._wait_for_room()
+        if batch.is_replayed:
+            assert self._writer is not None
+            self._writer.submit(batch)
+            self._writer.settle(batch.position)
+            self._status.row_count += batch.row_count
+            return
+        if self._writer is not None:
+            self._writer.submit(batch)
+        for sentence, about in news(batch, self._checkpoint.spaces):
+            self._log.info(sentence, **about)
+        for space_id, space in batch.stored.items():
+            if space is None:
+                self._checkpoint.spaces.pop(space_id, None)
+            else:
+                self._checkpoint.spaces[space_id] = space
+        self._publisher.submit(batch)
+        self._is_inside = not batch.is_boundary
+        images = self.pipeline.images
+        if images is not None and len(images.unkept) > self._unkept_count:
+            self._unkept_count = len(images.unkept)
+            self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
+        self._show_uncertain()
+        status = self._status
+        status.row_count += batch.row_count
+        if batch.timestamp:
+            self.last_timestamp = batch.timestamp
+        if batch.is_boundary:
+            status.published = batch.position.vclock
+            status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
+            if batch.position.snapshot is not None:
+                status.snapshot_id = batch.position.snapshot.snapshot_id
+
+    def _show_uncertain(self) -> None:
+        """What the rows have come to may be another thing on the master: count it, and say so when there is more."""
+        pipeline, status = self.pipeline, self._status
+        count = self._earlier_upsert_count + pipeline.merging_upsert_count
+        if count and not status.merging_upsert_count:
+            self._log.warning("this server merges UPSERTs of vinyl spaces: docs/guarantees.md", version=status.upstream_version)
+        status.merging_upsert_count = count
+        images = pipeline.images
+        if images is not None and images.doubtful != self._doubtful:
+            if images.doubtful - self._doubtful:
+                self._log.warning(
+                    "rows couldn't be carried out and went to the dead-letter topic, which tells how to go on",
+                    keys=len(images.doubtful),
+                )
+            self._doubtful, status.doubtful_key_count = images.doubtful, len(images.doubtful)
+
+    def settle(self, *, is_forced: bool = False) -> None:
+        """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
+        ledger, writer = self.pipeline.ledger, self._writer
+        for position in self._publisher.collect():
+            self._checkpoint.position = position
+            self._status.checkpoint = position.vclock
+            if writer is None:
+                ledger.settle(position)
+            else:
+                writer.settle(position)
+        if writer is not None:
+            with self._publisher.turn:
+                stored = writer.flush(is_forced=is_forced or self._flushes_at_once)
+            if stored is not None:
+                ledger.settle(stored)
+                self._show_store(writer)
+
+    def wait_until_settled(self) -> bool:
+        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile. Raises as `settle`.
+
+        If it ends within a transaction, that can't be: it is aborted, and PublishAborted says when.
+        """
+        if self._is_inside:
+            self._publisher.abandon("the source ended within a transaction that was being published")
+        while self._is_inside or self.pipeline.ledger.unsettled_count:
+            if self._is_stopping.is_set():
+                return False
+            self.wait(1.0)
+            self.settle(is_forced=True)
+        return True
+
+    def wait(self, timeout_seconds: float) -> None:
+        """Wait until something has become durable, or the time has passed."""
+        poller = select.poll()
+        poller.register(self._publisher.wake_fd, select.POLLIN)
+        poller.poll(timeout_seconds * 1000)
+
+    def show(self) -> None:
+        """Have the status say what waits, and where."""
+        pipeline, status = self.pipeline, self._status
+        status.queued_bytes = self._publisher.queued_bytes
+        status.open_transaction_bytes = pipeline.open_byte_count
+        status.is_reading = self.has_room
+        status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
+        status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
+        alert_ms = self._config.source.quorum_alert_ms
+        status.overdue, news = limbo_watch.look(status.limbo, status.overdue, time.time_ns() // 1000, alert_ms=alert_ms)
+        if news and status.overdue is not None:
+            self._log.warning("waiting for a quorum", reason=news)
+        elif news:
+            self._log.info("the wait for a quorum is over", reason=news)
+
+    def _show_store(self, writer: StateWriter) -> None:
+        status = self._status
+        status.stored = writer.position.vclock if writer.position is not None else VClock()
+        status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
+
+    # Beginning.
+
+    def _begin(self) -> Pipeline:
+        checkpoint, writer = self._checkpoint, self._writer
+        if writer is None:
+            if checkpoint.position is not None and checkpoint.position.rekeyed:
+                self.forced_snapshot = "rows were being published again from the state store, which isn't there any more"
+            return self._new_pipeline(checkpoint)
+        writer.flush(is_forced=True)
+        stored = writer.checkpoint()
+        beginning = resume.reconcile(checkpoint.position, stored.position)
+        self.forced_snapshot = beginning.reason
+        if not beginning.is_store_good:
+            self._log.warning(
+                "filling the state store anew, from a snapshot",
+                reason=beginning.reason or "there is no checkpoint, so what the store has was never published",
+            )
+            writer.restart()
+            stored = Checkpoint()
+        kept = published_forms(stored.spaces.values())
+        version = self._origin.version
+        if beginning.replays and _newly_published(self._new_pipeline(checkpoint)):
+            self.forced_snapshot = "newly published spaces"
+            writer.restart()
+            return self._new_pipeline(checkpoint, images=writer.begin((), version))
+        if not beginning.replays:
+            pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
+            # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
+            # and should it be taken in again before that, nobody would notice that they are missing.
+            writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
+            new = _newly_published(pipeline)
+            if new and checkpoint.position is not None:
+                self.forced_snapshot = self.forced_snapshot or f"newly published: {', '.join(new)}"
+            return pipeline
+        assert checkpoint.position is not None
+        self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
+        return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
+
+    def _new_pipeline(
+        self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
+    ) -> Pipeline:
+        return Pipeline(
+            self._options,
+            checkpoint.position or Position(),
+            list(checkpoint.spaces.values()),
+            server_uuid=self._origin.server_uuid,
+            version=self._origin.version,
+            new_spool=lambda: FileSpool(Path(self._config.state.path)),
+            images=images,
+            replay_until=replay_until,
+        )
+
+
+def _newly_published(pipeline: Pipeline) -> list[str]:
+    """Names of spaces that weren't published up to the pipeline's position."""
+    return [form.name for form in pipeline.published_forms() if not form.schema_version]

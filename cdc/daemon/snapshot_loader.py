@@ -1,0 +1,87 @@
+"""One snapshot on its way to Kafka, wherever its rows come from: a server's answer or a .snap file.
+
+    begin(vclock) ─▶ rows(frames), rows(frames), … ─▶ end() ─▶ wait_until_durable()
+
+It shows the progress, and refuses to know where the rows are read and when reading has to stop.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from typing import Self
+
+from structlog.typing import FilteringBoundLogger
+
+from cdc.daemon.runner import Settlement
+from cdc.ops.progress import SnapshotProgress
+from cdc.ops.status import Status
+from cdc.protocol.codec import Frames
+from cdc.stream.batch import Batch
+from cdc.stream.checkpoint import Checkpoint
+from cdc.vclock import VClock
+
+
+class SnapshotIntake:
+    """Takes the rows of one snapshot; leaving the context ends the progress bar."""
+
+    def __init__(
+        self,
+        settlement: Settlement,
+        checkpoint: Checkpoint,
+        status: Status,
+        log: FilteringBoundLogger,
+        *,
+        publish: bool,
+    ) -> None:
+        """`log` names the source. Without `publish` only the schema is taken from the rows. Raises StateError."""
+        self._settlement = settlement
+        self._status = status
+        self._log = log
+        self._publish = publish
+        self._after_seq = settlement.prepare_snapshot()
+        previous = checkpoint.position.snapshot if checkpoint.position else None
+        self._progress = SnapshotProgress(previous.row_count if previous else 0)
+        status.state, status.snapshot_rows = "snapshot", 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.finish()
+
+    def begin(self, vclock: VClock) -> None:
+        """The snapshot's stream will begin at `vclock`. This and what follows raises as Settlement.submit and the pipeline do."""
+        settlement = self._settlement
+        settlement.submit(settlement.pipeline.begin_snapshot(vclock, _now_us(), after_seq=self._after_seq))
+
+    def rows(self, frames: Frames) -> None:
+        """Some of its rows."""
+        pipeline = self._settlement.pipeline
+        self._settlement.take(self._counted(pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)))
+
+    def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            self._status.snapshot_rows += batch.event_count
+            self._progress.advance(batch.event_count)
+            yield batch
+
+    def end(self) -> None:
+        """All of its rows have come."""
+        self._settlement.take(self._settlement.pipeline.end_snapshot(_now_us()))
+
+    def wait_until_durable(self) -> bool:
+        """Wait until Kafka has all of it; returns False if a stop was asked for meanwhile."""
+        if not self._settlement.wait_until_settled():
+            return False
+        position = self._settlement.pipeline.ledger.checkpoint
+        self._log.info("the snapshot is complete", rows=self._status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
+        # Hundreds of thousands of objects were made and dropped; what is left lives as long as the process.
+        gc.collect()
+        gc.freeze()
+        return True
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,485 @@
+"""The daemon's life: keep a publisher, keep a connection, and know which trouble heals by waiting.
+
+    may it start? (cdc.daemon.admission) ─▶ take the name
+
+    publisher ─▶ ask all members ─▶ choose one ─▶ connect ─▶ its ballot once more ─▶ follow ─┐
+        ▲           ▲                   │ nobody         └───────── an error ◀───────────────┘
+        │           │                   ▼                             │ of one of several members: pass it over, at once
+        │           └─────────────── back-off ◀───────────────────────┤ else, if it heals by waiting
+        └─────────────────────────────────────────────────────────────┘ of Kafka: from the checkpoint
+
+A round ends with the back-off: then those that were passed over are tried again. While one is followed that works, nothing
+is changed for another that would be preferred: each change costs a pause, and a preference isn't worth one.
+
+After trouble on the source's side, what was submitted is settled first, and the next connection goes on from there: no event
+is made twice. After an aborted Kafka transaction the next connection goes on from the checkpoint in Kafka: the way to
+recover is the way to start.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.daemon import admission
+from cdc.daemon.admission import Foothold, Orders
+from cdc.daemon.backoff import BackOff
+from cdc.daemon.follower import Follower, Goal
+from cdc.daemon.monitor import Survey
+from cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    ConnectionLostError,
+    PositionError,
+    PublishAborted,
+    Remedy,
+    SilenceError,
+    SnapshotNeededError,
+    StateError,
+    StateLostError,
+    TransactionTimeoutError,
+)
+from cdc.identity import instance_uuid
+from cdc.kafka import rights
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
+from cdc.kafka.publisher import Publisher
+from cdc.kafka.sign_of_life import SignOfLife
+from cdc.ops import asking
+from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.ops.http import StatusServer
+from cdc.ops.stall_watch import StallWatch
+from cdc.ops.status import Status
+from cdc.position import Position
+from cdc.protocol.failure import XlogGapError
+from cdc.sources.handshake import greet, vote
+from cdc.store.files import is_there
+from cdc.store.store import set_aside
+from cdc.store.writer import StateWriter
+from cdc.stream import ownership
+from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.upstream import resume, selection
+from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait
+from cdc.vclock import VClock
+
+STEADY_SECONDS: Final = 10.0
+"""A member that was followed for so long, and then closed the connection, is asked again like all others; one that fails
+sooner, or falls silent, is passed over while another can be followed."""
+
+
+def tune_garbage_collector() -> None:
+    """Rows are made and dropped by the hundred thousand and hold no cycles: let the collector look at them rarely.
+
+    Every collection of the youngest generation in the middle of a batch would visit all of the batch's dicts; it costs
+    more than a third of the decoding.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)
+
+
+class Daemon:
+    """One run of the daemon, from its start to its stop."""
+
+    def __init__(self, config: Config, orders: Orders | None = None) -> None:
+        """Raises ConfigurationError if http.listen can't be had, NameTakenError if a daemon of this name has it."""
+        self._config = config
+        self._orders = orders or Orders()
+        self._log = structlog.get_logger().bind(name=config.name)
+        self._writer_id = str(uuid.uuid4())
+        self._instance_uuid = instance_uuid(config.name)
+        self._is_stopping = threading.Event()
+        self._publisher: Publisher | None = None
+        self._writer: StateWriter | None = None
+        self._checkpoint = Checkpoint()
+        self._foothold: Foothold | None = None
+        self._life: SignOfLife | None = None
+        # Once this process has had the name: itself, and who wrote the checkpoint before it.
+        self._writers: set[str | None] = set()
+        self._connect_count = 0
+        # The member of the present connection, those of this round that failed, and since when nobody has what is needed.
+        self._place: int | None = None
+        self._failures: dict[int, CdcError] = {}
+        self._was_steady = False
+        self._short_since: float | None = None
+        self._back_off = BackOff()
+        # Of what Kafka throws away: where the daemon was when it did that last.
+        self._kafka_back_off = BackOff()
+        self._thrown_back_to: Position | None = None
+        # Where the daemon was when a source transaction took too long to publish.
+        self._timed_out_at: Position | None = None
+        # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
+        self._forced_snapshot: str | None = None
+        self._requests = SnapshotRequests()
+        self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
+        self._stall_watch = StallWatch(self.status)
+        self._survey = Survey(config.source, self.status)
+        self._server = self._listen()
+
+    @property
+    def http_port(self) -> int | None:
+        """The port of /metrics and /status, if there is one."""
+        return self._server.port if self._server else None
+
+    def stop(self) -> None:
+        """Ask for a clean stop; safe in a signal handler."""
+        self._is_stopping.set()
+
+    def run(self, *, until_caught_up: bool = False) -> None:
+        """Follow the master until stopped, or caught up. Raises the error that an operator must see."""
+        tune_garbage_collector()
+        goal = Goal(until_caught_up)
+        try:
+            if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
+                self._open_store()
+            self._survey.start()
+            self._stall_watch.start()
+            while not self._is_stopping.is_set():
+                try:
+                    if self._publisher is None:
+                        self.status.state = "waiting for kafka"
+                        if not self._writers:
+                            self._be_admitted()
+                        if self._is_stopping.is_set():
+                            break
+                        self._publisher = self._start_publisher()
+                    if self._follow(self._publisher, goal):
+                        break
+                except CdcError as error:
+                    self._recover(error)
+            self.status.state = "stopping"
+        except ForbiddenError as error:
+            clients = KafkaClients(self._config.name, self._config.kafka)
+            explained = rights.explained(error, self._config.name, self._config.kafka, clients)
+            self.status.state, self.status.error = "failed", str(explained)
+            raise explained from error
+        except CdcError as error:
+            self.status.state, self.status.error = "failed", str(error)
+            raise
+        finally:
+            self._stop_publisher()
+            self._close_writer()
+            if self._foothold is not None:
+                self._foothold.close()
+            self._survey.close()
+            self._stall_watch.close()
+            if self._server is not None:
+                self._server.close()
+
+    def _close_writer(self) -> None:
+        """Close the store. What goes wrong is raised, unless it follows an error that is on its way already."""
+        is_failing = sys.exception() is not None
+        try:
+            if self._writer is not None:
+                self._writer.close()
+        except StateError as error:
+            if not is_failing:
+                raise
+            self._log.warning("the state store can't be closed well", reason=str(error))
+
+    def _listen(self) -> StatusServer | None:
+        address = self._config.http.address
+        try:
+            return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
+        except ConfigurationError as error:
+            assert address is not None
+            raise asking.who_listens(self._config.name, address) or error from error
+
+    def _open_store(self) -> None:
+        state = self._config.state
+        path = admission.store_path(self._config)
+        try:
+            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+        except StateLostError as error:
+            self._log.warning("building the state store anew", reason=error.message, old=str(set_aside(path)))
+            self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
+        admission.check_store_is_ours(self._config, self._writer.names())
+
+    def _be_admitted(self) -> None:
+        """Make sure, before the name is taken, that nobody is harmed by that and that nothing is published again by a slip."""
+        config, orders = self._config, self._orders
+        stored = admission.read(config)
+        if not orders.take_prefix:
+            ownership.check(stored, config.kafka.topic_prefix, config.name)
+        if not orders.rebuild_state:
+            admission.check_store(config, stored)
+        if config.state.images == "full" and self._writer is None:
+            self._open_store()
+        self._foothold = self._foothold or Foothold(config)
+        if not orders.take_over:
+            admission.check_alone(config, stored, self._foothold.former(), self._is_stopping.is_set)
+        if orders.take_prefix:
+            admission.release_prefix(config, stored, self._is_stopping.is_set)
+        if not self._is_stopping.is_set():
+            self._foothold.take(self._writer_id)
+
+    # Following.
+
+    def _follow(self, publisher: Publisher, goal: Goal) -> bool:
+        """One connection to a member that suits. Returns whether the goal was reached."""
+        self.status.state = "connecting"
+        needed = self._needed()
+        self._survey.needed = needed
+        choice = self._choose(needed)
+        member = self._config.source.members()[choice.place]
+        self._place, self._was_steady = choice.place, False
+        connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
+        began = time.monotonic()
+        try:
+            ballot = vote(connection)
+            _check_again(choice, Answer(connection.address, ballot=ballot), needed)
+            is_first_connect = self._connect_count == 0
+            self._connect_count += 1
+            self.status.reconnect_count = self._connect_count - 1
+            follower = Follower(
+                self._config,
+                connection,
+                publisher,
+                self._checkpoint,
+                status=self.status,
+                is_stopping=self._is_stopping,
+                goal=goal,
+                writer=self._writer,
+                requests=self._requests,
+                is_lost=self._survey.is_lost,
+            )
+            try:
+                forced, self._forced_snapshot = self._forced_snapshot or choice.snapshot, None
+                self._survey.follow(choice.place)
+                return follower.run(ballot, is_first_connect=is_first_connect, forced_snapshot=forced)
+            except PublishAborted:
+                raise
+            except CdcError as error:
+                self._settle_or_go_back(follower.settle_submitted, error)
+                raise
+            finally:
+                self._survey.follow(None)
+                if follower.has_streamed:
+                    self._back_off.reset()
+                    self._short_since = None
+                    self._was_steady = time.monotonic() - began >= STEADY_SECONDS
+        except PositionError as error:
+            if connection.address not in error.message:
+                error.message = f"{connection.address}: {error.message}"
+            raise
+        finally:
+            connection.close()
+
+    # Choosing.
+
+    def _needed(self) -> Needed:
+        """What a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
+        position, source = self._checkpoint.position, self._config.source
+        due = resume.snapshot_due(position, mode=self._config.snapshot.mode, is_first_connect=self._connect_count == 0)
+        takes_snapshot = due is not None or self._forced_snapshot is not None
+        logs_from = position.vclock if position is not None else VClock()
+        if self._writer is not None:
+            self._writer.flush(is_forced=True)
+            stored = self._writer.position
+            beginning = resume.reconcile(position, stored)
+            takes_snapshot = takes_snapshot or beginning.reason is not None
+            if beginning.replays and stored is not None:
+                logs_from = stored.vclock
+        return Needed(
+            published=position.vclock if position is not None else VClock(),
+            logs_from=logs_from,
+            takes_snapshot=takes_snapshot,
+            ignored=frozenset(source.exclude_origins),
+        )
+
+    def _choose(self, needed: Needed) -> Choice:
+        """The member to follow. Raises NobodyError if there is nobody now, and as upstreams.choose."""
+        config = self._config
+        if len(config.source.uris) == 1:
+            return Choice(0, "there is no other", is_settled=True)
+        answers = self._survey.take(self._failures)
+        self._survey.show(answers, needed)
+        rules = Rules(
+            prefer=config.source.prefer,
+            mode=config.snapshot.mode,
+            on_gap=config.source.on_gap,
+            on_divergence=config.source.on_divergence,
+            wait_ms=config.source.divergence_wait_ms,
+        )
+        now = time.monotonic()
+        waited_ms = (now - self._short_since) * 1000 if self._short_since is not None else 0.0
+        choice = selection.choose(answers, needed, rules, waited_ms=waited_ms)
+        if isinstance(choice, Wait):
+            if not choice.is_short:
+                self._short_since = None
+            elif self._short_since is None:
+                self._short_since = now
+            raise NobodyError(choice.reason)
+        self._log.info("chosen", upstream=answers[choice.place].address, reason=choice.reason)
+        return choice
+
+    def _pass_over(self, error: CdcError) -> bool:
+        """Whether this was the failure of one of several members, so that the others are to be looked at, at once."""
+        place, self._place = self._place, None
+        if place is None or len(self._config.source.uris) == 1 or not selection.is_of_one_member(error):
+            return False
+        self._log.warning("looking for another member", reason=str(error))
+        self._survey.blame(place, error)
+        if self._was_steady:
+            self._failures.clear()  # they are as old
+        if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
+            self._failures[place] = error
+        return True
+
+    # Trouble.
+
+    def _recover(self, error: CdcError) -> None:
+        """Do what makes another round worth trying, or raise the error again."""
+        match error:
+            case _ if self._pass_over(error):
+                pass
+            case PublishAborted() if self._is_stopping.is_set():
+                self._log.info("stopping", reason=str(error))
+            case PublishAborted():
+                self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+                self._slow_down()
+                self._go_back()
+            case TransactionTimeoutError() if self._publisher is not None:
+                # Kafka may have stood still, so once more.
+                position = self._checkpoint.position or Position()
+                if position == self._timed_out_at:
+                    raise error
+                self._timed_out_at = position
+                self._log.warning("a source transaction could not be published in time; trying once more", reason=str(error))
+                _discard(self._publisher)
+                self._publisher = None
+            case ProducerLostError() if self._publisher is not None:
+                # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
+                # producer finds out which, and only in the second case goes on.
+                what = "was fenced; looking who has the name" if isinstance(error, FencedError) else "is lost; making another"
+                self._log.warning(f"the Kafka producer {what}", reason=str(error))
+                self._slow_down()
+                _discard(self._publisher)
+                self._publisher = None
+            case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
+                self._log.warning("the stream has a gap", reason=error.message)
+                self._forced_snapshot = error.message
+            case SnapshotNeededError():
+                self._log.warning("only a snapshot leads on", reason=error.message)
+                self._forced_snapshot = error.message
+            case _ if error.remedy is Remedy.WAIT:
+                delay = self._back_off.next()
+                self.status.error = str(error)
+                self._log.warning("waiting", reason=str(error), retry_seconds=round(delay, 2))
+                self._is_stopping.wait(delay)
+                # What a stream has told of missing logs, no ballot may tell; everybody else gets another chance.
+                self._failures = {place: found for place, found in self._failures.items() if isinstance(found, XlogGapError)}
+            case _:
+                raise error
+
+    def _settle_or_go_back(self, settle_submitted: Callable[[], object], first: CdcError) -> None:
+        """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed.
+
+        Whatever goes wrong in that follows from what needs a person in the `first` error, if that does: it isn't told instead.
+        """
+        try:
+            settle_submitted()
+        except PublishAborted as error:
+            self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+            self._go_back()
+        except CdcError as error:
+            if first.remedy is Remedy.WAIT:
+                raise
+            self._log.warning("what was submitted can't be settled", reason=str(error))
+
+    def _slow_down(self) -> None:
+        """Kafka threw away what it was given: again at once, and later and later while nothing is committed in between."""
+        position = self._checkpoint.position
+        if position != self._thrown_back_to:
+            self._thrown_back_to = position
+            self._kafka_back_off.reset()
+        else:
+            self._is_stopping.wait(self._kafka_back_off.next())
+
+    # The publisher's life.
+
+    def _start_publisher(self) -> Publisher:
+        has_store = self._config.state.images == "full"
+        publisher = Publisher(
+            self._config.name, self._config.kafka, Writer(self._writer_id, has_store), statistics=self.status.kafka
+        )
+        takes_prefix = self._orders.take_prefix and not self._writers
+        try:
+            self._checkpoint = publisher.start(expected_writers=self._writers, takes_prefix=takes_prefix)
+        except PublishAborted as error:
+            _discard(publisher)
+            # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
+            raise ConnectionLostError(error.message, error.hint) from error
+        except CdcError:
+            _discard(publisher)
+            raise
+        self._writers |= {self._writer_id, self._checkpoint.writer}
+        if self._life is None:
+            clients = KafkaClients(self._config.name, self._config.kafka)
+            self._life = SignOfLife(clients, admission.checkpoint_topic_name(self._config), self._config.name, self._writer_id)
+            self._life.start()
+        position = self._checkpoint.position
+        self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
+        self._back_off.reset()
+        return publisher
+
+    def _go_back(self) -> None:
+        assert self._publisher is not None
+        self.status.state = "waiting for kafka"
+        while not self._is_stopping.is_set():
+            try:
+                checkpoint = self._publisher.reload()
+            except ConnectionLostError as error:
+                self._log.warning("the checkpoint can't be read yet", reason=str(error))
+                self._is_stopping.wait(self._back_off.next())
+                continue
+            if checkpoint is None:
+                # Only taking the name anew tells whether a transaction is being ended slowly or hangs.
+                self._log.warning("Kafka doesn't show the end of the last commit; taking the name anew")
+                _discard(self._publisher)
+                self._publisher = None
+                return
+            self._checkpoint = checkpoint
+            self._publisher.reset()
+            return
+
+    def _stop_publisher(self) -> None:
+        if self._publisher is None:
+            if self._life is not None:
+                self._life.close(is_clean=False)
+            return
+        is_whole = self._publisher.stop(self._config.kafka.stop_timeout_ms / 1000)
+        if self._life is not None:
+            self._life.close(is_clean=is_whole)
+        if self._writer is not None:
+            for position in self._publisher.last_settled():
+                self._writer.settle(position)
+        committed = self._publisher.committed
+        vclock = committed.vclock if committed is not None else VClock()
+        # After an abort nothing may have been submitted again yet.
+        if is_whole and vclock.covers(self.status.published):
+            self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
+        else:
+            self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")
+
+
+def _discard(publisher: Publisher) -> None:
+    """Let go of a publisher that is of no use. Its producers hold threads and sockets, and only the collector, which has
+    little reason to run while nothing flows, would end them."""
+    publisher.stop(0)
+    gc.collect()
+
+
+def _check_again(choice: Choice, answer: Answer, needed: Needed) -> None:
+    """A moment has passed since the member was chosen, and with several members another may be the right one by now."""
+    standing = selection.standing(answer, needed)
+    if not choice.is_settled and standing is not Standing.GOOD:
+        raise ConnectionLostError(f"{answer.address} can't be followed any more: {standing.value}")

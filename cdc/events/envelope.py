@@ -1,0 +1,272 @@
+"""Events as bytes: the Debezium envelope of docs/events.md, cut into pieces that are made as seldom as they change.
+
+    {"op":"c","before":null,"after":│{"id":1}│,"source":{"version":…,"name":"shop",│"ts_ms":…,"sequence":"[\\"41\\",\\"│42│
+      per operation                   per row   per daemon                            per transaction                  per row
+    \\"]","table":"users","space_id":513,"replica_id":│1,"lsn":│42│,"tsn":42,"row":│0│,"seq":│7│,"schema_version":3,
+      per form                                         per origin    per transaction               per form
+    "server_uuid":"…","vclock":│{"1":42}},"transaction":{"id":"1:42","total_order":│1│,"data_collection_order":│1│},"ts_ms":…}
+                                per transaction                                                                per batch
+
+An event of a stream is one `b"".join` of such pieces; building a dict of the envelope and dumping it costs several times as
+much. What is rare (snapshot rows, truncations, control records) is put together here whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
+
+from cdc.events.json_values import encode
+from cdc.events.row_encoder import RowEncoder
+from cdc.position import Position
+from cdc.protocol.codec import Body
+from cdc.protocol.constants import Key, Type
+from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm
+
+SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(4096))
+"""Texts of the numbers that count rows within a transaction."""
+
+OPEN_CREATE: Final = b'{"op":"c","before":null,"after":'
+OPEN_UPDATE: Final = b'{"op":"u","before":null,"after":'
+OPEN_DELETE: Final = b'{"op":"d","before":null,"after":null'
+OPEN_PATCH: Final = b'{"op":"u","before":null,"after":null,"patch":'
+OPEN_SNAPSHOT: Final = b'{"op":"r","before":null,"after":'
+OPEN_TRUNCATE: Final = b'{"op":"t","before":null,"after":null'
+UPSERT: Final = b',"upsert":'
+SEQ: Final = b',"seq":'
+COLLECTION_ORDER: Final = b',"data_collection_order":'
+
+# What stands between the variable parts of an event that is a transaction by itself.
+TS_US: Final = b',"ts_us":'
+TS_NS: Final = b',"ts_ns":'
+SEQUENCE: Final = b'000,"snapshot":"false","db":"","sequence":"[\\"'
+SEQUENCE_NEXT: Final = b'\\",\\"'
+SINGLE_TSN: Final = b',"tsn":'
+SINGLE_ROW: Final = b',"row":0,"seq":'
+SINGLE_ORDER: Final = b'","total_order":1,"data_collection_order":1'
+
+MALFORMED_BODY: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError)
+"""What reading a row's body raises if it isn't what its type promises."""
+
+_KEY: Final = Key.KEY
+_TUPLE: Final = Key.TUPLE
+_OPS: Final = Key.OPS
+_INDEX_BASE: Final = Key.INDEX_BASE
+
+_JDBC_TYPES: Final = {
+    "unsigned": -5,
+    "integer": -5,
+    "string": 12,
+    "number": 8,
+    "double": 8,
+    "boolean": 16,
+    "varbinary": -3,
+    "decimal": 3,
+    "datetime": 2014,
+}
+_JDBC_OTHER: Final = 1111
+
+
+def times(microseconds: int) -> bytes:
+    """The three forms in which Debezium gives a time, from microseconds since the epoch."""
+    return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % (microseconds // 1000, microseconds, microseconds * 1000)
+
+
+Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
+"""A row's body and frame → the key, the opening of its event, and what follows the opening; None if nothing changed."""
+
+
+class SpaceEvents(RowEncoder):
+    """The pieces of the envelope that one form determines, beside its row encoders.
+
+    `changes[type]` makes a row's event. It raises EncodingError, SchemaError, or one of MALFORMED_BODY for a body that isn't
+    what its type promises. These here know nothing but the row; cdc.images.image_events puts others in their place.
+    """
+
+    def __init__(self, form: SpaceForm, topic: str, server_uuid: str) -> None:
+        super().__init__(form)
+        self.topic = topic
+        self.changes: dict[int, Change] = {
+            Type.INSERT: self._whole_row(OPEN_CREATE),
+            Type.REPLACE: self._whole_row(OPEN_UPDATE),
+            Type.DELETE: lambda body, _: (self.key(body[_KEY]), OPEN_DELETE, b""),
+            Type.UPDATE: self._update,
+            Type.UPSERT: self._upsert,
+        }
+        self.table = b'\\"]","table":%b,"space_id":%d,"replica_id":' % (encode(form.name), form.space_id)
+        self._server = b',"schema_version":%d,"server_uuid":"%b"' % (form.schema_version, server_uuid.encode())
+        self.schema = self._server + b',"vclock":'
+
+    def count_upserts(self, count: Callable[[], None]) -> None:
+        """Have each UPSERT counted."""
+        upsert = self.changes[Type.UPSERT]
+
+        def counted(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+            change = upsert(body, frame)
+            count()
+            return change
+
+        self.changes[Type.UPSERT] = counted
+
+    def tell_version(self, server_version: str) -> None:
+        """Name the server's version in each event: not all carry out alike the operations that events without images have."""
+        self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())
+
+    def _whole_row(self, opening: bytes) -> Change:
+        key_of, rows = self.key_of, self.rows
+
+        def change(body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
+            tuple_ = body[_TUPLE]
+            return key_of(tuple_), opening, rows[len(tuple_)](tuple_)
+
+        return change
+
+    def _update(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
+        return self.key(body[_KEY]), OPEN_PATCH, self.patch(body[_TUPLE], body.get(_INDEX_BASE, 0))
+
+    def _upsert(self, body: Body, _: bytes) -> tuple[bytes, bytes, bytes]:
+        tuple_ = body[_TUPLE]
+        patch = self.patch(body[_OPS], body.get(_INDEX_BASE, 0))
+        return self.key_of(tuple_), OPEN_PATCH, patch + UPSERT + self.rows[len(tuple_)](tuple_)
+
+
+class Envelope:
+    """What one daemon and one connection determine."""
+
+    def __init__(self, version: str, prefix: str) -> None:
+        self._prefix = prefix
+        # Up to the time, which comes first of what varies.
+        self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
+
+    @staticmethod
+    def stream_time(timestamp: float, previous_lsn: bytes) -> bytes:
+        """From the master's time of a transaction to the open quote of its lsn in `sequence`."""
+        return b'%b,"snapshot":"false","db":"","sequence":"[\\"%b\\",\\"' % (times(round(timestamp * 1e6)), previous_lsn)
+
+    @staticmethod
+    def batch_time(now_us: int) -> bytes:
+        """The event's own time and its closing brace; the same for a whole batch."""
+        return b"}," + times(now_us) + b"}"
+
+    def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:
+        """What stands between a snapshot row and its `seq`, and what follows that."""
+        return (
+            self.source + times(now_us) + b',"snapshot":"true","db":"","sequence":null,"table":%b,"space_id":%d,'
+            b'"replica_id":null,"lsn":null,"tsn":null,"row":null,"seq":' % (encode(space.form.name), space.form.space_id),
+            space.schema + vclock + b',"snapshot_id":"%d"},"transaction":null,' % snapshot_id + times(now_us) + b"}",
+        )
+
+    def schema_record(
+        self, change: SchemaChange, position: Position, now_us: int, origin: tuple[int, int, int] | None
+    ) -> tuple[bytes, bytes]:
+        """Key and value for the schema topic. `origin` is (replica id, lsn, tsn) of the row, None in a snapshot."""
+        form = change.form
+        replica_id, lsn, tsn = origin if origin is not None else (None, None, None)
+        source = {
+            **_times(now_us),
+            "snapshot": "false" if origin is not None else "true",
+            "db": "",
+            "sequence": None,
+            "table": form.name,
+            "space_id": form.space_id,
+            "replica_id": replica_id,
+            "lsn": lsn,
+            "tsn": tsn,
+            "row": None,
+            "seq": position.seq,
+            "schema_version": form.schema_version,
+            "server_uuid": str(position.server_uuid),
+            "vclock": position.vclock.to_json(),
+        }
+        table: dict[str, Any] = {"type": change.kind.value, "id": f'"{form.name}"'}
+        if change.previous_name is not None:
+            table["previousId"] = f'"{change.previous_name}"'
+        table["table"] = None if change.kind is ChangeKind.DROP else _table(form)
+        value = (
+            b"{"
+            + self.source[1:]
+            + encode(source)[1:]
+            + b","
+            + encode({"ts_ms": now_us // 1000, "databaseName": "", "schemaName": None, "ddl": None, "tableChanges": [table]})[1:]
+        )
+        # A DROP must not replace the record of the form that old events refer to.
+        key: dict[str, Any] = {"space_id": form.space_id, "schema_version": form.schema_version}
+        if change.kind is ChangeKind.DROP:
+            key["dropped"] = True
+        return encode(key), value
+
+
+def _times(now_us: int) -> dict[str, int]:
+    return {"ts_ms": now_us // 1000, "ts_us": now_us, "ts_ns": now_us * 1000}
+
+
+def _table(form: SpaceForm) -> dict[str, Any]:
+    as_written = [name for name, part in form.primary_key if part.is_as_written]
+    return {
+        "defaultCharsetName": None,
+        "primaryKeyColumnNames": [form.part_name(index) for index in range(len(form.key_parts))],
+        "columns": [
+            {
+                "name": item.name,
+                "jdbcType": _JDBC_TYPES.get(item.type, _JDBC_OTHER),
+                "nativeType": None,
+                "typeName": item.type,
+                "typeExpression": item.type,
+                "charsetName": None,
+                "length": None,
+                "scale": None,
+                "position": place,
+                "optional": item.is_nullable,
+                "autoIncremented": False,
+                "generated": False,
+                "comment": None,
+                "defaultValueExpression": None,
+                "enumValues": None,
+            }
+            for place, item in enumerate(form.fields, 1)
+        ],
+        "comment": None,
+        **({"primaryKeyColumnsAsWritten": as_written} if as_written else {}),
+    }
+
+
+def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], timestamp: float) -> list[tuple[bytes, bytes]]:
+    """Keys and values of a transaction's BEGIN and END; `counts` are events by space."""
+    key = encode({"id": transaction_id})
+    ts_ms = round(timestamp * 1000)
+    begin = {"status": "BEGIN", "id": transaction_id, "event_count": None, "data_collections": None, "ts_ms": ts_ms}
+    end = {
+        "status": "END",
+        "id": transaction_id,
+        "event_count": sum(count for _, count in counts),
+        "data_collections": [{"data_collection": name, "event_count": count} for name, count in counts],
+        "ts_ms": ts_ms,
+    }
+    return [(key, encode(begin)), (key, encode(end))]
+
+
+class SpaceCount(NamedTuple):
+    """What a snapshot says of one space: how many rows it had, and up to which seq its events are past (cdc.stream.snapshot)."""
+
+    space: str
+    space_id: int
+    rows: int
+    sweep_seq: int
+
+
+def snapshot_record(
+    status: str, position: Position, now_us: int, counts: Sequence[SpaceCount] | None = None, *, number: int = 0
+) -> tuple[bytes, bytes]:
+    """Key and value for the snapshot topic; `counts` once they are known. `number` is the snapshot's, by default the last one."""
+    assert position.snapshot is not None
+    snapshot_id = str(number or position.snapshot.snapshot_id)
+    value: dict[str, Any] = {
+        "snapshot_id": snapshot_id,
+        "status": status,
+        "vclock": position.vclock.to_json(),
+        "seq": position.seq,
+    }
+    if counts is not None:
+        value["spaces"] = [count._asdict() for count in counts]
+    value["ts_ms"] = now_us // 1000
+    return encode({"snapshot_id": snapshot_id}), encode(value)

@@ -1,0 +1,317 @@
+"""A row of one space as an event with before and after images, and what it does to the images.
+
+    INSERT            tuple                                            c
+    REPLACE           tuple            before = what is there          c where nothing is, else u
+    UPDATE            key, operations  after = update(before)          u; nothing where nothing is
+    UPSERT            tuple, operations                                c where nothing is, else u, by the forgiving rules
+    DELETE            key              before = what is there          d; nothing where nothing is
+
+A key may change several times inside one transaction: each row sees what the one before it left. The image is changed before
+the event is written, because a row that can't be shown as JSON has changed the space all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from cdc.errors import EncodingError, ImageError, SchemaError
+from cdc.events.envelope import OPEN_CREATE, Change, SpaceEvents
+from cdc.images.overlay import Images
+from cdc.protocol import layout
+from cdc.protocol.codec import Body, body_values, header_end, tuple_values
+from cdc.protocol.constants import Key, Type
+from cdc.protocol.extensions import pack
+from cdc.schema.fitting import fits
+from cdc.schema.keys import KeyCodec, space_prefix
+from cdc.tuples.update import update, upsert
+
+OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
+OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
+_AFTER: Final = b',"after":'
+_NO_AFTER: Final = b',"after":null'
+
+_REBUILD: Final = (
+    "stop the daemon, remove the directory images in state.path, and start it once with --rebuild-state: it takes a snapshot"
+)
+_HINT: Final = f"The images are not what the master has: {_REBUILD}."
+_LONG_HINT: Final = (
+    "The server has them as two rows, the daemon as one. On the leader delete the row that is written in the longer form "
+    f'(docs/events.md, "Keys that are written longer than need be", says how); then {_REBUILD} and goes on behind this row. '
+    "Or leave the space out (spaces.exclude)."
+)
+
+_PASSED_OVER: Final = "an earlier row of this key couldn't be carried out, so it isn't known what it has"
+
+VINYL_CHECKS_SINCE: Final = (2, 6, 1)
+"""Since then an UPSERT of vinyl whose result doesn't fit the format is ignored, and UPSERTs of one key stay apart."""
+
+_LONG_KEYS_SINCE: Final = (2, 10)
+"""Servers before that pass over the keys of a request that are written with more than one byte."""
+
+_SPACE_ID: Final = Key.SPACE_ID
+_INDEX_ID: Final = Key.INDEX_ID
+_KEY: Final = Key.KEY
+_TUPLE: Final = Key.TUPLE
+_OPS: Final = Key.OPS
+_INDEX_BASE: Final = Key.INDEX_BASE
+
+
+class ImageChanges:
+    """Makes one space's events from the images."""
+
+    def __init__(self, space: SpaceEvents, images: Images) -> None:
+        """Raises UnkeyableError if this space's keys can't be kept. What is kept under other keys must have been cleared."""
+        self.space = space
+        self._images = images
+        codec = images.codec(space.form)
+        images.keep(space.form)
+        self._key_of_tuple = codec.of_tuple
+        self._key_of_key = codec.of_key
+        self._names = space.form.field_names
+        self._types = tuple(field.type for field in space.form.fields)
+        self._version = images.version
+        # Memtx refuses such a request; vinyl, which doesn't look at the tuple before it logs an UPSERT, passes over it later.
+        self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
+        # How bodies begin: that of an INSERT or REPLACE with the space's id, which in a snapshot always has five bytes, and then
+        # comes the tuple, to the end of the frame; that of an UPDATE with the id and INDEX_BASE, then the key and the operations.
+        self._space_id = b"\x10" + pack(space.form.space_id)
+        self._opening = b"\x82" + self._space_id + b"\x21"
+        self._update_opening = b"\x84" + self._space_id + bytes([_INDEX_BASE])
+        self._long_opening = b"\x82\x10\xce" + space_prefix(space.form.space_id) + b"\x21"
+        self.changes: dict[int, Change] = {
+            Type.INSERT: self._insert,
+            Type.REPLACE: self._put,
+            Type.DELETE: self._delete,
+            Type.UPDATE: self._update,
+            Type.UPSERT: self._upsert,
+        }
+
+    def store_key(self, tuple_: Sequence[Any]) -> bytes:
+        """The key under which a tuple is kept. Raises ImageError."""
+        return self._kept(self._key_of_tuple, tuple_)
+
+    def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
+        """The tuple of an INSERT or REPLACE, decoded and as it came. Raises SchemaError as `_read` does."""
+        start, opening = header_end(frame), self._opening
+        if frame.startswith(opening, start):
+            return body[_TUPLE], frame[start + len(opening) :]
+        if frame.startswith(self._long_opening, start):
+            return body[_TUPLE], frame[start + len(self._long_opening) :]
+        body, values = self._read(frame)
+        return body[_TUPLE], values[_TUPLE]
+
+    def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
+        """Opening and content of the event of a key that has the tuple `after`, decoded `tuple_`, in place of `before`."""
+        try:
+            content = self.space.rows[len(tuple_)](tuple_)
+            if before is None:
+                opening = OPEN_CREATE
+            else:
+                opening, content = OPEN_UPDATE_IMAGE, self._row(before) + _AFTER + content
+        except EncodingError:
+            self._images.put_unshown(key, after)
+            raise
+        self._images.put(key, after)
+        return opening, content
+
+    def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
+        """Key, opening and content of the event of a key that is gone."""
+        try:
+            shown, content = self.space.key_of(tuple_values(before)), self._row(before) + _NO_AFTER
+        except EncodingError:
+            self._images.put_unshown(key, None)
+            raise
+        self._images.delete(key)
+        return shown, OPEN_DELETE_IMAGE, content
+
+    def show(self, tuple_: bytes) -> tuple[bytes, bytes]:
+        """A tuple's key and row as JSON."""
+        values = tuple_values(tuple_)
+        return self.space.key_of(values), self.space.rows[len(values)](values)
+
+    def _row(self, tuple_: bytes) -> bytes:
+        values = tuple_values(tuple_)
+        return self.space.rows[len(values)](values)
+
+    def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_, found = self.tuple_of(body, frame)
+        key = self.store_key(tuple_)
+        # The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
+        before = self._images.pending(key)
+        if before is not None:
+            raise self._twice(before, found)
+        opening, content = self.put(key, None, found, tuple_)
+        return self.space.key_of(tuple_), opening, content
+
+    def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_, found = self.tuple_of(body, frame)
+        key = self.store_key(tuple_)
+        opening, content = self.put(key, self._images.current(key), found, tuple_)
+        return self.space.key_of(tuple_), opening, content
+
+    def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body = self._checked(body, frame)
+        key = self._kept(self._key_of_key, body[_KEY])
+        before = self._images.current(key)
+        return None if before is None else self.delete(key, before)
+
+    def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, operations = self._operations(body, frame)
+        key = self._kept(self._key_of_key, body[_KEY])
+        before = self._images.current(key)
+        if before is None:
+            return None
+        if key in self._images.doubtful:
+            raise self._doubt(key, before, _PASSED_OVER)
+        try:
+            after = update(before, operations, **self._rules(body))
+        except SchemaError as error:
+            raise self._doubt(key, before, error.message) from error
+        return self._changed(key, before, after)
+
+    def _upsert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, values = self._checked(body, frame), self._values(frame)
+        tuple_ = body[_TUPLE]
+        key = self.store_key(tuple_)
+        before = self._images.current(key)
+        if before is None:
+            opening, content = self.put(key, None, values[_TUPLE], tuple_)
+            return self.space.key_of(tuple_), opening, content
+        if key in self._images.doubtful:
+            raise self._doubt(key, before, _PASSED_OVER)
+        try:
+            after = upsert(before, values[_OPS], **self._rules(body))
+        except SchemaError as error:
+            raise self._doubt(key, before, error.message) from error
+        result = tuple_values(after)
+        try:
+            if self._key_of_tuple(result) != key:
+                self._look_at_writing(tuple_, result, before, after)
+                return None  # the server leaves a tuple as it is whose key the operations would change
+        except SchemaError:
+            return None
+        if self._leaves_misfits and not fits(self.space.form, result):
+            return None
+        return self._changed(key, before, after)
+
+    def _doubt(self, key: bytes, before: bytes, reason: str) -> ImageError:
+        """The error of a row that can't be carried out on a key's tuple."""
+        name, parts = self.space.form.name, [tuple_values(before)[part.field] for part in self.space.form.key_parts]
+        shown = ", ".join(str(part) if type(part) is int else _lua_text(part) if type(part) is str else "…" for part in parts)
+        error = ImageError(
+            f"{reason}; the tuple was {before.hex(' '):.2000}",
+            'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and what the key has is told by its next '
+            "INSERT, REPLACE or DELETE. To have one, run on the leader: "
+            f"box.atomic(function() local s = box.space[{_lua_text(name)}] s:replace(s:get({{{shown}}})) end). "
+            f"Or {_REBUILD}.",
+        )
+        error.key = key
+        return error
+
+    def _twice(self, before: bytes, after: bytes) -> ImageError:
+        """The error of an INSERT of a key that is there."""
+        one, other = (self._key_as_written(tuple_) for tuple_ in (before, after))
+        if one == other:
+            return ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
+        return ImageError(
+            f"an INSERT of a key of space {self.space.form.name!r} that is there in another writing: {one} is there, {other} "
+            f"comes; the tuple was {before.hex(' '):.2000}",
+            _LONG_HINT,
+        )
+
+    def _key_as_written(self, tuple_: bytes) -> str:
+        """The fields of a tuple that its primary key is in, as their bytes."""
+        fields = [tuple_[begin:end] for begin, end in layout.elements(tuple_, 0)]
+        return ", ".join(f"{fields[part.field].hex(' '):.200}" for part in self.space.form.key_parts)
+
+    def _look_at_writing(self, tuple_: Sequence[Any], result: Sequence[Any], before: bytes, after: bytes) -> None:
+        """Raises ImageError for an UPSERT that changes nothing of its key but the writing.
+
+        The server, which compares the keys as a TREE would, doesn't find them different, and moves the row in a HASH index.
+        """
+        form = self.space.form
+        compared = replace(form, key_parts=tuple(replace(part, is_as_written=False) for part in form.key_parts))
+        if compared == form:
+            return
+        key_of = KeyCodec(compared).of_tuple
+        if key_of(tuple_) == key_of(result):
+            raise ImageError(
+                f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index: the "
+                f"tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
+                f"No event can tell that: {_REBUILD} and goes on behind this row. Or leave the space out (spaces.exclude).",
+            )
+
+    def _rules(self, body: Body) -> dict[str, Any]:
+        return {
+            "base": body.get(_INDEX_BASE, 0),
+            "names": self._names,
+            "types": self._types,
+            "version": self._version,
+        }
+
+    def _changed(self, key: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]:
+        values = tuple_values(after)
+        opening, content = self.put(key, before, after, values)
+        return self.space.key_of(values), opening, content
+
+    # A server logs a request's body as the client wrote it: with any keys, in any order, some of them twice.
+
+    def _checked(self, body: Body, frame: bytes) -> Body:
+        """The body as the server has read it: as it was decoded, unless that has taken keys for one which it doesn't.
+
+        What the server can't do without it has found, so that where no key came twice only an INDEX_BASE that it passes over is
+        left to doubt. Raises SchemaError as `_read` does.
+        """
+        start = header_end(frame)
+        if frame[start] == 0x80 | len(body) and (_INDEX_BASE not in body or self._has_base(frame, start + 1)):
+            return body
+        return self._read(frame)[0]
+
+    def _operations(self, body: Body, frame: bytes) -> tuple[Body, bytes]:
+        """The body of an UPDATE as the server has read it, and its operations as they came. Raises SchemaError as `_read`."""
+        start, opening = header_end(frame), self._update_opening
+        if frame.startswith(opening, start):
+            place = start + len(opening) + 1
+            if frame[place] == _KEY and frame[place - 1] < 0x80:
+                size = layout.SIZES[frame[place + 2]]
+                # Keys of one part, an array of one, are the commonest.
+                end = place + 2 + size if size and frame[place + 1] == 0x91 else layout.end_of(frame, place + 1)
+                if frame[end] == _TUPLE:
+                    return body, frame[end + 1 :]
+        body, values = self._read(frame)
+        return body, values[_TUPLE]
+
+    def _has_base(self, frame: bytes, start: int) -> bool:
+        """Whether a body begins with the space's id, an index's at most, and INDEX_BASE, as all known clients write it."""
+        position = start + len(self._space_id)
+        if not frame.startswith(self._space_id, start):
+            return False
+        if frame[position] == _INDEX_ID and frame[position + 1] < 0x80:
+            position += 2
+        return frame[position] == _INDEX_BASE
+
+    def _values(self, frame: bytes) -> dict[int, bytes]:
+        return body_values(frame, only_short_keys=self._version < _LONG_KEYS_SINCE)
+
+    def _read(self, frame: bytes) -> tuple[Body, dict[int, bytes]]:
+        """The body's values as the server has read them, decoded and as they came. Raises SchemaError for another space's."""
+        values = self._values(frame)
+        space_id = layout.integer(values[_SPACE_ID], 0)
+        if space_id != self.space.form.space_id:
+            raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")
+        numbers = {key: layout.integer(values[key], 0) for key in (_SPACE_ID, _INDEX_BASE) if key in values}
+        return numbers | {key: tuple_values(values[key]) for key in (_KEY, _TUPLE, _OPS) if key in values}, values
+
+    @staticmethod
+    def _kept(codec: Callable[[Sequence[Any]], bytes], values: Sequence[Any]) -> bytes:
+        try:
+            return codec(values)
+        except SchemaError as error:
+            raise ImageError(error.message, _HINT) from error
+
+
+def _lua_text(text: str) -> str:
+    """A text as Lua writes it."""
+    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"

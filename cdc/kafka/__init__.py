@@ -1,0 +1,1 @@
+"""Everything that speaks to Kafka: publishing, delivery, recovery, the checkpoint topic."""

@@ -1,0 +1,147 @@
+"""Transactions that Kafka took for ended and never ended.
+
+A coordinator notes that a transaction is committed or aborted, then has a marker written to each partition of it. A broker
+that is killed in between writes them when it comes back; but if it doesn't know the partitions again yet when it begins,
+it takes them for deleted and leaves their markers out (seen with 4.3.1 in one node, killed within a second of the topics'
+creation: "these partitions are likely deleted already and hence can be skipped"). What was written then hangs:
+
+    coordinator     PREPARE_COMMIT * killed        "complete"   ▶ init_transactions succeeds
+    partition       … data ─────────────────────────────────────▶ no marker: a read_committed reader stops before `data`,
+                                                                  until the same producer's next marker decides over it
+
+A daemon that goes on from what it can read would write the same events again, and its next commit would also commit what
+hangs. So, whenever it goes back to the checkpoint, it looks whether its partitions can be read to the ends that they really
+have. If they can't, it takes its name anew, and a transaction of its own with a filler in every partition that is open
+decides over what hangs there.
+
+Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
+them that is newer than the checkpoint was committed, and so was the rest of its transaction; if there is none, nobody has
+seen any of it, and it may as well never have been. If the checkpoint doesn't hang, it says itself: what hangs and is newer
+was aborted.
+
+Topics that begin with the daemon's prefix need not be its own: those of a daemon `shop.eu` begin with `shop.` too, and anybody
+may write to them. Which are its own can't be told by the names of its spaces, for what hangs may be the first event of a new one.
+So it is told by what hangs: a partition is this daemon's if it is one of its control topics', or has an event of its own there.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
+
+from cdc.errors import ConnectionLostError
+from cdc.kafka.errors import reading_error
+
+FILLER_KEY: Final = b'{"name":""}'
+"""Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
+
+_TIMEOUT_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.05
+_TAIL_OFFSETS: Final = 16
+"""How far before a partition's end its newest event is looked for: markers and tombstones take offsets, too."""
+
+Place = tuple[str, int]
+"""A topic and the number of one of its partitions."""
+
+
+def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[dict[Place, int], dict[Place, int]]:
+    """The partitions that a transaction keeps open, with where it begins, and the others with their ends.
+
+    Raises ConnectionLostError.
+    """
+    places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    # Asked for later, so that a sign of life that comes in between doesn't look like a transaction.
+    committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+    open_ = {place: committed[place] for place in places if committed[place] < written[place]}
+    return open_, {place: committed[place] for place in places if committed[place] >= written[place]}
+
+
+def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience_seconds: float) -> dict[Place, int]:
+    """The partitions that stay open, with the offsets where they are; what is open for less than the patience is no matter.
+
+    Raises ConnectionLostError.
+    """
+    places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
+    # What is written from here on may be open as long as it likes: topics may be shared with another daemon.
+    written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+    deadline = time.monotonic() + patience_seconds
+    while True:
+        committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
+        places = [place for place in places if committed[place] < written[place]]
+        if not places or time.monotonic() > deadline:
+            return {place: committed[place] for place in places}
+        time.sleep(_POLL_SECONDS)
+
+
+def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
+    """The highest `seq` among the last events that one daemon wrote to partitions with these ends; 0 if none.
+
+    `name` is the events' `source.name`; whatever else there is, is passed over. The `consumer`, of what is committed, is closed.
+    Raises ConnectionLostError.
+    """
+    starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
+    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
+
+
+def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
+    """As `newest_seq`, among the events that hang from these offsets on; the consumer is one of all that is written."""
+    return max((seq for _, seq in _events(consumer, name, starts)), default=0)
+
+
+def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> set[Place]:
+    """The partitions that have something of one daemon's from these offsets on; consumer and errors as `newest_hanging_seq`."""
+    return {place for place, _ in _events(consumer, name, starts)}
+
+
+def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
+    """The `seq` of an event of one daemon's, 0 for its filler; None for what anybody else has written, whatever it is."""
+    if value is None:
+        return 0 if key == FILLER_KEY else None
+    try:
+        source = json.loads(value)["source"]
+        seq = source["seq"] if source["name"] == name else None
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return seq if type(seq) is int else None
+
+
+def _events(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[tuple[Place, int]]:
+    missing = set(starts)
+    found: list[tuple[Place, int]] = []
+    try:
+        consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
+        while missing:
+            message = consumer.poll(_TIMEOUT_SECONDS)
+            if message is None:
+                raise ConnectionLostError(
+                    f"the ends of {len(missing)} partitions can't be read: no answer for {_TIMEOUT_SECONDS:g} s"
+                )
+            error, topic, partition = message.error(), message.topic(), message.partition()
+            if error is not None and error.code() == KafkaError._PARTITION_EOF and topic is not None and partition is not None:
+                missing.discard((topic, partition))
+            elif error is not None and not error.retriable():
+                raise reading_error(error, "the ends of partitions can't be read")
+            elif error is None and topic is not None and partition is not None:
+                seq = seq_of(message.key(), message.value(), name)
+                if seq is not None:
+                    found.append(((topic, partition), seq))
+    except KafkaException as error:
+        raise reading_error(error.args[0], "the ends of partitions can't be read") from error
+    finally:
+        consumer.close()
+    return found
+
+
+def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel) -> dict[Place, int]:
+    wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
+    try:
+        return {(place.topic, place.partition): answer.result().offset for place, answer in found.items()}
+    except KafkaException as error:
+        raise reading_error(error.args[0], "the ends of Kafka's partitions can't be asked for") from error

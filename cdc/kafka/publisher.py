@@ -1,0 +1,541 @@
+"""The thread that owns Kafka: takes batches from a bounded queue, commits them on time, and says what is settled.
+
+    pipeline ──submit──▶ queue (bytes bounded) ──▶ produce, produce, … commit ──▶ settled positions ──▶ Ledger
+                           │ full: the daemon stops reading the socket             every commit_interval_ms
+                           ▼
+                        the master's own log is the buffer that has no bound
+
+A commit falls only where a source transaction ends. When Kafka aborts a transaction, everything that isn't settled is thrown
+away here and the daemon goes back to the checkpoint: one way to recover, the way to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final
+
+import structlog
+from confluent_kafka import KafkaError, KafkaException, Message
+
+from cdc.config import KafkaSection
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
+from cdc.events import topics
+from cdc.events.json_values import encode
+from cdc.kafka import checkpoint_topic, hanging
+from cdc.kafka.broker_limits import broker_limits
+from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
+from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, told
+from cdc.kafka.hanging import Place
+from cdc.kafka.topic_admin import TopicAdmin, list_topics
+from cdc.position import Position
+from cdc.schema.forms import StoredSpace
+from cdc.stream import checkpoint, ownership
+from cdc.stream.backlog import Backlog
+from cdc.stream.batch import Batch
+from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.open_transaction import OpenTransaction
+
+IDLE_SECONDS: Final = 0.5
+COMPLAINT_SECONDS: Final = 10.0
+MARKERS_SECONDS: Final = 3.0
+"""How long Kafka may take to write the markers of a transaction that it says has ended."""
+
+
+class _State(Enum):
+    RUNNING = auto()
+    ABORTED = auto()
+    FAILED = auto()
+    STOPPED = auto()
+
+
+@dataclass(slots=True)
+class PublisherStatistics:
+    """Counters since the start, and what waits; written by the publisher's thread, read by anybody."""
+
+    event_count: int = 0
+    byte_count: int = 0
+    commit_count: int = 0
+    abort_count: int = 0
+    commit_seconds: float = 0.0
+    last_commit_at: float = 0.0
+    backlog: Backlog = field(default_factory=Backlog)
+    trouble: str | None = None
+    """The newest complaint of Kafka's client; None once a commit has come through again."""
+    failure: str | None = None
+    """Why the newest Kafka transaction was aborted; None once another has been committed."""
+    recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+
+
+class Publisher:
+    """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
+
+    def __init__(
+        self,
+        name: str,
+        config: KafkaSection,
+        writer: Writer,
+        clients: KafkaClients | None = None,
+        statistics: PublisherStatistics | None = None,
+    ) -> None:
+        """`statistics` are those of the publisher before this one, if there was one: what it left waiting waits still."""
+        self._name = name
+        self._config = config
+        self._writer = writer
+        self._topics = topics.TopicNames(config.topic_prefix)
+        self._clients = clients or KafkaClients(name, config)
+        self._is_stopping = threading.Event()
+        self.turn = threading.Lock()
+        """Held by whichever thread works on rows. Both let go of the interpreter for an instant at every row, one to look
+        into the store, the other to hand a message over; without taking turns they would fight for it at every row."""
+        self._next_complaint = 0.0
+        self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
+        self._started: Delivery | None = None
+        self._open = OpenTransaction()
+        # How long a transaction with events may be open.
+        self._timeout_seconds = math.inf
+        self.committed: Position | None = None
+        """What the checkpoint says, as far as this publisher knows."""
+        self.statistics = statistics or PublisherStatistics()
+        self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
+        # Batches that were produced since the last commit.
+        self._open_count = 0
+
+        # Shared with the publisher's thread, under the lock.
+        self._lock = threading.Condition()
+        self._queue: deque[Batch] = deque()
+        self._queued_bytes = 0
+        self._settled: list[Position] = []
+        self._state = _State.RUNNING
+        self._error: CdcError | None = None
+        self._should_drain = False
+        self._abandoned: str | None = None
+        # A byte in the pipe wakes the daemon's poll: something was settled, or went wrong.
+        self._wake_read, self._wake_write = os.pipe()
+        os.set_blocking(self._wake_read, False)
+        os.set_blocking(self._wake_write, False)
+        self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
+
+    @property
+    def wake_fd(self) -> int:
+        """Readable when `collect` has something to say."""
+        return self._wake_read
+
+    @property
+    def _delivery(self) -> Delivery:
+        assert self._started is not None, "the publisher has been started"
+        return self._started
+
+    # Starting and stopping.
+
+    def start(self, *, expected_writers: Collection[str | None] = (), takes_prefix: bool = False) -> Checkpoint:
+        """Take the name, make the control topics, read the checkpoint, claim the prefix, and begin to take batches.
+
+        `expected_writers` are given by a process that had the name before: itself, and who wrote before it, as Kafka may
+        not show its own record yet. If anybody else has written since, that one is not fenced in turn. With `takes_prefix`
+        the prefix is claimed though it is another daemon's. Raises ConnectionLostError while Kafka is away (try again on a
+        new Publisher), PublishError or ConfigurationError.
+        """
+        with told():
+            return self._start(expected_writers, takes_prefix=takes_prefix)
+
+    def _start(self, expected_writers: Collection[str | None], *, takes_prefix: bool) -> Checkpoint:
+        list_topics(self._clients.admin(), self._config.bootstrap_servers)
+        self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
+        if expected_writers and self._read().writer not in expected_writers:
+            raise FencedError(f"another daemon has taken the name {self._name!r}", NAME_HINT)
+        self._started = self._make_delivery()
+        try:
+            self._delivery.start()
+        except PublishError as error:
+            error.message = f"transactional id {self._name!r}: {error.message}"
+            raise
+        try:
+            stored = self._begin(takes_prefix=takes_prefix)
+        except FencedError as error:
+            # By another daemon, or because Kafka was too slow: the next start looks which.
+            raise ConnectionLostError(f"the name {self._name!r} was lost at once: {error.message}") from error
+        self.committed = stored.position
+        self._thread.start()
+        return stored
+
+    def _begin(self, *, takes_prefix: bool) -> Checkpoint:
+        stored = self._read_to_the_end()
+        if not takes_prefix:
+            ownership.check(stored, self._config.topic_prefix, self._name)
+        claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
+        # From here on a reader of the checkpoint knows that this process has the name.
+        self._commit_position(stored.position or Position(), {}, claims)
+        if claims:
+            self._check_claim()
+        return stored
+
+    def stop(self, timeout_seconds: float) -> bool:
+        """Commit what was submitted, then end. Returns whether all of it was committed in time."""
+        with self._lock:
+            self._should_drain = True
+            self._lock.notify_all()
+        if self._thread.is_alive():
+            self._thread.join(timeout_seconds)
+        self._is_stopping.set()
+        if self._thread.is_alive():
+            with self._lock:
+                self._lock.notify_all()
+            self._thread.join(timeout_seconds)
+        if self._started is not None:
+            self._started.close()
+        if not self._thread.is_alive():
+            os.close(self._wake_read)
+            os.close(self._wake_write)
+        return self._state is _State.STOPPED
+
+    # What the daemon does all day.
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes of batches that wait for the producer."""
+        return self._queued_bytes
+
+    @property
+    def has_room(self) -> bool:
+        """Whether another batch should be submitted; a single batch may go over the bound, by its own size."""
+        return self._queued_bytes < self._config.queue_bytes_max
+
+    def submit(self, batch: Batch) -> None:
+        """Queue a batch. The caller asks `has_room` before it makes the next one."""
+        with self._lock:
+            self._queue.append(batch)
+            self._queued_bytes += batch.byte_count
+            self._backlog.submitted(time.monotonic(), batch.timestamp)
+            self._lock.notify_all()
+
+    def wait_for_room(self, timeout_seconds: float) -> bool:
+        """Wait until there is room; returns whether there is. Also returns early if the publisher is in trouble."""
+        with self._lock:
+            self._lock.wait_for(lambda: self.has_room or self._state is not _State.RUNNING, timeout_seconds)
+            return self.has_room
+
+    def collect(self) -> list[Position]:
+        """What has been settled since the last call, in order.
+
+        Raises PublishAborted if a transaction was aborted and everything unsettled must be submitted again after `reset`,
+        and the error that ended the publisher, if one did.
+        """
+        with contextlib.suppress(BlockingIOError):  # the pipe is empty then
+            while os.read(self._wake_read, 4096):
+                pass
+        with self._lock:
+            settled, self._settled = self._settled, []
+            if settled:
+                return settled
+            if self._error is not None:
+                raise self._error
+            return settled
+
+    def last_settled(self) -> list[Position]:
+        """What has been settled since `collect`, of a publisher that was stopped."""
+        settled, self._settled = self._settled, []
+        return settled
+
+    def abandon(self, reason: str) -> None:
+        """What was submitted last is a part of a transaction whose rest won't come: have all that isn't settled aborted.
+
+        `collect` raises PublishAborted when that is done.
+        """
+        with self._lock:
+            self._abandoned = reason
+            self._lock.notify_all()
+
+    def reset(self) -> None:
+        """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
+        with self._lock:
+            assert self._state is _State.ABORTED
+            self._backlog.aborted()
+            self._open_count = 0
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._settled.clear()
+            self._error = self._abandoned = None
+            self._state = _State.RUNNING
+            self._lock.notify_all()
+
+    def reload(self) -> Checkpoint | None:
+        """What the checkpoint says now; None if that isn't to be known, as Kafka keeps a transaction open.
+
+        Raises ConnectionLostError or ConfigurationError.
+        """
+        admin = self._clients.admin()
+        if self._own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS)):
+            return None
+        return self._read()
+
+    def newest_seq(self) -> int:
+        """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
+        admin = self._clients.admin()
+        _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
+        return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+
+    def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
+        """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""
+        control = {self._topics.control(name) for name in topics.CONTROL}
+        others = {place: start for place, start in open_.items() if place[0] not in control}
+        consumer = self._clients.consumer
+        written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()
+        return {place: start for place, start in open_.items() if place[0] in control or place in written}
+
+    def _prefixed_topics(self, admin: Admin) -> dict[str, int]:
+        prefix = self._config.topic_prefix + "."
+        counts = list_topics(admin, self._config.bootstrap_servers)
+        return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
+
+    def _read(self) -> Checkpoint:
+        topic = self._topics.control(topics.CHECKPOINT)
+        return checkpoint_topic.read(self._clients.consumer("read_committed"), topic, self._name)
+
+    def _read_to_the_end(self) -> Checkpoint:
+        """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
+        stored = self.reload()
+        if stored is None:
+            self._end_hanging()
+            stored = self.reload()
+        if stored is None:
+            raise ConnectionLostError(
+                f"another producer's transaction is open in topics of {self._config.topic_prefix}",
+                "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",
+            )
+        return stored
+
+    def _check_claim(self) -> None:
+        """Of several daemons that have just claimed the prefix the first has it. Raises PrefixTakenError in the others."""
+        stored = self.reload()
+        if stored is None or self._name not in stored.owners:
+            raise ConnectionLostError(f"Kafka doesn't show yet whose {self._config.topic_prefix} is")
+        try:
+            ownership.check(stored, self._config.topic_prefix, self._name)
+        except ConfigurationError:
+            self._delivery.commit([checkpoint.owner_record(self._name, None)])
+            raise
+
+    def _end_hanging(self) -> None:
+        clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
+        open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
+        open_ = self._own(open_)
+        known = self._read().position
+        seq = known.seq if known else 0
+        if (self._topics.control(topics.CHECKPOINT), 0) in open_:
+            was_committed = hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
+        else:
+            was_committed = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_) <= seq
+        structlog.get_logger().warning(
+            "Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=was_committed
+        )
+        self._delivery.end_hanging(open_, commit=was_committed)
+
+    # The publisher's thread.
+
+    def _run(self) -> None:
+        while self._state in (_State.RUNNING, _State.ABORTED):
+            try:
+                with told():
+                    self._publish()
+            except (PublishAborted, ProducerLostError) as error:
+                self._end(error)
+            except CdcError as error:
+                self._fail(error)
+
+    def _end(self, error: PublishAborted | ProducerLostError) -> None:
+        """What has been published since the last commit is lost: abort it, or say that only a new producer can go on."""
+        timeout = None
+        if not self._is_ending and self._abandoned is None:
+            timeout = self._open.timeout(error, time.monotonic(), self._timeout_seconds)
+        self.statistics.failure = (timeout or error).message
+        self.statistics.abort_count += 1
+        try:
+            if timeout is not None:
+                raise timeout from error
+            if isinstance(error, ProducerLostError):
+                raise error
+            self._abort(error)
+        except CdcError as lost:
+            self._fail(lost)
+        except KafkaException as lost:
+            self._fail(ProducerLostError(f"{error.message}; and then Kafka's client failed: {lost}"))
+
+    def _publish(self) -> None:
+        interval = self._config.commit_interval_ms / 1000
+        heartbeat_interval = self._config.heartbeat_interval_ms / 1000
+        next_heartbeat = 0.0
+        last: Position | None = None
+        self._open = open_ = OpenTransaction()
+        while True:
+            # In the middle of a source transaction there is nothing to commit, so nothing is due.
+            batch = self._take(open_.began_at + interval - time.monotonic() if open_.end is not None else IDLE_SECONDS)
+            if self._abandoned is not None:
+                raise PublishAborted(self._abandoned)
+            if batch is not None:
+                is_ready = self._topic_admin.is_ready(batch.topics)
+                if open_.end is not None and not (is_ready and batch.is_boundary):
+                    # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
+                    last = self._commit(open_)
+                    self._open = open_ = OpenTransaction()
+                self._topic_admin.ensure(batch.topics)
+                self._delivery.produce(batch)
+                open_.add(batch, time.monotonic())
+                with self._lock:
+                    self._open_count += 1
+                    self._backlog.produced(time.monotonic(), open_.byte_count)
+                self.statistics.event_count += batch.event_count
+                self.statistics.byte_count += batch.byte_count
+            now = time.monotonic()
+            is_due = now >= open_.began_at + interval or open_.byte_count >= self._config.commit_bytes_max or self._is_drained
+            if open_.end is not None and is_due:
+                if heartbeat_interval and now >= next_heartbeat:
+                    next_heartbeat = now + heartbeat_interval
+                    self._heartbeat(open_.end)
+                last = self._commit(open_)
+                self._open = open_ = OpenTransaction()
+            elif not open_.began_at and last and heartbeat_interval and now >= next_heartbeat:
+                next_heartbeat = now + heartbeat_interval
+                self._heartbeat(last)
+                self._commit_position(last, {})
+            if self._is_drained and not open_.began_at:
+                self._state = _State.STOPPED
+                return
+            if self._is_stopping.is_set() or self._is_drained:
+                raise PublishAborted("stopped before everything was committed")
+
+    def _commit(self, open_: OpenTransaction) -> Position:
+        assert open_.end is not None
+        self._commit_position(open_.end, open_.stored)
+        self.committed = open_.end
+        self.statistics.failure = None
+        self._settle(open_.end)
+        return open_.end
+
+    @property
+    def _is_ending(self) -> bool:
+        return self._is_stopping.is_set() or self._should_drain
+
+    @property
+    def _is_drained(self) -> bool:
+        return self._should_drain and not self._queue
+
+    def _take(self, timeout_seconds: float) -> Batch | None:
+        with self._lock:
+            self._lock.wait_for(
+                lambda: self._queue or self._should_drain or self._abandoned or self._is_stopping.is_set(),
+                max(0.0, timeout_seconds),
+            )
+            if not self._queue:
+                return None
+            had_room = self.has_room
+            batch = self._queue.popleft()
+            self._queued_bytes -= batch.byte_count
+            self._lock.notify_all()
+        if not had_room and self.has_room:
+            self._wake()
+        return batch
+
+    def _heartbeat(self, position: Position) -> None:
+        topic = self._topics.control(topics.HEARTBEAT)
+        self._topic_admin.ensure([topic])
+        moment = {"ts_ms": now_ms(), "vclock": position.vclock.to_json(), "seq": position.seq}
+        message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
+        self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
+
+    def _commit_position(
+        self, position: Position, stored: dict[int, StoredSpace | None], claims: Collection[Record] = ()
+    ) -> None:
+        records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
+        started = time.monotonic()
+        self._delivery.commit([*records, *claims, checkpoint.position_record(self._name, position, self._writer, now_ms())])
+        ended = time.monotonic()
+        self.statistics.commit_count += 1
+        self.statistics.commit_seconds += ended - started
+        self.statistics.recent_commit_seconds.append(ended - started)
+        self.statistics.last_commit_at = ended
+        self.statistics.trouble = None
+        with self._lock:
+            self._backlog.committed(ended, self._open_count)
+            self._open_count = 0
+
+    def _settle(self, position: Position) -> None:
+        with self._lock:
+            self._settled.append(position)
+        self._wake()
+
+    def _abort(self, error: PublishAborted) -> None:
+        """End the broken transaction, then wait until the daemon has gone back to the checkpoint.
+
+        Raises ProducerLostError if it can't be ended: this producer is of no use then, only a new one is.
+        """
+        self._topic_admin.forget()  # one may be gone, which is known only if it is looked for
+        try:
+            self._delivery.abort()
+        except (PublishAborted, ProducerLostError) as again:
+            # There may be nobody left to publish for.
+            if not self._is_ending:
+                if isinstance(again, FencedError):
+                    raise
+                raise ProducerLostError(f"{error.message}; and then {again.message}") from again
+        if self._is_ending:
+            self._fail(error)
+            return
+        with self._lock:
+            self._error = error
+            self._state = _State.ABORTED
+            self._wake()
+            self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_ending)
+            if self._state is _State.ABORTED:
+                self._state = _State.FAILED
+
+    def _fail(self, error: CdcError) -> None:
+        with self._lock:
+            self._error = error
+            self._state = _State.FAILED
+            self._lock.notify_all()
+        self._wake()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+            os.write(self._wake_write, b"\0")
+
+    def _complain(self, error: KafkaError) -> None:
+        """librdkafka's trouble with brokers, which it goes on trying to end."""
+        self.statistics.trouble = error.str()
+        now = time.monotonic()
+        if now >= self._next_complaint:
+            self._next_complaint = now + COMPLAINT_SECONDS
+            structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
+
+    def _make_delivery(self) -> Delivery:
+        topic = self._topics.control(topics.CHECKPOINT)
+        stopping: Callable[[], bool] = self._is_stopping.is_set
+        limits = broker_limits(self._clients.admin())
+        if limits.request_bytes is not None and self._config.message_bytes_max > limits.request_bytes:
+            raise PublishError(
+                f"kafka.message_bytes_max is {self._config.message_bytes_max}, and a broker hangs up on a request of more than "
+                f"{limits.request_bytes} bytes",
+                "Lower kafka.message_bytes_max, or raise socket.request.max.bytes on all brokers.",
+            )
+        timeout_ms = self._clients.transaction_timeout_ms(limits)
+        transactional = self._clients.transactional(self._complain, timeout_ms)
+        if self._config.delivery == "exactly_once":
+            self._timeout_seconds = timeout_ms / 1000
+            return ExactlyOnce(transactional, stopping, self.turn, topic)
+        delivery: AtLeastOnce
+
+        def report(error: KafkaError | None, message: Message) -> None:
+            delivery.on_failed_delivery(error, message)
+
+        producer = self._clients.idempotent(self._complain, report)
+        delivery = AtLeastOnce(producer, transactional, stopping, self.turn, topic)
+        return delivery

@@ -1,0 +1,129 @@
+"""Signs of life on the checkpoint topic: a daemon gives them, and another of its name listens before it takes the name.
+
+A sign is a record outside of any transaction, from a producer and a thread of its own. So it comes also while a large
+transaction is being published, while there is nothing to publish, and while Tarantool is away; and stops with the process.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import structlog
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+
+from cdc.kafka.clients import KafkaClients
+from cdc.stream.checkpoint import Sign, sign_record
+from cdc.stream.ownership import SIGN_SECONDS, Listening
+
+_FLUSH_SECONDS: Final = 2.0
+_POLL_SECONDS: Final = 0.25
+_QUERY_SECONDS: Final = 1.0
+
+_T = TypeVar("_T")
+
+
+class SignOfLife:
+    """Gives signs from `start` on until `close`."""
+
+    def __init__(self, clients: KafkaClients, topic: str, name: str, writer: str) -> None:
+        self._producer = clients.passing()
+        self._topic = topic
+        self._name = name
+        self._writer = writer
+        self._is_stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
+
+    def start(self) -> None:
+        """The name has been taken."""
+        self._thread.start()
+
+    def close(self, *, is_clean: bool) -> None:
+        """The process ends. If all is committed, say that it was the last sign, so that nobody has to wait for another."""
+        self._is_stopping.set()
+        self._thread.join()
+        if is_clean:
+            self._give(is_last=True)
+            self._producer.flush(_FLUSH_SECONDS)
+        self._producer.purge()
+
+    def _run(self) -> None:
+        while True:
+            self._give()
+            self._producer.poll(0)
+            if self._is_stopping.wait(SIGN_SECONDS):
+                return
+
+    def _give(self, *, is_last: bool = False) -> None:
+        sign = Sign(self._writer, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000, is_last)
+        key, value = sign_record(self._name, sign)
+        try:
+            self._producer.produce(self._topic, value, key)
+        except (BufferError, KafkaException) as error:
+            # Events go the same way, and what is wrong there is told.
+            structlog.get_logger().debug("no sign of life could be given", name=self._name, reason=str(error))
+
+
+def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool]) -> Sign | None:
+    """Listen until it is clear whether a daemon is at work; returns its last sign, None if none is, or a stop was asked for.
+
+    Waits as long as Kafka doesn't answer.
+    """
+    consumer = clients.consumer("read_uncommitted")
+    listening = Listening(time.monotonic())
+    latest = Sign("", "", 0, 0)
+    place = TopicPartition(topic, 0, OFFSET_END)
+    read_to = -1
+    try:
+        # Without it librdkafka looks for the partition's leader half a second later.
+        _answers(lambda: consumer.list_topics(topic, _QUERY_SECONDS))
+        consumer.assign([place])
+        while not is_stopping() and not listening.is_gone(time.monotonic()):
+            message = consumer.poll(_POLL_SECONDS)
+            now = time.monotonic()
+            if message is None:
+                # Silence counts where the partition's leader says that there is nothing more.
+                end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
+                if end is None or read_to < end[1]:
+                    listening.deaf(now)
+            elif (error := message.error()) is None:
+                read_to = (message.offset() or 0) + 1
+                found = _sign_in(name, message.key() or b"", message.value())
+                if found is not None:
+                    if found.host:
+                        latest = found
+                    listening.heard(now)
+                    if listening.is_at_work:
+                        return latest
+            elif error.code() == KafkaError._PARTITION_EOF:
+                read_to = message.offset() or 0
+            else:
+                listening.deaf(now)
+    finally:
+        consumer.close()
+    return None
+
+
+def _answers(question: Callable[[], _T]) -> _T | None:
+    try:
+        return question()
+    except KafkaException:
+        return None
+
+
+def _sign_in(name: str, key: bytes, value: bytes | None) -> Sign | None:
+    """What a record tells of a daemon: its sign of life, or a position that it has written; None if nothing."""
+    try:
+        identity, content = json.loads(key), json.loads(value or b"null")
+        if identity == {"name": "", "alive": name} and not content["is_last"]:
+            return Sign(content["writer"], content["host"], content["process_id"], content["ts_ms"])
+        if identity == {"name": name} and content is not None:
+            return Sign(content["writer"], "", 0, content["ts_ms"])
+    except (ValueError, KeyError, TypeError):
+        pass  # whoever reads the checkpoint says what is wrong with it
+    return None

@@ -1,0 +1,177 @@
+"""The daemon's topics in Kafka: which there are, how many partitions they have, and making those that are missing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Final
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.cimpl import NewTopic
+
+from cdc.config import KafkaSection
+from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+from cdc.events import topics
+from cdc.kafka.clients import Admin
+from cdc.kafka.errors import operator_error, reading_error
+
+ADMIN_TIMEOUT_SECONDS: Final = 10.0
+CREATE_TIMEOUT_SECONDS: Final = 30.0
+"""How long a broker may take to make a few hundred topics; for the answer to anything else it has socket.timeout.ms."""
+PATIENCE_SECONDS: Final = 60.0
+"""How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
+FEW_TOPICS: Final = 20
+_POLL_SECONDS: Final = 0.02
+_POLL_MAX_SECONDS: Final = 0.5
+_RECORDS_MAX: Final = 2_000
+"""Of one request to create topics: Kafka's controller writes a record for each topic, partition and setting, refuses a request
+that would need more than 10,000, and with fewer answers in time."""
+_LOGIN_SECONDS: Final = 2.0
+"""How long to wait for an answer until it is looked whether there is none because the login is refused."""
+
+_CHECKPOINT_CONFIG: Final = {
+    "cleanup.policy": "compact",
+    # A record comes with every commit: small segments and eager compaction keep what a start has to read small.
+    "segment.bytes": str(16 * 1024 * 1024),
+    "min.cleanable.dirty.ratio": "0.1",
+}
+
+
+def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
+    """Topics and their numbers of partitions. Raises LoginError, and ConnectionLostError before librdkafka says it in its way."""
+    deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
+    timeout = _LOGIN_SECONDS
+    while True:
+        try:
+            found = admin.list_topics(timeout=timeout).topics
+        except KafkaException as error:
+            admin.poll(0)  # what it complains of
+            # One may be a broker's that was just ending.
+            if len(admin.refusals) > 1:
+                raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
+            timeout = deadline - time.monotonic()
+            if timeout <= 0:
+                raise ConnectionLostError(
+                    f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
+                    "Check kafka.bootstrap_servers, and that the brokers run.",
+                ) from error
+        else:
+            return {name: len(topic.partitions) for name, topic in found.items()}
+
+
+class TopicAdmin:
+    """Makes sure that topics exist, with sensible settings, before anything is written to them."""
+
+    def __init__(self, config: KafkaSection, admin: Admin, is_stopping: threading.Event) -> None:
+        self._config = config
+        self._admin = admin
+        self._is_stopping = is_stopping
+        self._known: set[str] = set()
+
+    def is_ready(self, wanted: Iterable[str]) -> bool:
+        """Whether all these topics have been made sure of."""
+        return self._known.issuperset(wanted)
+
+    def forget(self) -> None:
+        """Something is wrong with Kafka: make sure of every topic anew."""
+        self._known.clear()
+
+    def ensure(self, wanted: Iterable[str]) -> None:
+        """Create what is missing of these topics, all at once.
+
+        Raises PublishAborted while Kafka is away, PublishError for good.
+        """
+        unknown = [topic for topic in wanted if topic not in self._known]
+        if not unknown:
+            return
+        missing = self._missing(unknown)
+        if missing and self._config.create_topics:
+            self._create(missing)
+            missing = self._await(missing)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise PublishError(
+                f"the topic {missing[0]}{more} doesn't exist, or this daemon may not see it",
+                "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
+            )
+        self._known.update(unknown)
+
+    def _missing(self, wanted: list[str]) -> list[str]:
+        # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.
+        try:
+            existing = list_topics(self._admin, self._config.bootstrap_servers)
+        except ConnectionLostError as error:
+            raise PublishAborted(error.message, error.hint) from error
+        return [topic for topic in wanted if not existing.get(topic)]
+
+    def _create(self, missing: list[str]) -> None:
+        room = _RECORDS_MAX
+        part: list[NewTopic] = []
+        for topic in missing:
+            new = self._new(topic)
+            room -= 1 + new.num_partitions + len(new.config or ())
+            if room < 0 and part:
+                self._create_part(part)
+                room, part = _RECORDS_MAX, []
+            part.append(new)
+        self._create_part(part)
+
+    def _new(self, topic: str) -> NewTopic:
+        suffix = topic.removeprefix(self._config.topic_prefix + ".")
+        settings = {
+            "max.message.bytes": str(self._config.message_bytes_max),
+            # Not the brokers' default, which is one: with it, an event that was committed could be lost with one disk.
+            "min.insync.replicas": str(self._config.insync_replicas),
+        }
+        if suffix == topics.CHECKPOINT:
+            settings |= _CHECKPOINT_CONFIG
+        elif suffix == topics.SCHEMA:
+            settings["cleanup.policy"] = "compact"
+        return NewTopic(
+            topic,
+            num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,
+            replication_factor=self._config.replication_factor,
+            config=settings,
+        )
+
+    def _create_part(self, part: list[NewTopic]) -> None:
+        answers = self._admin.create_topics(
+            part, operation_timeout=CREATE_TIMEOUT_SECONDS, request_timeout=CREATE_TIMEOUT_SECONDS + 5
+        )
+        for topic, answer in answers.items():
+            try:
+                answer.result()
+            except KafkaException as error:
+                cause = error.args[0]
+                if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
+                    continue
+                # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is
+                # wrong.
+                is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
+                if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                    raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
+                what = f"the topic {topic} can't be created"
+                raise operator_error(cause, what) or PublishError(
+                    f"{what}: {cause.str()}", "Create it, or correct kafka.partitions and kafka.replication_factor."
+                ) from error
+
+    def _await(self, created: list[str]) -> list[str]:
+        """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
+        missing, pause = created, _POLL_SECONDS
+        deadline = time.monotonic() + _patience_seconds(missing)
+        while time.monotonic() < deadline:
+            before, missing = len(missing), self._missing(missing)
+            if not missing:
+                break
+            if len(missing) < before:
+                deadline = time.monotonic() + _patience_seconds(missing)
+            if self._is_stopping.wait(pause):
+                raise PublishAborted(f"stopped while {len(missing)} topics were made")
+            pause = min(2 * pause, _POLL_MAX_SECONDS)
+        return missing
+
+
+def _patience_seconds(missing: list[str]) -> float:
+    """How long none of these may appear. A few are there at once, unless this daemon may not see them."""
+    return PATIENCE_SECONDS if len(missing) > FEW_TOPICS else ADMIN_TIMEOUT_SECONDS

@@ -1,0 +1,79 @@
+"""Asking a running daemon, over the HTTP address of its configuration."""
+
+from __future__ import annotations
+
+import json
+import urllib.error
+import urllib.request
+from typing import Any, Final
+
+from cdc.config import Config
+from cdc.errors import CdcError, ConfigurationError, RequestError
+from cdc.stream.ownership import NameTakenError
+
+_ASK_SECONDS: Final = 30.0
+"""Longer than the daemon takes to say that it is too busy."""
+_STATUS_SECONDS: Final = 5.0
+
+
+def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the running daemon answers. Raises ConfigurationError if there is none, RequestError if it refuses."""
+    if config.http.address is None:
+        raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
+    host, port = config.http.address
+    try:
+        return _get(config.http.address, path, question)
+    except urllib.error.HTTPError as error:
+        with error:
+            raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
+    except (urllib.error.URLError, OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"no daemon answers at {host}:{port}: {error}", "Start it with `tarantool-cdc run`, or correct http.listen."
+        ) from error
+
+
+def who_listens(name: str, address: tuple[str, int]) -> CdcError | None:
+    """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does."""
+    other = name_at(address)
+    if other is None:
+        return None
+    place = f"{address[0]}:{address[1]}"
+    if other == name:
+        return NameTakenError(
+            f"a daemon {name!r} is at work and listens at {place} (http.listen), and there can be one of a name",
+            "Stop that one first, or give this one another name, kafka.topic_prefix, state.path and http.listen.",
+        )
+    return ConfigurationError(
+        f"http.listen = {place} can't be had: the daemon {other!r} listens there", f"Give {name!r} another port in http.listen."
+    )
+
+
+def name_at(address: tuple[str, int]) -> str | None:
+    """The name of the daemon that answers at an address; None if none does."""
+    try:
+        name = _get(address, "/status", None)["name"]
+    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError):
+        return None
+    return name if isinstance(name, str) else None
+
+
+def _get(address: tuple[str, int], path: str, question: dict[str, Any] | None) -> dict[str, Any]:
+    host, port = address
+    request = urllib.request.Request(
+        f"http://{host}:{port}{path}",
+        data=None if question is None else json.dumps(question).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    timeout = _STATUS_SECONDS if question is None else _ASK_SECONDS
+    # A daemon's address is asked for directly, whatever proxy there is for other sites.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(request, timeout=timeout) as answer:
+        found: dict[str, Any] = json.load(answer)
+        return found
+
+
+def _refusal(body: bytes) -> str | None:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return None

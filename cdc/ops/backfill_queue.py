@@ -1,0 +1,132 @@
+"""Requests for rows of some spaces again, on their way from whoever asks to the thread that has the rows.
+
+    HTTP's thread ──ask──▶ waiting ──▶ current ──▶ chunks, one per turn of the follower's loop
+                    ◀──────── admitted, or why not
+
+One request runs at a time, and it gives way to the stream: while rows come, it takes a third of the time at most. With the
+connection its pipeline ends, and on the next one it begins anew, under another number. A restart forgets all requests.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import structlog
+
+from cdc.errors import RequestError
+from cdc.stream.backfill import CHUNK_BYTES, Republication
+from cdc.stream.batch import Batch
+from cdc.stream.pipeline import Pipeline
+
+REQUESTS_MAX: Final = 16
+ANSWER_TIMEOUT_SECONDS: Final = 20.0
+QUEUED_BYTES_MAX: Final = CHUNK_BYTES
+"""With more than this before Kafka's producer no chunk is made: live events would have to wait behind all of it."""
+_TIME_FACTOR: Final = 2
+
+
+@dataclass(slots=True)
+class _Request:
+    names: tuple[str, ...]
+    is_answered: threading.Event = field(default_factory=threading.Event)
+    error: RequestError | None = None
+    is_withdrawn: bool = False
+
+
+class SnapshotRequests:
+    """The queue. `ask` and `to_json` are for any thread, all else for the daemon's."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting: deque[_Request] = deque()
+        self._current: Republication | None = None
+        self._not_before = 0.0
+        self._log = structlog.get_logger()
+
+    def ask(self, names: Sequence[str], timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> None:
+        """Ask for the rows of these spaces, and wait until it is clear that they will come. Raises RequestError."""
+        request = _Request(tuple(names))
+        with self._lock:
+            if len(self._waiting) >= REQUESTS_MAX:
+                raise RequestError(f"{REQUESTS_MAX} requests are waiting already", "Ask again when they are done.")
+            self._waiting.append(request)
+        if not request.is_answered.wait(timeout_seconds):
+            with self._lock:
+                if not request.is_answered.is_set():
+                    request.is_withdrawn = True
+                    raise RequestError(
+                        f"the daemon was busy for {timeout_seconds:g} s: another request runs, or Kafka or the state store lag",
+                        "`tarantool-cdc status` tells which; ask again later.",
+                    )
+        if request.error is not None:
+            raise request.error
+
+    def to_json(self) -> dict[str, Any] | None:
+        """For /status: what runs and what waits; None if nothing does."""
+        current, waiting = self._current, len(self._waiting)
+        if current is None and not waiting:
+            return None
+        return {
+            "snapshot_id": str(current.snapshot_id) if current and current.snapshot_id else None,
+            "spaces": list(current.names) if current else [],
+            "rows": current.row_count if current else 0,
+            "waiting": waiting,
+        }
+
+    @property
+    def is_running(self) -> bool:
+        """Whether there are chunks to be made."""
+        return self._current is not None
+
+    def restart(self) -> None:
+        """Another connection, and another pipeline: what ran begins anew."""
+        if self._current is not None:
+            self._current = Republication(self._current.names)
+        self._not_before = 0.0
+
+    def chunk(self, pipeline: Pipeline, now_us: int, *, queued_bytes: int, is_busy: bool) -> Batch | None:
+        """The next chunk, if there is one to make and it is time; `is_busy` if the stream had rows just now.
+
+        Raises as Pipeline.feed does.
+        """
+        began = time.monotonic()
+        if pipeline.is_replaying or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
+            return None
+        batch = self._first(pipeline, now_us) if self._current is None else self._next(pipeline, self._current, now_us)
+        ended = time.monotonic()
+        self._not_before = ended + _TIME_FACTOR * (ended - began)
+        current = self._current
+        if current is not None and current.is_complete:
+            self._log.info("rows were published again", spaces=list(current.names), rows=current.row_count)
+            self._current = None
+        return batch
+
+    def _first(self, pipeline: Pipeline, now_us: int) -> Batch | None:
+        """Begin the first request that is still wanted and can be done; tell who asks."""
+        while self._waiting:
+            with self._lock:
+                request = self._waiting.popleft()
+                if request.is_withdrawn:
+                    continue
+                self._current = Republication(request.names)
+                try:
+                    return pipeline.republish(self._current, now_us)
+                except RequestError as error:
+                    self._current, request.error = None, error
+                finally:
+                    request.is_answered.set()
+        return None
+
+    def _next(self, pipeline: Pipeline, current: Republication, now_us: int) -> Batch | None:
+        try:
+            return pipeline.republish(current, now_us)
+        except RequestError as error:
+            # It began on another connection, and by now something else is published.
+            self._log.warning("rows can't be published again any more", spaces=list(current.names), reason=str(error))
+            self._current = None
+            return None

@@ -1,0 +1,99 @@
+"""The daemon's window: /metrics (Prometheus), /health, /ready and /status; and one thing to ask for, POST /snapshot.
+
+{"spaces": ["users"]} ──▶ 202, or 400, 409, 415, 503 with {"error": a sentence}
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Collection
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from cdc.errors import ConfigurationError, RequestError
+from cdc.ops.backfill_queue import ANSWER_TIMEOUT_SECONDS
+from cdc.ops.bounded_server import BoundedHandler, BoundedServer
+from cdc.ops.metrics import StatusCollector
+from cdc.ops.status import Status
+
+BODY_BYTES_MAX: Final = 1024 * 1024
+
+
+class StatusServer:
+    """Serves one status on a thread of its own."""
+
+    def __init__(self, address: tuple[str, int], status: Status, allowed_hosts: Collection[str] = ()) -> None:
+        """Listen; answer also under the names `allowed_hosts`. Raises ConfigurationError if the address can't be had."""
+        registry = CollectorRegistry()
+        registry.register(StatusCollector(status))
+
+        class Handler(BoundedHandler):
+            def do_GET(self) -> None:  # noqa: N802 - the library's name
+                match self.path.split("?")[0]:
+                    case "/metrics":
+                        self.answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                    case "/health":
+                        is_healthy = status.state != "failed"
+                        self.answer(
+                            200 if is_healthy else 503, "text/plain", f"{status.shown_error or status.shown_state}\n".encode()
+                        )
+                    case "/ready":
+                        reason = "" if status.is_ready or not status.shown_error else f": {status.shown_error}"
+                        self.answer(200 if status.is_ready else 503, "text/plain", f"{status.shown_state}{reason}\n".encode())
+                    case "/status":
+                        self.answer(200, "application/json", json.dumps(status.to_json(), indent=1).encode())
+                    case _:
+                        self.answer(404, "text/plain", b"there are /metrics, /health, /ready and /status\n")
+
+            def do_POST(self) -> None:  # noqa: N802 - the library's name
+                if self.path != "/snapshot":
+                    self.answer(404, "text/plain", b"there is /snapshot\n")
+                # A page in somebody's browser can't send this type to another site without being allowed to.
+                elif self.headers.get_content_type() != "application/json":
+                    self._tell(415, {"error": "the body must be application/json"})
+                else:
+                    self._tell(*self._request_snapshot())
+
+            def _request_snapshot(self) -> tuple[int, dict[str, Any]]:
+                try:
+                    length = int(self.headers.get("Content-Length", 0))
+                    match json.loads(self.rfile.read(length)) if 0 < length <= BODY_BYTES_MAX else None:
+                        case {"spaces": [str(), *_] as names} if all(isinstance(name, str) for name in names):
+                            pass
+                        case _:
+                            raise ValueError
+                except (ValueError, RecursionError):
+                    return 400, {"error": 'the body must be {"spaces": [names]}'}
+                if status.requests is None or status.state != "streaming":
+                    return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
+                self.server.prolong(self.connection, ANSWER_TIMEOUT_SECONDS)
+                try:
+                    status.requests.ask(names)
+                except RequestError as error:
+                    return 409, {"error": str(error)}
+                return 202, {"spaces": names}
+
+            def _tell(self, code: int, value: dict[str, Any]) -> None:
+                self.answer(code, "application/json", json.dumps(value).encode())
+
+        try:
+            self._server = BoundedServer(address, Handler, allowed_hosts=allowed_hosts)
+        except OSError as error:
+            raise ConfigurationError(
+                f"http.listen = {address[0]}:{address[1]} can't be had: {error.strerror}",
+                "Choose another port, or an empty http.listen to listen nowhere.",
+            ) from error
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+
+    @property
+    def port(self) -> int:
+        """The port, which the system chose if 0 was asked for."""
+        return self._server.server_address[1]
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,136 @@
+"""The metrics, as a documented list: what /metrics shows, each with its meaning and unit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from cdc.ops.status import Status
+from cdc.upstream.overview import Upstream
+from cdc.vclock import VClock
+
+COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
+    "tarantool_cdc_rows": ("Rows of the stream and of snapshots that were taken in", lambda s: s.row_count),
+    "tarantool_cdc_received_bytes": ("Bytes read from the server", lambda s: s.received_bytes),
+    "tarantool_cdc_events": ("Events handed to Kafka", lambda s: s.kafka.event_count),
+    "tarantool_cdc_event_bytes": ("Bytes of values handed to Kafka", lambda s: s.kafka.byte_count),
+    "tarantool_cdc_commits": ("Kafka commits", lambda s: s.kafka.commit_count),
+    "tarantool_cdc_commit_seconds": ("Time spent in Kafka commits", lambda s: s.kafka.commit_seconds),
+    "tarantool_cdc_aborts": ("Kafka transactions that were aborted and published again", lambda s: s.kafka.abort_count),
+    "tarantool_cdc_vinyl_upserts": (
+        "UPSERTs of vinyl spaces from a master before 2.6.1, which may merge them otherwise than one after the other",
+        lambda s: s.merging_upsert_count,
+    ),
+    "tarantool_cdc_reconnects": ("Connections to Tarantool after the first", lambda s: s.reconnect_count),
+}
+"""Names without `_total`, which the exposition adds."""
+
+GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
+    "tarantool_cdc_ready": ("1 while changes flow and become durable", lambda s: float(s.is_ready)),
+    "tarantool_cdc_stalled_seconds": (
+        "How long changes have been waiting while Kafka committed nothing; 0 if none waits",
+        lambda s: s.stalled_seconds,
+    ),
+    "tarantool_cdc_lag_seconds": (
+        "Age of the oldest change that isn't committed, 0 when all is",
+        lambda s: s.lag_seconds(time.time()),
+    ),
+    "tarantool_cdc_seq": ("The last seq given out", lambda s: s.seq),
+    "tarantool_cdc_schema_version": ("The last schema version given out", lambda s: s.schema_version),
+    "tarantool_cdc_snapshot_rows": ("Rows of the latest snapshot so far", lambda s: s.snapshot_rows),
+    "tarantool_cdc_queued_bytes": ("Bytes of events that wait for Kafka's producer", lambda s: s.queued_bytes),
+    "tarantool_cdc_unwritten_bytes": (
+        "Memory of the images' changes that the store doesn't have yet; a transaction of the source is held in it whole",
+        lambda s: s.unwritten_bytes,
+    ),
+    "tarantool_cdc_open_transaction_bytes": (
+        "Bytes of the source transaction whose end has not arrived",
+        lambda s: s.open_transaction_bytes,
+    ),
+    "tarantool_cdc_limbo_transactions": (
+        "Transactions that wait for a quorum, or behind one that does",
+        lambda s: s.limbo.transaction_count,
+    ),
+    "tarantool_cdc_limbo_bytes": ("Their bytes in memory", lambda s: s.limbo.memory_byte_count),
+    "tarantool_cdc_limbo_disk_bytes": ("Their bytes on disk", lambda s: s.limbo.disk_byte_count),
+    "tarantool_cdc_limbo_seconds": ("How long the oldest of them has been waiting", lambda s: s.limbo_seconds(time.time())),
+    "tarantool_cdc_limbo_overdue": (
+        "1 while one has been waiting for longer than source.quorum_alert_ms; /status names it",
+        lambda s: float(s.overdue is not None),
+    ),
+    "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
+    "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
+    "tarantool_cdc_doubtful_keys": (
+        'Keys whose row is not known since one could not be carried out (format.on_image_error = "dlq")',
+        lambda s: s.doubtful_key_count,
+    ),
+    "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
+}
+
+UPSTREAM_GAUGES: Final[dict[str, tuple[str, Callable[[Upstream], float | None]]]] = {
+    "tarantool_cdc_upstream_following": ("1 for the member that is followed", lambda u: float(u.is_following)),
+    "tarantool_cdc_upstream_read_only": ("1 for a member that is read-only", lambda u: u.is_read_only),
+    "tarantool_cdc_upstream_lag_rows": ("Rows that a member lacks of what the most advanced ones have", lambda u: u.lag_rows),
+    "tarantool_cdc_upstream_headroom_rows": (
+        "Headroom until a gap: rows before the daemon's position whose logs a member keeps; negative: rows whose logs are gone",
+        lambda u: u.headroom_rows,
+    ),
+}
+"""By member, as it was when all were last asked (source.survey_interval_ms), with the label `upstream`, its address. What isn't
+known, because the member doesn't answer, is absent."""
+
+VCLOCKS: Final = ("master", "received", "published", "checkpoint", "state")
+"""Values of the label `position` of tarantool_cdc_lsn, beside the label `replica_id`."""
+
+
+UPSTREAM_STATE: Final = "1 with each member's state, as /status names it, its uuid and its version"
+UPSTREAM_LSN: Final = "By member: how far it is (vclock), and from where it keeps logs (gc_vclock)"
+UPSTREAM_IDLE: Final = "How long the followed member hasn't been heard"
+
+
+class StatusCollector(Collector):
+    """Reads the status each time the metrics are asked for."""
+
+    def __init__(self, status: Status) -> None:
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics as they are now."""
+        status = self._status
+        for name, (help_text, read) in COUNTERS.items():
+            yield CounterMetricFamily(name, help_text, value=read(status))
+        for name, (help_text, read) in GAUGES.items():
+            yield GaugeMetricFamily(name, help_text, value=read(status))
+        lsn = GaugeMetricFamily("tarantool_cdc_lsn", "Positions by origin", labels=["position", "replica_id"])
+        vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.stored or VClock())
+        for position, vclock in zip(VCLOCKS, vclocks, strict=True):
+            for origin, value in vclock.items():
+                lsn.add_metric([position, str(origin)], value)
+        yield lsn
+        yield from self._upstreams()
+
+    def _upstreams(self) -> Iterator[Metric]:
+        upstreams = self._status.upstreams
+        for name, (help_text, read) in UPSTREAM_GAUGES.items():
+            gauge = GaugeMetricFamily(name, help_text, labels=["upstream"])
+            for upstream in upstreams:
+                value = read(upstream)
+                if value is not None:
+                    gauge.add_metric([upstream.address], value)
+            yield gauge
+        state = GaugeMetricFamily("tarantool_cdc_upstream_state", UPSTREAM_STATE, labels=["upstream", "state", "uuid", "version"])
+        lsn = GaugeMetricFamily("tarantool_cdc_upstream_lsn", UPSTREAM_LSN, labels=["upstream", "position", "replica_id"])
+        for upstream in upstreams:
+            state.add_metric([upstream.address, upstream.state, upstream.server_uuid or "", upstream.version or ""], 1.0)
+            for position, vclock in (("vclock", upstream.vclock), ("gc_vclock", upstream.gc_vclock)):
+                for origin, value in vclock.items() if vclock is not None else ():
+                    lsn.add_metric([upstream.address, position, str(origin)], value)
+        yield state
+        yield lsn
+        idle = self._status.idle_seconds
+        if idle is not None:
+            yield GaugeMetricFamily("tarantool_cdc_upstream_idle_seconds", UPSTREAM_IDLE, value=idle)

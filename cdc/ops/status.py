@@ -1,0 +1,198 @@
+"""What the daemon shows of itself: one object that its thread writes and everybody else reads."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal
+
+from cdc.kafka.publisher import PublisherStatistics
+from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.stream.limbo import LimboState
+from cdc.stream.limbo_watch import Overdue
+from cdc.upstream.overview import Upstream
+from cdc.vclock import VClock
+
+State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
+
+
+@dataclass(slots=True)
+class Status:
+    """The daemon at this moment. Fields are replaced whole, so a reader never sees half of one."""
+
+    name: str
+    state: State = "starting"
+    error: str | None = None
+    upstream: str | None = None
+    upstreams: tuple[Upstream, ...] = ()
+    surveyed_at: float = 0.0
+    """When `upstreams` was found out, as time.monotonic tells it."""
+    upstream_version: str | None = None
+    server_uuid: str | None = None
+    replicaset_uuid: str | None = None
+    master_vclock: VClock = field(default_factory=VClock)
+    received: VClock = field(default_factory=VClock)
+    published: VClock = field(default_factory=VClock)
+    checkpoint: VClock = field(default_factory=VClock)
+    seq: int = 0
+    schema_version: int = 0
+    snapshot_id: int = 0
+    snapshot_rows: int = 0
+    row_count: int = 0
+    received_bytes: int = 0
+    reconnect_count: int = 0
+    last_heard_at: float = 0.0
+    open_transaction_bytes: int = 0
+    limbo: LimboState = field(default_factory=LimboState)
+    overdue: Overdue | None = None
+    """The transaction that has been waiting for a quorum for too long, if there is one."""
+    queued_bytes: int = 0
+    unwritten_bytes: int = 0
+    """What the images' changes take in memory that the store doesn't have yet."""
+    is_reading: bool = True
+    stored: VClock | None = None
+    state_rows: int = 0
+    state_bytes: int = 0
+    merging_upsert_count: int = 0
+    """UPSERTs of vinyl spaces from a server that merges them, so that their outcome isn't known for sure."""
+    doubtful_key_count: int = 0
+    requests: SnapshotRequests | None = None
+    kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
+    stalled_after_seconds: float = 15.0
+    started_at: float = field(default_factory=time.time)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether changes flow, and become durable."""
+        return self.shown_state == "streaming"
+
+    @property
+    def stalled_seconds(self) -> float:
+        """How long something has been waiting while nothing was committed; 0 if nothing waits."""
+        since = self.kafka.backlog.stalled_since()
+        return max(0.0, time.monotonic() - since) if since is not None else 0.0
+
+    @property
+    def shown_state(self) -> State:
+        """`state`, for others: a stream of which nothing becomes durable is stalled."""
+        return "stalled" if self.state == "streaming" and self.stall else self.state
+
+    @property
+    def stall(self) -> str | None:
+        """A sentence about what stands still since when, None if nothing does."""
+        seconds = self.stalled_seconds
+        if seconds < self.stalled_after_seconds:
+            return None
+        since = datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
+        trouble = f" (its client says: {self.kafka.trouble})" if self.kafka.trouble else ""
+        return (
+            f"Kafka has committed nothing since {since}, for {seconds:.0f} s, while changes wait{trouble}. Nothing is lost, and "
+            "the daemon goes on by itself. Look whether the brokers run and have enough replicas in sync (min.insync.replicas)."
+        )
+
+    @property
+    def shown_error(self) -> str | None:
+        """`error`, for others: or that Kafka stands still or throws away, or what waits for a quorum for too long."""
+        overdue = self.overdue.sentence(time.time_ns() // 1000) if self.overdue is not None else None
+        return self.error or self.stall or self.kafka.failure or overdue
+
+    def lag_seconds(self, now: float) -> float:
+        """How old the oldest change is that has come and isn't committed, also if it waits for a quorum; 0 when all is."""
+        return max(self.kafka.backlog.age(time.monotonic(), now), self.limbo_seconds(now))
+
+    @property
+    def idle_seconds(self) -> float | None:
+        """How long the server hasn't been heard; None before it was heard at all."""
+        return time.monotonic() - self.last_heard_at if self.last_heard_at else None
+
+    def limbo_seconds(self, now: float) -> float:
+        """How long the oldest transaction has been waiting for a quorum; 0 if none waits."""
+        return max(0.0, now - self.limbo.oldest_us / 1e6) if self.limbo.oldest_us else 0.0
+
+    def to_json(self) -> dict[str, Any]:
+        """For /status and `tarantool-cdc status --json`."""
+        now = time.time()
+        recent = sorted(self.kafka.recent_commit_seconds)
+        return {
+            "name": self.name,
+            "state": self.shown_state,
+            "error": self.shown_error,
+            "uptime_seconds": round(now - self.started_at, 1),
+            "upstream": {
+                "address": self.upstream,
+                "version": self.upstream_version,
+                "uuid": self.server_uuid,
+                "replicaset_uuid": self.replicaset_uuid,
+                "vclock": self.master_vclock.to_json(),
+                "idle_seconds": _rounded(self.idle_seconds),
+                "reconnects": self.reconnect_count,
+            },
+            "upstreams": [self._upstream_to_json(upstream) for upstream in self.upstreams],
+            "position": {
+                "received": self.received.to_json(),
+                "published": self.published.to_json(),
+                "checkpoint": self.checkpoint.to_json(),
+                "seq": self.seq,
+                "schema_version": self.schema_version,
+                "snapshot_id": self.snapshot_id,
+            },
+            "lag_seconds": round(self.lag_seconds(now), 3),
+            "rows": self.row_count,
+            "snapshot_rows": self.snapshot_rows,
+            "received_bytes": self.received_bytes,
+            "store": None
+            if self.stored is None
+            else {
+                "position": self.stored.to_json(),
+                "rows": self.state_rows,
+                "bytes": self.state_bytes,
+                "doubtful_keys": self.doubtful_key_count,
+            },
+            "vinyl_upserts": self.merging_upsert_count,
+            "snapshot_request": self.requests.to_json() if self.requests is not None else None,
+            "limbo": {
+                "transactions": self.limbo.transaction_count,
+                "rows": self.limbo.row_count,
+                "bytes": self.limbo.memory_byte_count,
+                "bytes_on_disk": self.limbo.disk_byte_count,
+                "oldest_seconds": round(self.limbo_seconds(now), 3),
+                "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
+                "is_overdue": self.overdue is not None,
+            },
+            "buffers": {
+                "queued_bytes": self.queued_bytes,
+                "unwritten_bytes": self.unwritten_bytes,
+                "open_transaction_bytes": self.open_transaction_bytes,
+                "is_reading": self.is_reading,
+            },
+            "kafka": {
+                "events": self.kafka.event_count,
+                "bytes": self.kafka.byte_count,
+                "commits": self.kafka.commit_count,
+                "aborts": self.kafka.abort_count,
+                "stalled_seconds": round(self.stalled_seconds, 3),
+                "commit_ms_median": round(recent[len(recent) // 2] * 1000, 2) if recent else None,
+                "commit_ms_max": round(recent[-1] * 1000, 2) if recent else None,
+            },
+        }
+
+    def _upstream_to_json(self, upstream: Upstream) -> dict[str, Any]:
+        return {
+            "address": upstream.address,
+            "state": upstream.state,
+            "uuid": upstream.server_uuid,
+            "version": upstream.version,
+            "read_only": upstream.is_read_only,
+            "vclock": upstream.vclock.to_json() if upstream.vclock is not None else None,
+            "gc_vclock": upstream.gc_vclock.to_json() if upstream.gc_vclock is not None else None,
+            "lag_rows": upstream.lag_rows,
+            "headroom_rows": upstream.headroom_rows,
+            "idle_seconds": _rounded(self.idle_seconds) if upstream.is_following else None,
+            "error": upstream.error,
+            "age_seconds": _rounded(time.monotonic() - self.surveyed_at) if self.surveyed_at else None,
+        }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None

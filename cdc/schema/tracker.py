@@ -1,0 +1,396 @@
+"""The form of every space at every position of the stream.
+
+Tarantool's DDL is ordinary rows of ordinary spaces in the same log as the data: `_space` (280) holds names and formats,
+`_index` (288) the keys, and a row in `_truncate` (330) empties a space. The tracker folds those rows in order. So a row is
+always decoded by the schema at its own position, never by today's, and the server is never asked.
+
+    _space 513 ──┐                 CREATE                  ALTER                        DROP, and before it
+    _index 513 0 ┴─▶ form, version 1 ──▶ rows ──▶ format ──▶ form, version 2 ──▶ rows ──▶ `t`: the rows are gone
+
+A form becomes known to the outside with its primary key: until then no row of the space can exist. When the primary
+index goes, the rows go with it; a drop is that, followed by the deletion of the `_space` row.
+
+What it refuses to know: topics, filters, and how a row looks outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
+from uuid import UUID
+
+from cdc.errors import SchemaError, excerpt
+from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
+from cdc.protocol.constants import Key, Type
+from cdc.protocol.extensions import DeepValue
+from cdc.schema.forms import ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
+from cdc.tuples.operations import apply_plainly, normalise
+
+SCHEMA_SPACE: Final = 272
+SPACE_SPACE: Final = 280
+INDEX_SPACE: Final = 288
+TRUNCATE_SPACE: Final = 330
+TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
+SYSTEM_SPACE_MAX: Final = 511
+"""Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
+_PRIMARY: Final = 0
+_LOST_PRIMARY: Final = -1
+"""Stands for the primary index that a space had last: it has no rows now, but is still known outside."""
+_LOCAL_GROUP: Final = 1
+_TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
+_WRITTEN_DIFFERENTLY: Final = frozenset(
+    {"number", "double", "float32", "float64", "scalar", "datetime"}
+    | {"decimal", "decimal32", "decimal64", "decimal128", "decimal256"}
+)
+"""Types of which one value has several writings. A HASH index looks for a key by the hash of the bytes in which it was sent
+(src/box/tuple_hash.cc): in all versions it has 1 and 1.0 as one number, but each writing of a decimal or of a point in time,
+and each NaN, as a key of its own. A TREE compares what they mean."""
+# Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
+_SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
+_INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
+
+
+def replicaset_uuid_in(body: Body) -> UUID | None:
+    """The replica set that a row of `_schema` names (as `cluster` before 3.0), None for any other row.
+
+    Raises SchemaError if it isn't a UUID.
+    """
+    if body.get(Key.SPACE_ID) != SCHEMA_SPACE:
+        return None
+    match body.get(Key.TUPLE):
+        case ["cluster" | "replicaset_uuid", str(text), *_]:
+            try:
+                return UUID(text)
+            except ValueError as error:
+                raise SchemaError(f"_schema names {excerpt(text, 100)} as the replica set") from error
+    return None
+
+
+class SchemaTracker:
+    """Folds rows of system spaces into forms.
+
+    `apply` takes one row; `changes` then says what became different, and gives new forms their version. Between the two
+    the state may be half of a DDL statement, so `changes` is asked when a transaction ends or a row needs its form.
+    """
+
+    def __init__(self, stored: Iterable[StoredSpace] = (), schema_version: int = 0) -> None:
+        self._space_rows: dict[int, list[Any]] = {}
+        self._index_rows: dict[int, dict[int, list[Any]]] = {}
+        # Forms that are known outside. Invariant: their versions are distinct and not above self.schema_version.
+        self._known: dict[int, SpaceForm] = {}
+        self._touched: dict[int, None] = {}
+        self.last_touched: int | None = None
+        """The space whose system row was folded last."""
+        self.schema_version = schema_version
+        self.synchronous: set[int] = set()
+        """The spaces that have `is_sync`."""
+        for space in stored:
+            self._space_rows[space.space_id] = space.space_row
+            if self.is_synchronous_row(space.space_row):
+                self.synchronous.add(space.space_id)
+            self._index_rows[space.space_id] = dict(space.index_rows)
+            if space.schema_version:
+                form = self._derive(space.space_id) or self._derive(space.space_id, _LOST_PRIMARY)
+                if form is not None:
+                    self._known[space.space_id] = replace(form, schema_version=space.schema_version)
+
+    def __contains__(self, space_id: int) -> bool:
+        return space_id in self._space_rows
+
+    def form(self, space_id: int) -> SpaceForm:
+        """The form of a space that rows arrive for. Raises SchemaError if it can't have rows at this position."""
+        known = self._known.get(space_id)
+        if known is not None and space_id not in self._touched:
+            return known
+        form = self._derive(space_id)
+        if form is None:
+            state = "has no primary key" if space_id in self._space_rows else "doesn't exist"
+            raise SchemaError(
+                f"a row arrived for space {space_id}, which {state} at this position",
+                "The schema that was stored doesn't lead to this position; a new snapshot reads it afresh.",
+            )
+        return form
+
+    def forms(self) -> list[SpaceForm]:
+        """All spaces that can have rows, by id."""
+        derived = (self._derive(space_id) for space_id in sorted(self._space_rows))
+        return [form for form in derived if form is not None]
+
+    def name(self, space_id: int) -> str | None:
+        """A space's name, if it exists."""
+        row = self._space_rows.get(space_id)
+        return None if row is None else str(row[2])
+
+    def is_known(self, space_id: int) -> bool:
+        """Whether a space is published, as far as `changes` has told."""
+        return space_id in self._known
+
+    def has_primary_key(self, space_id: int) -> bool:
+        """Whether a space has a primary key, without which it can't have rows."""
+        return _PRIMARY in self._index_rows.get(space_id, {})
+
+    def stored(self, space_id: int) -> StoredSpace | None:
+        """What the checkpoint has to keep of a space; None if it is gone."""
+        if space_id not in self._space_rows:
+            return None
+        known = self._known.get(space_id)
+        return StoredSpace(
+            space_id,
+            self._space_rows[space_id],
+            # A copy: what is handed out is written later, and must stay as it was at its position.
+            dict(self._index_rows.get(space_id, {})),
+            known.schema_version if known is not None else 0,
+        )
+
+    def begin_snapshot(self) -> None:
+        """The schema is about to be told afresh. What is known outside stays known, to be compared with it."""
+        for space_id in (*self._space_rows, *self._index_rows):
+            self._touched[space_id] = None
+        self._space_rows.clear()
+        self._index_rows.clear()
+        self.synchronous.clear()
+
+    def apply(self, kind: int, body: Body) -> SpaceForm | None:
+        """Fold one row of `_space`, `_index` or `_truncate`.
+
+        Returns the form of the space whose rows the row removes (TRUNCATE, or the loss of its primary index), if any.
+        Raises SchemaError if the row can't be folded.
+        """
+        with _as_schema_error(kind, body):
+            match body[Key.SPACE_ID]:
+                case 280:  # SPACE_SPACE
+                    self._apply_space(kind, body)
+                    return None
+                case 288:  # INDEX_SPACE
+                    return self._apply_index(kind, body)
+                case _:
+                    return self._truncated(kind, body)
+
+    def changes(self, is_published: Callable[[SpaceForm], bool]) -> list[SchemaChange]:
+        """What has become different since the last call, among the spaces that `is_published` says yes to.
+
+        A space that is given a primary key is a CREATE, one whose `_space` row is gone a DROP, and so is one that took a
+        name that isn't published; each CREATE and ALTER takes the next schema version.
+        """
+        found: list[SchemaChange] = []
+        for space_id in self._touched:
+            known = self._known.get(space_id)
+            form = self._derive(space_id)
+            if form is not None and is_published(form):
+                if form == known:
+                    continue
+                self.schema_version += 1
+                form = replace(form, schema_version=self.schema_version)
+                self._known[space_id] = form
+                if known is None:
+                    found.append(SchemaChange(ChangeKind.CREATE, form))
+                else:
+                    renamed_from = known.name if known.name != form.name else None
+                    found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from))
+            elif known is not None and (form is not None or space_id not in self._space_rows):
+                del self._known[space_id]
+                found.append(SchemaChange(ChangeKind.DROP, known))
+        self._touched.clear()
+        return found
+
+    def touch_all(self) -> None:
+        """Look at every space again at the next `changes`: the answer to what is published may be another."""
+        self._touched.update(dict.fromkeys(self._space_rows))
+
+    @property
+    def touched(self) -> list[int]:
+        """The spaces whose system rows have changed since the last call of `changes`."""
+        return list(self._touched)
+
+    # Folding.
+
+    def _apply_space(self, kind: int, body: Body) -> None:
+        space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
+        key = space_id[0]
+        self._touch(key)
+        self.synchronous.discard(key)
+        if row is None:
+            self._space_rows.pop(key, None)
+            self._index_rows.pop(key, None)
+        else:
+            self._space_rows[key] = row
+            if self.is_synchronous_row(row):
+                self.synchronous.add(key)
+
+    @staticmethod
+    def is_synchronous_row(row: list[Any]) -> bool:
+        """Whether a row of `_space` has `is_sync`."""
+        flags = row[5] if len(row) > 5 else None
+        return isinstance(flags, dict) and bool(flags.get("is_sync", False))
+
+    def fold_space_row(self, kind: int, body: Body, *ahead: Mapping[int, list[Any] | None]) -> tuple[int, list[Any] | None]:
+        """A space's id, and its `_space` row after this row, of which nothing is kept here.
+
+        `ahead` are rows that are newer than those here, the newest first. Raises SchemaError if it can't be folded.
+        """
+
+        def current(key: list[Any]) -> list[Any] | None:
+            return next((rows[key[0]] for rows in ahead if key[0] in rows), self._space_rows.get(key[0]))
+
+        with _as_schema_error(kind, body):
+            (space_id, *_), row = _fold(kind, body, current, _SPACE_FIELDS)
+            if type(space_id) is not int:
+                raise TypeError(f"{excerpt(space_id, 100)} as a space's id")
+            return space_id, row
+
+    def _apply_index(self, kind: int, body: Body) -> SpaceForm | None:
+        (space_id, index_id), row = _fold(
+            kind, body, lambda key: self._index_rows.get(key[0], {}).get(key[1]), _INDEX_FIELDS, key_length=2
+        )
+        if index_id != _PRIMARY:
+            # Secondary indexes say nothing about how rows look, but they are rows that may be updated later.
+            self._store_index(space_id, index_id, row)
+            return None
+        gone = self._derive(space_id) if row is None else None
+        self._store_index(space_id, index_id, row)
+        return gone
+
+    def _store_index(self, space_id: int, index_id: int, row: list[Any] | None) -> None:
+        rows = self._index_rows.setdefault(space_id, {})
+        if row is not None:
+            rows[index_id] = row
+            if index_id == _PRIMARY:
+                rows.pop(_LOST_PRIMARY, None)
+        elif (gone := rows.pop(index_id, None)) is not None and index_id == _PRIMARY:
+            # A start between this row and the one that drops the space must still know what is dropped.
+            rows[_LOST_PRIMARY] = gone
+        self._touch(space_id)
+
+    def _touch(self, space_id: int) -> None:
+        self._touched[space_id] = None
+        self.last_touched = space_id
+
+    def _truncated(self, kind: int, body: Body) -> SpaceForm | None:
+        if kind == Type.DELETE:
+            return None  # a drop cleans up after itself
+        space_id = body[Key.KEY][0] if kind == Type.UPDATE else body[Key.TUPLE][0]
+        return self._derive(space_id)
+
+    # Forms.
+
+    def _derive(self, space_id: int, index_id: int = _PRIMARY) -> SpaceForm | None:
+        row = self._space_rows.get(space_id)
+        primary = self._index_rows.get(space_id, {}).get(index_id)
+        if row is None or primary is None:
+            return None
+        try:
+            flags = row[5] if len(row) > 5 and isinstance(row[5], dict) else {}
+            form = SpaceForm(
+                space_id=space_id,
+                name=_text(row[2]),
+                fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
+                key_parts=tuple(_key_part(item, is_hash=_text(primary[3]).lower() == "hash") for item in primary[5]),
+                is_sync=bool(flags.get("is_sync", False)),
+                is_vinyl=row[3] == "vinyl",
+                is_replicated=not (
+                    flags.get("group_id", 0) == _LOCAL_GROUP
+                    or flags.get("temporary", False)
+                    or flags.get("type", "normal") in _TEMPORARY_TYPES
+                ),
+            )
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+            raise SchemaError(f"the system rows of space {space_id} can't be read: {excerpt(row)} {excerpt(primary)}") from error
+        known = self._known.get(space_id)
+        return replace(form, schema_version=known.schema_version) if known == form else form
+
+
+def published_forms(stored: Iterable[StoredSpace]) -> list[SpaceForm]:
+    """The forms of the published ones among stored spaces."""
+    return [form for form in SchemaTracker(stored).forms() if form.schema_version]
+
+
+@contextlib.contextmanager
+def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
+    """Whatever a malformed system row makes Python say, said as a SchemaError with the row."""
+    try:
+        yield
+    except RecursionError as error:
+        raise SchemaError("a row of a system space is nested too deeply to be read") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise SchemaError(
+            f"a row of a system space can't be read ({error!r}): type {kind}, body {excerpt(body, 1000)}"
+        ) from error
+
+
+def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:
+    """One row's key and its new contents (None if it is deleted), given the current contents by key."""
+    match kind:
+        case Type.INSERT | Type.REPLACE:
+            row = _bounded(body[Key.TUPLE])
+            return row[:key_length], row
+        case Type.DELETE:
+            return body[Key.KEY], None
+        case Type.UPDATE:
+            key, operations = body[Key.KEY], body[Key.TUPLE]
+        case Type.UPSERT:
+            key, operations = body[Key.TUPLE][:key_length], body[Key.OPS]
+        case _:
+            raise SchemaError(f"a row of type {kind} in a system space")
+    row = current(key)
+    if row is None:
+        if kind == Type.UPSERT:
+            return key, _bounded(body[Key.TUPLE])
+        raise SchemaError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
+    return key, _bounded(apply_plainly(row, normalise(operations, base=body.get(Key.INDEX_BASE, 0), names=names)))
+
+
+def _bounded(value: Any, levels: int = LEVELS_MAX) -> Any:
+    """A system row without what is nested more deeply than anything that the server reads: a format may hold what it likes
+    beside names and types, and what is stored and looked at here must not be bottomless.
+    """
+    if not isinstance(value, list | dict | DeepValue):
+        return value
+    if not levels or isinstance(value, MapPairs | DeepValue):
+        return "nested too deeply to be kept"
+    if isinstance(value, list):
+        return [_bounded(item, levels - 1) for item in value]
+    return {key: _bounded(item, levels - 1) for key, item in value.items()}
+
+
+def _field(item: Any) -> Field:
+    """A format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
+    match item:
+        case {"name": str(name)}:
+            return Field(_text(name), _text(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
+        case str(name):
+            return Field(_text(name), "any", True)
+        case [str(name), *rest]:
+            return Field(_text(name), _text(rest[0]).lower() if rest else "any", False)
+    raise TypeError(f"field {item!r}")
+
+
+def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
+    """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
+    match item:
+        case {"field": int(place)} if place >= 0:
+            path, kind, collation = _text(item.get("path", "")), item.get("type", "any"), _collation(item.get("collation"))
+        case [int(place), kind, *_] if place >= 0:
+            path, collation = "", 0
+        case _:
+            raise TypeError(f"key part {item!r}")
+    kind = _text(kind).lower()
+    return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in _WRITTEN_DIFFERENTLY)
+
+
+def _collation(value: Any) -> int:
+    """A collation's id, 0 where the part names none. Raises TypeError for what is no id."""
+    if value is None:
+        return 0
+    if type(value) is not int:
+        raise TypeError(f"collation {value!r}")
+    return value
+
+
+def _text(value: Any) -> str:
+    """A name, type or path as it is. Raises TypeError or ValueError for what no server stores there."""
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} instead of a text")
+    value.encode()
+    return value

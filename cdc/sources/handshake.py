@@ -1,0 +1,71 @@
+"""The first words of every connection: who is there, who we are, and how far the server is.
+
+    connect ─▶ greeting ─▶ (ID) ─▶ AUTH ─▶ VOTE
+
+Whoever talks to a server begins here: the daemon, the check, the commands. It refuses to know what the connection is for.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final, TypeVar
+from uuid import UUID
+
+from cdc.config import Member
+from cdc.errors import ConnectionLostError, Remedy, ServerError
+from cdc.protocol.ballot import Ballot
+from cdc.protocol.constants import ErrorCode
+from cdc.protocol.session import Authenticated, Event, Greeted, Identified, Session, Voted
+from cdc.sources.connection import Connection
+
+HANDSHAKE_TIMEOUT_SECONDS: Final = 15.0
+
+_E = TypeVar("_E", bound=Event)
+
+
+def greet(member: Member, instance_uuid: UUID, *, frame_bytes_max: int) -> Connection:
+    """Connect, and become the configured user. Raises ConnectionLostError, ServerError or ProtocolError."""
+    connection = Connection(member.host, member.port, Session(instance_uuid, frame_bytes_max=frame_bytes_max))
+    try:
+        session = connection.session
+        expect(connection, Greeted)
+        if session.can_identify:
+            session.identify()
+            expect(connection, Identified)
+        if member.password is not None:
+            session.authenticate(member.user, member.password.get_secret_value())
+            expect(connection, Authenticated)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def vote(connection: Connection) -> Ballot:
+    """Ask for the ballot. Raises a ServerError that heals by waiting if the server is still loading."""
+    connection.session.vote()
+    ballot = expect(connection, Voted).ballot
+    if not ballot.is_ready:
+        raise ServerError(
+            f"the server {connection.address} is still loading its data", code=ErrorCode.LOADING, remedy=Remedy.WAIT
+        )
+    return ballot
+
+
+def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HANDSHAKE_TIMEOUT_SECONDS) -> _E:
+    """Send what is to be said and wait for one event; those that came with it and after it are received next.
+
+    Raises ConnectionLostError if it doesn't come in time.
+    """
+    connection.send()
+    deadline = time.monotonic() + timeout_seconds
+    while (remaining := deadline - time.monotonic()) > 0:
+        events = connection.receive(remaining)
+        for place, event in enumerate(events, 1):
+            if isinstance(event, wanted):
+                connection.unread(events[place:])
+                return event
+    raise ConnectionLostError(
+        f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",
+        "Check that source.uris names Tarantool's binary port.",
+    )

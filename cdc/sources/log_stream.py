@@ -1,0 +1,138 @@
+"""The rows of a directory's .xlog files, in the order in which a master would send them."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+
+from cdc.errors import ConfigurationError, LogFileError, PositionError
+from cdc.protocol.ballot import Ballot
+from cdc.protocol.codec import Frames
+from cdc.protocol.constants import Key
+from cdc.protocol.failure import XlogGapError
+from cdc.protocol.log_file import DAMAGE_HINT
+from cdc.protocol.relay_filter import Relay
+from cdc.sources.log_directory import READ_BYTES, LogDirectory, LogFile, join, told
+from cdc.vclock import VClock
+
+
+class LogStream:
+    """The rows of a directory's logs behind a position, in order, as a server would have sent them.
+
+    The first rows may lie before the position: they are in a file with rows behind it.
+    """
+
+    def __init__(
+        self,
+        directory: LogDirectory,
+        start: VClock,
+        *,
+        follows: bool = False,
+        excluded: frozenset[int] = frozenset(),
+    ) -> None:
+        """`follows`: the newest file is still written to, and others will come. Rows of origins in `excluded` are left out."""
+        self._directory = directory
+        self._excluded = excluded
+        self._start = start
+        self.follows = follows
+        self._lsns: dict[int, int] = {}
+        self._passed = start
+        self.file: LogFile | None = None
+        """The one that is being read."""
+        self.read_byte_count = 0
+        """Of all files so far."""
+        self.tail_bytes: int | None = None
+        """Of the last file that was left: bytes of the block that it lacks the rest of; None if it was closed."""
+
+    @property
+    def vclock(self) -> VClock:
+        """How far the rows have come."""
+        return join(self._passed, VClock(self._lsns))
+
+    def rows(self) -> Iterator[Frames | None]:
+        """The rows. None: there are no more at this moment, come again later. Without `follows` it ends instead.
+
+        Raises LogFileError for damage, XlogGapError or PositionError if a file is missing, ConfigurationError.
+        """
+        self.file = self._first()
+        while self.file is None and self.follows:
+            yield None
+            self.file = self._first()
+        while self.file is not None:
+            following = yield from self._rows_of(self.file)
+            if following is not None:
+                self._check(self.file, following)
+                self._passed = join(self.vclock, following.vclock)
+            self.file = following
+
+    def _first(self) -> LogFile | None:
+        logs = self._directory.logs()
+        before = [log for log in logs if self._start.covers(log.vclock)]
+        if logs and not before:
+            raise XlogGapError(
+                f"{self._directory.path} has no .xlog that leads on from {self._start}: the first one begins at {logs[0].vclock}",
+                'source.on_gap = "resnapshot" starts again from a snapshot.',
+            )
+        return before[-1] if before else None
+
+    def _rows_of(self, file: LogFile) -> Generator[Frames | None, None, LogFile | None]:
+        """One file's rows; returns the file behind it."""
+        decoder, relay = self._directory.new_decoder(), Relay(self._excluded)
+        with told(file.path), file.path.open("rb", buffering=0) as stream:
+            while True:
+                # Looked for before the rest is read: once there is another, this one has got its last row.
+                following = next((log for log in self._directory.logs() if log.signature > file.signature), None)
+                while data := stream.read(READ_BYTES):
+                    self.read_byte_count += len(data)
+                    for decoded in decoder.feed(data):
+                        frames = relay.rows(decoded)
+                        self._advance(frames, decoder.offset)
+                        yield frames
+                if following is not None or not self.follows:
+                    break
+                yield None
+                stream.seek(decoder.rewind())
+            decoder.end()
+        self.tail_bytes = None if decoder.is_closed else decoder.tail_bytes
+        return following
+
+    def _advance(self, frames: Frames, offset: int) -> None:
+        try:
+            self._lsns.update([(header[Key.REPLICA_ID], header[Key.LSN]) for header in frames.headers])
+            VClock(self._lsns)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LogFileError(
+                f"a row has no origin and lsn that can be followed ({error})", offset=offset, hint=DAMAGE_HINT
+            ) from error
+
+    def _check(self, file: LogFile, following: LogFile) -> None:
+        """Raise if a file is missing between two."""
+        previous = following.meta.previous_vclock
+        report = (
+            f"an .xlog is missing between {file.path.name}, which begins at {file.vclock} and leads to {self.vclock}, "
+            f"and {following.path.name}, which begins at {following.vclock}"
+        )
+        if previous is None:
+            if not self.vclock.covers(following.vclock):
+                raise PositionError(report, "Put it into the directory.")
+        elif previous != file.vclock:
+            raise XlogGapError(f"{report} behind one that begins at {previous}", "Put it into the directory.")
+
+
+def ballot(directory: LogDirectory, position: VClock | None = None) -> Ballot:
+    """What a server with these files would say to VOTE. How far they lead is looked up as far as `position` needs it.
+
+    Raises ConfigurationError if there are no files, and LogFileError.
+    """
+    chain, snapshots = directory.chain(), directory.snapshots()
+    if not chain and not snapshots:
+        raise ConfigurationError(
+            f"{directory.path} has no .snap or .xlog files", "Name a server's wal_dir; the .snap files must be in it too."
+        )
+    end = join(*(file.vclock for file in chain[-1:] + snapshots[:1]))
+    if chain and position is not None and not end.covers(position):
+        stream = LogStream(directory, chain[-1].vclock)
+        for _ in stream.rows():
+            pass
+        end = join(end, stream.vclock)
+    first = chain[0].vclock if chain else end
+    return Ballot(vclock=end, gc_vclock=first, is_read_only=True, is_ready=True)

@@ -1,0 +1,58 @@
+"""A registered daemon's id: which one the replica set knows, and when it is safe to ask for one.
+
+An id is a row of `_cluster`, which a leader writes and the others get by replication. A server that lacks it may only be behind:
+
+    A  JOIN ─▶ {2, uuid} ─ ─ ─ replication ─ ─ ─▶ B
+                                 ▲ a B that is asked now would write {3, uuid}, and the two rows stop replication at the
+                                   unique index of UUIDs, on both sides
+
+So before anybody is asked for an id, all members are asked whether they know one.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from cdc.config import Config
+from cdc.errors import CdcError, ConnectionLostError, ProtocolError, excerpt
+from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
+from cdc.protocol.session import Selected
+from cdc.sources.connection import Connection
+from cdc.sources.handshake import expect, greet
+
+
+def find_id(connection: Connection) -> int | None:
+    """The id in the replica set that the server knows for our UUID. Raises ServerError, ConnectionLostError or ProtocolError."""
+    connection.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(connection.session.instance_uuid)])
+    match expect(connection, Selected).tuples:
+        case []:
+            return None
+        case [[int() as id_, *_], *_]:
+            return id_
+        case tuples:
+            raise ProtocolError(f"_cluster of {connection.address} has a row that can't be read: {excerpt(tuples, 200)}")
+
+
+def check_others(connection: Connection, config: Config) -> None:
+    """Before this server gives us an id: raise ConnectionLostError if another member knows that we have one.
+
+    A member that can't be asked is passed over: it may be away for good.
+    """
+    log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
+    for member in config.source.members():
+        if member.address == connection.address:
+            continue
+        try:
+            other = greet(member, connection.session.instance_uuid, frame_bytes_max=config.source.frame_bytes_max)
+            try:
+                known = find_id(other)
+            finally:
+                other.close()
+        except CdcError as error:
+            log.warning("a member can't be asked for our id", member=member.address, reason=str(error))
+            continue
+        if known is not None:
+            raise ConnectionLostError(
+                f"the server {connection.address} doesn't know yet that this daemon is instance {known} of its replica set",
+                f"{member.address} knows, so the news is on its way.",
+            )

@@ -1,0 +1,217 @@
+"""Rows of some spaces once more, as `r` events made from the images: for a consumer that has lost its own.
+
+    chunk │ transactions of the stream │ chunk │ transactions │ …        STARTED before the first chunk, COMPLETED with the last
+
+The images are as of the stream's position, so a chunk that is made between two transactions shows the rows as those before it
+left them, and those behind it change them. Nothing has to be compared or held back: whatever happens to a space between two
+chunks has come out as events of its own, and the next chunk goes on behind the last key.
+
+    truncated   `t` has come out; the rows that are there now are behind it
+    dropped     there are no rows, and COMPLETED doesn't name the space
+    altered     the next rows are shown by the new form, as those of the stream are
+    renamed     the events go to another topic, which is to have all rows: the space begins anew
+    rekeyed     as renamed: `t` has come out, and all rows under their new keys (cdc.stream.rekeying)
+
+The request has the next number of a snapshot, and moves the position's number with it, so that no two have the same. The
+snapshot that the position rests on stays the one before, and complete: a restart in the middle forgets the request.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from cdc.errors import CdcError, EncodingError, RequestError, SchemaError
+from cdc.events import topics
+from cdc.events.envelope import OPEN_SNAPSHOT, Envelope, SpaceCount, SpaceEvents, snapshot_record
+from cdc.events.json_values import encode
+from cdc.images.overlay import Images
+from cdc.position import Position
+from cdc.protocol.codec import tuple_values
+from cdc.protocol.constants import Type
+from cdc.stream.batch import Outbox
+from cdc.stream.row_errors import SNAPSHOT, stored_body
+from cdc.stream.spaces import Spaces
+from cdc.stream.transaction import Transaction
+
+CHUNK_ROWS: Final = 2_000
+CHUNK_BYTES: Final = 1024 * 1024
+"""What one chunk may hold; a single row may go over it. Live events wait no longer than this takes."""
+
+_NAMES_SHOWN: Final = 20
+
+Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
+"""What to do about a row that can't be shown: raise the error, or set the row aside."""
+
+
+class Chunk(NamedTuple):
+    """What `show` has shown: up to which key, how many rows, and whether there are no more."""
+
+    after: bytes
+    row_count: int
+    is_last: bool
+
+
+class Republication:
+    """One request on its way through one pipeline."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self.names = tuple(dict.fromkeys(names))
+        """Of the spaces that are wanted."""
+        self._waiting: deque[int] = deque()
+        self._counts: list[SpaceCount] = []
+        self._after = b""
+        # Topic and primary key of the rows that were shown last.
+        self._shown: tuple[str, object] | None = None
+        self._space_rows = 0
+        self.snapshot_id = 0
+        """The request's number, 0 before its first chunk."""
+        self.row_count = 0
+        """Rows that have been shown."""
+        self.is_complete = False
+        """Whether all have."""
+
+    def advance(
+        self,
+        position: Position,
+        now_us: int,
+        spaces: Spaces,
+        envelope: Envelope,
+        outbox: Outbox,
+        images: Images | None,
+        refuse: Refuse,
+    ) -> Position:
+        """Put the next chunk into the outbox; returns the position with the request's number.
+
+        Nothing may be open at `position`: neither a transaction nor a snapshot. Raises RequestError, with the first chunk, if
+        one of the spaces isn't published or has no images; the pipeline is good then. Raises EncodingError for a row that can't
+        be shown, if such rows aren't to be set aside, KeysChangedError or ConfigurationError.
+        """
+        if images is None:
+            raise RequestError(
+                "the daemon keeps no rows that it could publish again", 'Set state.images = "full" and start it again.'
+            )
+        if not self.snapshot_id:
+            self._waiting = deque(self._admitted(spaces, images))
+        spaces.settle(position, now_us, None)
+        position = replace(position, schema_version=spaces.schema.schema_version)
+        if not self.snapshot_id:
+            position = self._begin(position, now_us, outbox)
+        vclock = encode(position.vclock.to_json())
+        bytes_max = outbox.byte_count + CHUNK_BYTES
+        rows_left = CHUNK_ROWS
+        while self._waiting and rows_left > 0 and outbox.byte_count < bytes_max:
+            space = _space(spaces, self._waiting[0])
+            if space is None:
+                self._next_space()
+                continue
+            shown = space.topic, space.form.primary_key
+            if shown != self._shown:
+                self._after, self._shown, self._space_rows = b"", shown, 0
+            pieces = envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
+            chunk = show(space, images, self._after, pieces, outbox, refuse, rows_max=rows_left, bytes_max=bytes_max)
+            self._after = chunk.after
+            self._space_rows += chunk.row_count
+            self.row_count += chunk.row_count
+            rows_left -= chunk.row_count
+            if chunk.is_last:
+                self._counts.append(SpaceCount(space.form.name, space.form.space_id, self._space_rows, 0))
+                self._next_space()
+        position = replace(position, seq=outbox.seq)
+        if not self._waiting:
+            self.is_complete = True
+            completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
+            outbox.control(topics.SNAPSHOT, *completed)
+        return position
+
+    def _admitted(self, spaces: Spaces, images: Images) -> Iterator[int]:
+        published = {form.name: form for form in spaces.published_forms()}
+        for name in self.names:
+            form = published.get(name)
+            if form is None:
+                shown = ", ".join(sorted(published)[:_NAMES_SHOWN]) + (", …" if len(published) > _NAMES_SHOWN else "")
+                raise RequestError(f"no space {name!r} is published", f"Published are: {shown or 'none'}.")
+            if _space(spaces, form.space_id) is None:
+                reason = images.unkept.get(name, "it is just being made")
+                raise RequestError(f"space {name!r} has no images to be shown again: {reason}", "Name only spaces that have.")
+            yield form.space_id
+
+    def _begin(self, position: Position, now_us: int, outbox: Outbox) -> Position:
+        position = next_request(position)
+        assert position.snapshot is not None
+        self.snapshot_id = position.snapshot.snapshot_id
+        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+        return position
+
+    def _next_space(self) -> None:
+        self._waiting.popleft()
+        self._after, self._shown, self._space_rows = b"", None, 0
+
+
+def next_request(position: Position) -> Position:
+    """The position with the number of another request."""
+    state = position.snapshot
+    assert state is not None
+    assert state.is_complete
+    state = replace(state, snapshot_id=state.snapshot_id + 1, request_count=state.request_count + 1)
+    return replace(position, snapshot=state)
+
+
+def show(
+    space: SpaceEvents,
+    images: Images,
+    after: bytes,
+    pieces: tuple[bytes, bytes],
+    outbox: Outbox,
+    refuse: Refuse,
+    *,
+    rows_max: int,
+    bytes_max: int,
+) -> Chunk:
+    """Put rows of a space into the outbox, in the order of their keys from behind the key `after` on.
+
+    No more than `rows_max`, and none once the outbox has `bytes_max`. Raises what `refuse` does.
+    """
+    shown = 0
+    for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
+        after = key
+        shown += _row(space, tuple_, pieces, outbox, refuse)
+        if count >= rows_max or outbox.byte_count >= bytes_max:
+            return Chunk(after, shown, is_last=False)
+    return Chunk(after, shown, is_last=True)
+
+
+def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox: Outbox, refuse: Refuse) -> bool:
+    values = tuple_values(tuple_)
+    try:
+        key, row = space.key_of(values), space.rows[len(values)](values)
+    except (EncodingError, SchemaError) as error:
+        space_id = space.form.space_id
+        refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
+        return False
+    before, after = pieces
+    outbox.seq += 1
+    value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % outbox.seq, after))
+    outbox.byte_count += len(value)
+    outbox.messages.append((space.topic, key, value))
+    return True
+
+
+def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+    """What a space's rows are shown with; None if it is gone, or isn't published."""
+    space = spaces.compiled.get(space_id)
+    if space is None:
+        try:
+            # Not put among the compiled ones: in the stream the first row of some spaces means more than its event.
+            space = spaces.compile(spaces.form(space_id))
+        except SchemaError:
+            return None
+    return space
+
+
+def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+    """The same; None if the space's rows aren't kept, either."""
+    space = compiled(spaces, space_id)
+    return space if space_id in spaces.image_changes else None

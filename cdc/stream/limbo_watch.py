@@ -1,0 +1,45 @@
+"""Tells when a transaction has been waiting for its quorum for long, and when it no longer does.
+
+Nothing behind it is published meanwhile, which looks like a quiet master unless somebody says so. What is told once goes to
+the log, what holds goes to /status and /metrics. It refuses to know the time: who asks brings it along.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc.stream.limbo import LimboState
+
+
+@dataclass(frozen=True, slots=True)
+class Overdue:
+    """A transaction that waits for longer than it should, and what is behind it."""
+
+    origin: int
+    lsn: int
+    since_us: int
+    transaction_count: int
+
+    def sentence(self, now_us: int) -> str:
+        """What is the matter, and who can do something about it."""
+        behind = f", and {self.transaction_count - 1} more behind it" if self.transaction_count > 1 else ""
+        return (
+            f"transaction {self.origin}:{self.lsn} has been waiting for its quorum for {(now_us - self.since_us) / 1e6:.0f} s"
+            f"{behind}; nothing of that is published before the log confirms it or rolls it back. Look at box.info.synchro "
+            "on the leader: it needs replication_synchro_quorum members that follow it, or box.ctl.promote() "
+            "(box.ctl.clear_synchro_queue() before 2.10) on the member that is to lead."
+        )
+
+
+def look(limbo: LimboState, told: Overdue | None, now_us: int, *, alert_ms: int) -> tuple[Overdue | None, str]:
+    """What has been waiting for `alert_ms` or more, and a line for the log if that has just begun or ended, else "".
+
+    `told` is what the last look found. With a connection the limbo ends too, and what waited comes again with the next one.
+    """
+    if not limbo.oldest_us or now_us - limbo.oldest_us < alert_ms * 1000:
+        if told is None:
+            return None, ""
+        return None, f"transaction {told.origin}:{told.lsn} no longer waits, after {(now_us - told.since_us) / 1e6:.0f} s"
+    overdue = Overdue(limbo.oldest_origin, limbo.oldest_lsn, limbo.oldest_us, limbo.transaction_count)
+    is_news = told is None or (told.origin, told.lsn) != (overdue.origin, overdue.lsn)
+    return overdue, overdue.sentence(now_us) if is_news else ""

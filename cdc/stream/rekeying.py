@@ -1,0 +1,65 @@
+"""Rows of a space that was given another primary key, once more under their new keys: as `r`, out of the images.
+
+    transaction that alters the key │ chunk │ chunk │ … │ transactions of the stream        STARTED before the first chunk,
+      schema record, `t`            │ r r r │ r r r │   │                                   COMPLETED with the last
+
+The space's `t` came with the transaction, so consumers have none of its rows; the images have all of them, under the new keys
+where such keys can be kept (cdc.images), else still under the old ones, which are let go of with the last chunk. The stream waits
+meanwhile: each later event finds with consumers what it changes.
+
+Every chunk ends at a position that says how far it came, so a table of any size needs no large Kafka transaction, and whoever
+begins at that position goes on behind it. A snapshot that is taken instead makes the space anew (cdc.stream.snapshot).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cdc.events import topics
+from cdc.events.envelope import Envelope, SpaceCount, snapshot_record
+from cdc.events.json_values import encode
+from cdc.images.overlay import Images
+from cdc.position import Position
+from cdc.schema.keys import space_prefix
+from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, compiled, next_request, show
+from cdc.stream.batch import Outbox
+from cdc.stream.spaces import Spaces
+
+
+def advance(
+    position: Position,
+    now_us: int,
+    spaces: Spaces,
+    envelope: Envelope,
+    outbox: Outbox,
+    images: Images,
+    refuse: Refuse,
+) -> Position:
+    """Put the next chunk into the outbox; returns the position behind it.
+
+    There are `rekeyed` at `position`, and nothing is open there. Raises EncodingError for a row that can't be shown, if such rows
+    aren't to be set aside, or ConfigurationError.
+    """
+    rekeyed, *others = position.rekeyed
+    space = compiled(spaces, rekeyed.space_id)
+    if space is None:
+        # It is gone, or isn't published any more.
+        return replace(position, rekeyed=tuple(others))
+    if not rekeyed.snapshot_id:
+        position = next_request(position)
+        assert position.snapshot is not None
+        rekeyed = replace(rekeyed, snapshot_id=position.snapshot.snapshot_id)
+        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+    pieces = envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
+    prefix = space_prefix(images.number(rekeyed.space_id))
+    bytes_max = outbox.byte_count + CHUNK_BYTES
+    chunk = show(space, images, prefix + rekeyed.after, pieces, outbox, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
+    rekeyed = replace(rekeyed, after=chunk.after[len(prefix) :], row_count=rekeyed.row_count + chunk.row_count)
+    if not chunk.is_last:
+        return replace(position, seq=outbox.seq, rekeyed=(rekeyed, *others))
+    if rekeyed.space_id not in spaces.image_changes:
+        images.clear(rekeyed.space_id)
+    position = replace(position, seq=outbox.seq, rekeyed=tuple(others))
+    counts = [SpaceCount(space.form.name, rekeyed.space_id, rekeyed.row_count, 0)]
+    outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", position, now_us, counts, number=rekeyed.snapshot_id))
+    return position

@@ -1,0 +1,325 @@
+"""A snapshot's rows as events: all of them as `r`, or what they differ from the images.
+
+The rows come by space id: `_schema`, `_space` and `_index` first, then the users'. So the schema is complete when the first
+user's row arrives, and only then can rows of the other system spaces be shown, if somebody asked for them by name.
+
+Every event carries the snapshot's number. A snapshot that was interrupted is taken again under the next one.
+
+With images, a row that is there already makes no event, one that is there differently a `u`, and keys that the snapshot
+lacks become `d` at its end: a gap in the stream is healed with exact corrections. A row of a space that was complete before is
+`c` if it is new, else `r`. Without images, or while there are none yet, consumers find out what is gone: COMPLETED gives, for
+each space, the `sweep_seq` up to which events are past that nothing has repeated since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, Final
+
+from cdc.errors import CdcError, EncodingError, ImageError, ProtocolError, SchemaError
+from cdc.events import topics
+from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceCount, SpaceEvents, snapshot_record
+from cdc.events.json_values import encode
+from cdc.images.image_events import ImageChanges
+from cdc.images.overlay import Images
+from cdc.position import Position, SnapshotState
+from cdc.protocol.codec import Body, Frames, Header, body_of
+from cdc.protocol.constants import Key, Type
+from cdc.schema.forms import SpaceForm
+from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, replicaset_uuid_in
+from cdc.stream.batch import Outbox
+from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
+from cdc.stream.spaces import Spaces
+
+SPACE_ID: Final = Key.SPACE_ID
+TUPLE: Final = Key.TUPLE
+INSERT: Final = Type.INSERT
+_DELETES_MAX: Final = 10_000
+
+Refuse = Callable[[CdcError, object, bytes], None]
+"""What to do about a row that can't be shown, given with its space and body: raise the error, or set the row aside."""
+
+
+class Snapshot:
+    """One snapshot on its way into the outbox. `position` is where its stream will begin, and becomes complete with `end`."""
+
+    def __init__(
+        self,
+        position: Position,
+        spaces: Spaces,
+        envelope: Envelope,
+        outbox: Outbox,
+        refuse: Refuse,
+        now_us: int,
+        images: Images | None = None,
+        *,
+        tombstones: bool = True,
+    ) -> None:
+        previous = position.snapshot
+        self._id = previous.snapshot_id + 1 if previous is not None else 1
+        self._images = images
+        self._begin_seq = position.seq
+        is_repeated = previous is not None and not previous.is_complete
+        if images is not None:
+            images.begin_snapshot()
+        # What was there before a snapshot that compares with nothing stays to be swept, however often it is interrupted.
+        sweep_seq = position.seq
+        if images is not None and images.is_comparing:
+            sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
+        state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq)
+        self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=())
+        self._tombstones = tombstones
+        self._is_base = not is_repeated and previous is not None
+        self._seen: list[bytes] = []
+        self._spaces = spaces
+        self._envelope = envelope
+        self._outbox = outbox
+        self._refuse = refuse
+        self._now_us = now_us
+        self._publishes = True
+        self._vclock = encode(position.vclock.to_json())
+        # By space: what stands around the row and the seq of each event, and how many there were.
+        self._pieces: dict[Any, tuple[bytes, bytes]] = {}
+        self._counts: dict[Any, int] = {}
+        self._is_schema_complete = False
+        self._early_rows: list[tuple[Header, Body, bytes]] = []
+        # Spaces whose rows the images had before this snapshot: whatever isn't among them is new.
+        self._known: dict[int, bool] = {}
+        # Spaces that were there and not published: consumers may have rows of them from an earlier time.
+        self._returning: set[int] = set()
+        # Spaces whose rows consumers have in part, because they were just being published again.
+        self._emptied: set[int] = set()
+        if images is not None and images.is_comparing and previous is not None:
+            self._returning = {*spaces.unseen, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
+        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
+        if images is not None and images.is_comparing:
+            published = {form.space_id: form for form in spaces.published_forms()}
+            for rekeyed in position.rekeyed:
+                if rekeyed.space_id in published:
+                    self._emptied.add(rekeyed.space_id)
+                    self._emptied_unseen(published[rekeyed.space_id])
+        spaces.compiled.clear()
+        spaces.apart.clear()
+        spaces.schema.begin_snapshot()
+
+    def feed(self, frames: Frames, now_us: int, *, publish: bool) -> Iterator[None]:
+        """Take rows; yields whenever the outbox is full. Without `publish` only the schema is taken from them."""
+        self._now_us = now_us
+        self._publishes = publish
+        self._pieces.clear()
+        self._outbox.row_count += len(frames)
+        for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
+            self._see()
+            yield
+        self._see()
+
+    def _see(self) -> None:
+        if self._images is not None and self._images.is_comparing:
+            self._images.see(self._seen)
+        self._seen = []
+
+    def missing(self, now_us: int) -> Iterator[None]:
+        """All rows have come: delete what they lack. Yields now and then, with events to be taken.
+
+        Raises ProtocolError if the snapshot can't be complete.
+        """
+        self._now_us = now_us
+        self._pieces.clear()
+        if self.position.replicaset_uuid is None:
+            raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
+        self._complete_schema()
+        self._settle()
+        self._see()
+        if self._images is None:
+            return
+        for form in self._spaces.published_forms():
+            changes = self._spaces.image_changes.get(form.space_id)
+            if changes is None:
+                # No row of it has come, but the store may have some.
+                self._ready(form)
+                self._spaces.compile(form)
+                changes = self._spaces.image_changes.get(form.space_id)
+            if changes is None:
+                continue
+            space = changes.space
+            before, after = self._pieces_of(space)
+            for count, (key, tuple_) in enumerate(self._images.missing(form.space_id), 1):
+                try:
+                    shown, opening, content = changes.delete(key, tuple_)
+                except EncodingError as error:
+                    self._refuse(error, form.space_id, stored_body(form.space_id, tuple_))
+                    continue
+                if self._publishes:
+                    self._event(space.topic, shown, opening + content, before, after)
+                    if self._tombstones:
+                        self._outbox.messages.append((space.topic, shown, None))
+                if count % _DELETES_MAX == 0 or self._outbox.is_full:
+                    yield
+        self._images.end_snapshot()
+
+    def end(self, now_us: int) -> Position:
+        """The snapshot is complete, after `missing`: the position is good to subscribe from."""
+        self._now_us = now_us
+        # In the stream rows of some spaces mean more than their event, so there each space is looked at anew.
+        self._spaces.compiled.clear()
+        forms = self._spaces.published_forms()
+        assert self.position.snapshot is not None
+        sweep_seq = self.position.snapshot.sweep_seq
+        counts = [
+            SpaceCount(
+                form.name,
+                form.space_id,
+                self._counts.get(form.space_id, 0),
+                sweep_seq if form.space_id in self._spaces.image_changes else self._begin_seq,
+            )
+            for form in forms
+        ]
+        state = replace(self.position.snapshot, is_complete=True, row_count=sum(count.rows for count in counts))
+        self.position = replace(
+            self.position, snapshot=state, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version
+        )
+        self._outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
+        return self.position
+
+    def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
+        """Show rows, in order; yields whenever the outbox is full."""
+        outbox, bytes_max = self._outbox, self._outbox.bytes_max
+        compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
+        image_changes = self._spaces.image_changes
+        for header, body, frame in rows:
+            space_id = body.get(SPACE_ID)
+            try:
+                is_compiled = space_id in compiled
+            except TypeError as error:  # an array or a map
+                raise malformed_in_snapshot(frame) from error
+            space = compiled[space_id] if is_compiled else self._special(header, body, frame)
+            if space is None:
+                continue
+            try:
+                if space_id in image_changes:
+                    counts[space_id] = counts.get(space_id, 0) + 1
+                    self._compared(image_changes[space_id], body, frame)
+                elif publishes:
+                    tuple_ = body[TUPLE]
+                    key = space.key_of(tuple_)
+                    row = space.rows[len(tuple_)](tuple_)
+                    counts[space_id] = counts.get(space_id, 0) + 1
+                    self._event(space.topic, key, OPEN_SNAPSHOT + row, *self._pieces_of(space))
+            except (EncodingError, SchemaError) as error:
+                self._refuse(error, space_id, body_of(frame))
+                continue
+            except ImageError as error:
+                raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
+            except MALFORMED_BODY as error:
+                raise malformed_in_snapshot(frame) from error
+            if outbox.byte_count > bytes_max:
+                yield
+
+    def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
+        """A row of a space that has images: its event, if it is news."""
+        assert self._images is not None
+        tuple_, found = changes.tuple_of(body, frame)
+        key = changes.store_key(tuple_)
+        if self._images.is_comparing:
+            self._seen.append(key)
+        before = self._images.current(key)
+        if found == before:
+            return
+        space = changes.space
+        if not self._publishes:
+            self._images.put(key, found)
+            return
+        opening, content = changes.put(key, before, found, tuple_)
+        if before is None and not self._known.get(space.form.space_id, False):
+            opening = OPEN_SNAPSHOT
+        self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
+
+    def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
+        outbox = self._outbox
+        outbox.seq += 1
+        value = b"".join((opening, before, b"%d" % outbox.seq, after))
+        outbox.byte_count += len(value)
+        outbox.messages.append((topic, key, value))
+
+    def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
+        """What stands around an event's row and its seq, made once per batch."""
+        space_id = space.form.space_id
+        pieces = self._pieces.get(space_id)
+        if pieces is None:
+            pieces = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
+            self._pieces[space_id] = pieces
+        return pieces
+
+    def _ready(self, form: SpaceForm) -> None:
+        """Before a space's rows are compared: whether it had rows."""
+        images = self._images
+        if images is None or not self._spaces.is_published(form):
+            return
+        self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
+
+    def _special(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
+        """A row of a system space, or the first of a space: what its event is made with, None if it has none."""
+        space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
+        if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
+            raise malformed_in_snapshot(frame)
+        if space_id > SYSTEM_SPACE_MAX:
+            self._complete_schema()
+        replicaset_uuid = replicaset_uuid_in(body)
+        if replicaset_uuid is not None:
+            self.position = replace(self.position, replicaset_uuid=replicaset_uuid)
+        if space_id in TRACKED_SPACES:
+            self._spaces.apply(INSERT, body)
+        if not self._is_schema_complete:
+            self._early_rows.append((header, body, frame))
+            return None
+        self._settle()
+        try:
+            form = self._spaces.form(space_id)
+            self._ready(form)
+            space = self._spaces.compile(form)
+        except SchemaError as error:
+            raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
+        self._spaces.compiled[space_id] = space
+        return space
+
+    def _complete_schema(self) -> None:
+        """The system spaces are through: now their own rows can be shown, where they were asked for."""
+        if self._is_schema_complete:
+            return
+        self._is_schema_complete = True
+        self._settle()
+        rows, self._early_rows = self._early_rows, []
+        for space_id in {row[1][SPACE_ID] for row in rows}:
+            if self._spaces.is_wanted(space_id):
+                form = self._spaces.form(space_id)
+                self._ready(form)
+                self._spaces.compiled[space_id] = self._spaces.compile(form)
+        for _ in self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None):
+            pass  # the server's own rows go along with the first of the users'
+
+    def _settle(self) -> None:
+        if not self._spaces.schema.touched:
+            return
+        position = replace(self.position, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version)
+        self._spaces.settle(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
+        if self._images is None:
+            return
+        # At once with the schema records: who goes on from a later moment of this snapshot finds these spaces known.
+        for form in self._spaces.published_forms():
+            if form.space_id in self._returning or self._images.has_other_keys(form):
+                # What is under the old keys goes all at once, and every row comes under its new one.
+                self._emptied.add(form.space_id)
+                self._emptied_unseen(form)
+        self._returning.clear()
+
+    def _emptied_unseen(self, form: SpaceForm) -> None:
+        """The snapshot lacks a space that was published, or has its rows under other keys."""
+        if self._images is not None:
+            self._images.clear(form.space_id)
+        if not self._publishes:
+            return
+        space = self._spaces.events_of(form)
+        before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
+        self._outbox.seq += 1
+        self._outbox.broadcast(space.topic, b"".join((OPEN_TRUNCATE, before, b"%d" % self._outbox.seq, after)))

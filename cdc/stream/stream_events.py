@@ -1,0 +1,427 @@
+"""Whole transactions of the stream → events in the outbox, in order; the hot path.
+
+A transaction that comes here is certain, and is handled by the schema at its position. The inner loops handle the rows of
+spaces that were seen before, by dict lookups alone; whatever else comes (system rows, spaces whose encoder isn't compiled yet,
+those whose single rows must be looked at before) takes the way through `_special`.
+
+It refuses to know whether a transaction was waited for, whether its events are out already, and what a batch is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Final
+
+from cdc.errors import CdcError, EncodingError, ImageError, KeysChangedError, SchemaError
+from cdc.events import topics
+from cdc.events.envelope import (
+    COLLECTION_ORDER,
+    MALFORMED_BODY,
+    SEQ,
+    SEQUENCE,
+    SEQUENCE_NEXT,
+    SINGLE_ORDER,
+    SINGLE_ROW,
+    SINGLE_TSN,
+    SMALL_NUMBERS,
+    TS_NS,
+    TS_US,
+    Change,
+    Envelope,
+    SpaceEvents,
+)
+from cdc.images.overlay import Images
+from cdc.position import Position
+from cdc.protocol.codec import Body, body_of
+from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
+from cdc.schema.forms import SpaceForm
+from cdc.schema.tracker import TRACKED_SPACES, TRUNCATE_SPACE
+from cdc.stream.batch import Outbox
+from cdc.stream.fragments import OriginTexts, Pieces
+from cdc.stream.options import PipelineOptions
+from cdc.stream.row_errors import at_row, dead_letter, malformed
+from cdc.stream.spaces import Spaces
+from cdc.stream.transaction import Row, Transaction
+from cdc.vclock import VClock
+
+SPACE_ID: Final = Key.SPACE_ID
+DELETE: Final = Type.DELETE
+COMMIT: Final = Flag.COMMIT
+
+
+class StreamEvents:
+    """Makes events of transactions, and moves the vclock over them."""
+
+    def __init__(
+        self, options: PipelineOptions, base: Position, envelope: Envelope, outbox: Outbox, spaces: Spaces, images: Images | None
+    ) -> None:
+        self.base = base
+        """The position, but for the components that rows move; `position` has them all."""
+        self.now_us = 0
+        self._options = options
+        self._envelope = envelope
+        self._outbox = outbox
+        self._spaces = spaces
+        self._images = images
+        # The vclock that is being built: mutable here, a VClock at each boundary.
+        self.vclock: dict[int, int] = dict(base.vclock)
+        self.texts = OriginTexts()
+        self.place = (0, 0)
+        """Origin and lsn of the transaction that was begun last."""
+        # Spaces that have been given another primary key: whose rows are still under the old one, and all of them.
+        self._to_rekey: list[SpaceForm] = []
+        self._rekeyed: dict[int, None] = {}
+        # Lsn and place of the last row that changed the schema.
+        self._schema_row_at = (0, 0)
+
+    @property
+    def position(self) -> Position:
+        """The boundary up to which transactions have been handled."""
+        return replace(
+            self.base,
+            vclock=VClock(self.vclock),
+            seq=self._outbox.seq,
+            schema_version=self._spaces.schema.schema_version,
+            doubtful=self._images.doubts if self._images is not None else frozenset(),
+        )
+
+    def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
+        """Go on from these components (if `is_whole`, there are no others) without an event."""
+        self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
+        self.texts = OriginTexts()
+
+    def singles(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
+        """The events of a run of transactions that are one ordinary row each; returns where the run, or the outbox, ends.
+
+        This is the other half of the hot path: what `_begin`, `_rows` and `_end` do for a transaction is drawn together
+        here, because for a single row it would cost more than the row.
+        """
+        outbox, spaces = self._outbox, self._spaces.compiled
+        add = outbox.messages.append
+        source, tombstones = self._envelope.source, self._options.tombstones
+        bytes_max = self._options.batch_bytes_max
+        replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
+        before, tail = self.texts.before, self.texts.transaction_text
+        known, previous = self.vclock.get(replica_id, 0), self.texts.previous_lsn
+        seq, byte_count, timestamp = outbox.seq, outbox.byte_count, outbox.timestamp
+        done = start
+        for transaction in transactions[start:] if start else transactions:
+            lsn = transaction.lsn
+            if (
+                transaction.row_count != 1
+                or transaction.replica_id != replica_id
+                or lsn <= known
+                or transaction.flags > COMMIT
+                or transaction.timestamp < 1.0
+            ):
+                break
+            ((kind, _, body, frame),) = transaction.rows
+            try:
+                space = spaces.get(body.get(SPACE_ID))
+                if space is None:
+                    break
+                change = space.changes[kind](body, frame)
+            except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
+                if self._images is not None:
+                    self._images.take_back()
+                break  # the other way deals with it
+            if change is None:
+                timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
+                done += 1
+                continue
+            key, opening, content = change
+            timestamp, known = transaction.timestamp, lsn
+            seq += 1
+            done += 1
+            lsn_text = b"%d" % lsn
+            micro = b"%d" % round(timestamp * 1e6)
+            value = b"".join(
+                (
+                    opening,
+                    content,
+                    source,
+                    b'"ts_ms":',
+                    micro[:-3],
+                    TS_US,
+                    micro,
+                    TS_NS,
+                    micro,
+                    SEQUENCE,
+                    previous,
+                    SEQUENCE_NEXT,
+                    lsn_text,
+                    space.table,
+                    origin,
+                    lsn_text,
+                    SINGLE_TSN,
+                    lsn_text,
+                    SINGLE_ROW,
+                    b"%d" % seq,
+                    space.schema,
+                    before,
+                    lsn_text,
+                    after,
+                    tail,
+                    lsn_text,
+                    SINGLE_ORDER,
+                    suffix,
+                )
+            )
+            previous = lsn_text
+            byte_count += len(value)
+            add((space.topic, key, value))
+            if kind == DELETE and tombstones:
+                add((space.topic, key, None))
+            if byte_count > bytes_max:
+                break
+        if done > start:
+            self.vclock[replica_id], self.texts.previous_lsn = known, previous
+            outbox.seq, outbox.byte_count, outbox.timestamp = seq, byte_count, timestamp
+            outbox.row_count += done - start
+        return done
+
+    def begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
+        """Prepare what all events of a transaction share, and move the position over it."""
+        texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
+        self.place = replica_id, lsn
+        if replica_id != texts.origin:
+            texts.turn_to(replica_id, self.vclock)
+        lsn_text = b"%d" % lsn
+        tsn_text = lsn_text if transaction.tsn == lsn else b"%d" % transaction.tsn
+        time = self._envelope.source + self._envelope.stream_time(transaction.timestamp, texts.previous_lsn)
+        self.vclock[replica_id] = lsn
+        texts.previous_lsn = lsn_text
+        tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
+        return Pieces(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
+
+    def rows(self, pieces: Pieces, rows: Iterator[Row]) -> bool:
+        """The events of a transaction's next rows, in order; returns whether those were all. The hot path.
+
+        Else the outbox is full, and is to be taken before the rest.
+        """
+        outbox, spaces = self._outbox, self._spaces.compiled
+        add = outbox.messages.append
+        seq, byte_count = outbox.seq, outbox.byte_count
+        row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
+        time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
+        tombstones, bytes_max = self._options.tombstones, self._options.batch_bytes_max
+        first_number, row_count, is_done = row_number, pieces.transaction.row_count, True
+        for kind, lsn, body, frame in rows:
+            space_id = body.get(SPACE_ID)
+            try:
+                is_compiled = space_id in spaces
+            except TypeError as error:  # an array or a map
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
+            if is_compiled:
+                space = spaces[space_id]
+            else:
+                # The slow way may write events of its own, so it must see the counters, and we what it made of them.
+                outbox.seq, outbox.byte_count = seq, byte_count
+                pieces.row_number, pieces.total_order = row_number, total_order
+                space = self._special(pieces, kind, lsn, body, frame)
+                seq, byte_count, total_order = outbox.seq, outbox.byte_count, pieces.total_order
+            if space is None:
+                row_number += 1
+                continue
+            try:
+                change = space.changes[kind](body, frame)
+            except (EncodingError, SchemaError) as error:
+                outbox.byte_count = byte_count
+                self.refuse(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
+                byte_count = outbox.byte_count
+                row_number += 1
+                continue
+            except ImageError as error:
+                outbox.byte_count = byte_count
+                self._pass_over(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
+                byte_count = outbox.byte_count
+                row_number += 1
+                continue
+            except MALFORMED_BODY as error:
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
+            if change is None:
+                row_number += 1
+                continue
+            key, opening, content = change
+            seq += 1
+            total_order += 1
+            order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
+            lsn_text = b"%d" % lsn
+            value = b"".join(
+                (
+                    opening,
+                    content,
+                    time,
+                    lsn_text,
+                    space.table,
+                    origin,
+                    lsn_text,
+                    tsn,
+                    SMALL_NUMBERS[row_number] if row_number < 4096 else b"%d" % row_number,
+                    SEQ,
+                    b"%d" % seq,
+                    space.schema,
+                    tail,
+                    SMALL_NUMBERS[total_order] if total_order < 4096 else b"%d" % total_order,
+                    COLLECTION_ORDER,
+                    SMALL_NUMBERS[order] if order < 4096 else b"%d" % order,
+                    suffix,
+                )
+            )
+            byte_count += len(value)
+            add((space.topic, key, value))
+            if kind == DELETE and tombstones:
+                add((space.topic, key, None))
+            row_number += 1
+            if byte_count > bytes_max and row_number != row_count:
+                is_done = False
+                break
+        outbox.seq, outbox.byte_count = seq, byte_count
+        outbox.row_count += row_number - first_number
+        pieces.row_number, pieces.total_order = row_number, total_order
+        return is_done
+
+    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
+        """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
+        if kind not in DATA_TYPES:
+            if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame))  # it is always written by itself
+            return None  # NOP, and the cluster's own talk, publish nothing
+        space_id = body.get(SPACE_ID)
+        if type(space_id) is not int:
+            raise malformed(pieces.transaction, kind, lsn, body_of(frame))
+        try:
+            if space_id in TRACKED_SPACES:
+                self._schema_row(pieces, kind, lsn, body)
+            elif space_id in self._spaces.apart:
+                return self._spaces.apart[space_id]
+            return self._space(space_id, pieces)
+        except (EncodingError, SchemaError) as error:
+            raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
+
+    def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
+        """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
+        self._rekey_at_once()
+        self._schema_row_at = lsn, pieces.row_number
+        if body[SPACE_ID] == TRUNCATE_SPACE:
+            self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
+        emptied = self._spaces.apply(kind, body)
+        if emptied is not None:
+            self._truncate(pieces, emptied, *self._schema_row_at)
+
+    def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
+        """Compile what a space's rows need; None if they aren't published."""
+        self._settle(pieces)
+        if space_id in self._rekeyed:
+            self._rekey_at_once()
+        form = self._spaces.form(space_id)
+        space = self._spaces.compile(form)
+        if space is not None and space_id in self._rekeyed:
+            self._mute(space)
+        if form.is_sync:  # the limbo must see its single rows, which `singles` would take past it
+            self._spaces.apart[space_id] = space
+        elif space_id not in TRACKED_SPACES:  # their rows must come this way every time
+            self._spaces.compiled[space_id] = space
+        return space
+
+    def _settle(self, pieces: Pieces) -> None:
+        """Tell the outside about forms that have become different."""
+        if self._spaces.schema.touched:
+            transaction = pieces.transaction
+            self._spaces.settle(
+                self.position,
+                self.now_us,
+                (transaction.replica_id, transaction.lsn, transaction.tsn),
+                lambda form: self._truncate(pieces, form, *self._schema_row_at),
+            )
+            for form in self._spaces.take_rekeyed():
+                self._to_rekey.append(form)
+                self._rekeyed[form.space_id] = None
+                self._void(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
+
+    # Another primary key.
+
+    @property
+    def has_rekeyed(self) -> bool:
+        """Whether spaces were given another primary key since `take_rekeyed`."""
+        return bool(self._rekeyed)
+
+    def rekey(self) -> Iterator[None]:
+        """Bring their rows under it, as far as they aren't. Yields now and then. Raises KeysChangedError."""
+        while self._to_rekey:
+            yield from self._spaces.rekey(self._to_rekey.pop(0))
+
+    def _rekey_at_once(self) -> None:
+        """In the middle of a transaction, whose next row may need it."""
+        for _ in self.rekey():
+            pass
+
+    def take_rekeyed(self) -> list[int]:
+        """These spaces, after `rekey`: from here on their rows have events again."""
+        found, self._rekeyed = list(self._rekeyed), {}
+        for space_id in found:
+            self._spaces.forget(space_id)
+        return found
+
+    def _mute(self, space: SpaceEvents) -> None:
+        """What the transaction that alters a space's primary key does to its rows afterwards is told with all of its rows."""
+        if space.form.space_id not in self._spaces.image_changes:
+            raise KeysChangedError(
+                f"space {space.form.name!r} has been given a primary key under which its rows can't be kept, "
+                "and one of them was changed in the same transaction"
+            )
+
+        def muted(change: Change) -> Change:
+            def apply(body: Body, frame: bytes) -> None:
+                change(body, frame)
+
+            return apply
+
+        space.changes = {kind: muted(change) for kind, change in space.changes.items()}
+
+    def end(self, pieces: Pieces) -> None:
+        """The transaction's last row has been handled."""
+        transaction = pieces.transaction
+        self._settle(pieces)
+        self._spaces.end_transaction()
+        self._outbox.timestamp = transaction.timestamp
+        wanted = self._options.transaction_topic
+        if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
+            for key, value in pieces.records(self._spaces.schema):
+                self._outbox.control(topics.TRANSACTION, key, value)
+
+    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int, row_number: int) -> None:
+        """The event that all rows of a space are gone, for every partition of its topic."""
+        if self._images is not None:
+            self._images.clear(form.space_id)
+        self._void(pieces, self._spaces.plain_events_of(form), lsn, row_number)
+
+    def _void(self, pieces: Pieces, space: SpaceEvents, lsn: int, row_number: int) -> None:
+        self._outbox.seq += 1
+        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._outbox.seq))
+
+    def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+        """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""
+        if self._options.on_error == "fail":
+            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
+        if self._images is not None:
+            self._images.stand()
+        self._set_aside(error, transaction, kind, lsn, body, space_id)
+
+    def _pass_over(self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+        """A row that can't be carried out stops the daemon, or leaves its key in doubt."""
+        assert self._images is not None
+        if self._options.on_image_error == "fail" or error.key is None or not self._images.doubt(error.key):
+            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
+        self._set_aside(error, transaction, kind, lsn, body, space_id)
+
+    def _space_text(self, space_id: object) -> str:
+        try:
+            return f" of space {self._spaces.form(space_id).name!r}" if type(space_id) is int else ""
+        except SchemaError:
+            return ""  # it has rows here and no name; the error says why, and the body has the space's id
+
+    def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+        server_uuid = str(self.base.server_uuid)
+        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))

@@ -1,0 +1,1 @@
+"""What the server computes on raw tuples: UPDATE, UPSERT and their arithmetic, over MessagePack's bytes."""

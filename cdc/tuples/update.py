@@ -1,0 +1,294 @@
+"""UPDATE and UPSERT: what a server makes of a tuple by the operations of a row, byte by byte.
+
+Fields that no operation touches keep their exact bytes, and values that `=` and `!` set are those of the operation, however
+they were written. Everything else is written as the server writes it: `cdc.tuples.arithmetic` knows numbers and strings,
+`cdc.tuples.update_tree` how operations of one request meet. The rules that are told here are those of reading them:
+
+* Operations are carried out one after the other, and each finds the fields where the ones before it have left them.
+* A number counts from INDEX_BASE, or negative from the end: -1 is the last field, and for `!` the place behind it. A text is
+  a field's name or, if it isn't, a JSON path that begins with one or with `[place]`. Places in a path count from 1, always.
+* `=` and `!` beyond the end of the tuple (not of an array in it) fill up with nil, since 2.8. `#` deletes what there is.
+* An operation that can't be read (an unknown code, a name that the format hasn't got, an operand of the wrong type, a splice
+  before the first byte) is refused with its whole request, also in an UPSERT. What an UPSERT goes on without, and the server
+  only logs, is an operation that doesn't fit the tuple: no such field, a number expected and none found, an overflow, a key
+  that exists already, a path that can't be read behind its first step.
+
+Rows of a log are what a server has accepted, so an operation that can't be carried out is a SchemaError: either the tuple
+isn't the one that the server had, or the server is of a kind that this module doesn't know. `version` is the master's: it
+decides about the digits of decimals, and about operations that meet at one path (see `cdc.tuples.update_tree`).
+
+What it refuses to know: keys, and formats beyond names and types of the top fields. A number inside of a field, for which an
+index with a JSON path declares a type `double`, comes out as if nobody had.
+
+Sources: src/box/xrow_update.c, xrow_update_field.c, compared from 2.6 to 3.9, and held by the answers of live servers
+(tests/captures/updates.jsonl.gz, tests/live/test_update.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final
+
+import msgpack
+
+from cdc.errors import SchemaError, excerpt
+from cdc.protocol import layout
+from cdc.protocol.extensions import unpack
+from cdc.tuples.arithmetic import INTEGER_MAX, INTEGER_MIN, NUMBERS, OperationRefusedError, integer, read
+from cdc.tuples.json_path import Mark, PathError, next_token
+from cdc.tuples.update_nodes import Instruction, UndefinedError, Version
+from cdc.tuples.update_tree import Tree
+
+NEWEST: Final[Version] = (3, 9)
+"""The version whose rules hold where none is given."""
+
+_OPERATIONS_MAX: Final = 4000
+_COUNTS: Final = {**dict.fromkeys("=+-&|^!#", 3), ":": 5}
+_PLUS, _MINUS, _SET = b"+-="
+
+
+def update(
+    tuple_: bytes,
+    operations: bytes,
+    *,
+    base: int,
+    names: Sequence[str],
+    types: Sequence[str] = (),
+    version: Version = NEWEST,
+) -> bytes:
+    """The tuple after an UPDATE. `types` are those of the format's fields, as far as they are known.
+
+    Raises SchemaError for what the server would have refused: the operation is in the message.
+    """
+    return _quickly(tuple_, operations, base, names) or _thoroughly(
+        tuple_, operations, base, names, types, version, upserts=False
+    )
+
+
+def upsert(
+    tuple_: bytes,
+    operations: bytes,
+    *,
+    base: int,
+    names: Sequence[str],
+    types: Sequence[str] = (),
+    version: Version = NEWEST,
+) -> bytes:
+    """The tuple after an UPSERT that has found it.
+
+    Two things are left to the caller, who knows the keys and the format; in both cases the old tuple stays. The server
+    ignores an UPSERT whose result has another primary key: compare the keys of both tuples. And vinyl, which accepts an
+    UPSERT without looking at the tuple, ignores it if the result doesn't fit the format; memtx has refused such a request.
+
+    Raises SchemaError for operations that can't be read, or whose outcome a server of that version leaves undefined.
+    """
+    return _quickly(tuple_, operations, base, names) or _thoroughly(tuple_, operations, base, names, types, version, upserts=True)
+
+
+def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) -> bytes | None:
+    """A few operations `=`, `+` and `-` of integers, on different fields that exist, by number or name; None for all others."""
+    try:
+        count = operations[0] - 0x90
+        if not 0 < count < 16:
+            return None
+        changes: dict[int, tuple[int, int, int]] = {}
+        position = 1
+        for _ in range(count):
+            if operations[position : position + 2] != b"\x93\xa1":
+                return None
+            number = operations[position + 3]
+            begin = position + 4
+            if number < 0x80:
+                field = number - base
+            elif 0xA0 <= number < 0xC0:
+                begin += number - 0xA0
+                field = names.index(operations[position + 4 : begin].decode())
+            else:
+                return None
+            if field < 0 or field in changes:
+                return None
+            end = begin + layout.SIZES[operations[begin]]
+            if end == begin:
+                end = layout.end_of(operations, begin)
+            changes[field] = operations[position + 2], begin, end
+            position = end
+        if position != len(operations):
+            return None
+        fields, position = layout.header(tuple_, 0)
+        last = max(changes)
+        # A header that isn't the shortest becomes it.
+        if last >= fields or not (0x90 <= tuple_[0] < 0xA0 or (tuple_[0] == 0xDC and fields > 15)):
+            return None
+        chunks: list[bytes] = []
+        done = 0
+        for field in range(last + 1):
+            begin = position
+            position += layout.SIZES[tuple_[position]] or layout.end_of(tuple_, position) - position
+            change = changes.get(field)
+            if change is not None:
+                code, first, behind = change
+                if code == _SET:
+                    value = operations[first:behind]
+                elif code in (_PLUS, _MINUS):
+                    operand = layout.integer(operations, first)
+                    result = layout.integer(tuple_, begin) + (operand if code == _PLUS else -operand)
+                    if not INTEGER_MIN <= result <= INTEGER_MAX:
+                        return None
+                    value = integer(result)
+                else:
+                    return None
+                chunks += (tuple_[done:begin], value)
+                done = position
+        if position > len(tuple_):
+            return None
+        chunks.append(tuple_[done:])
+        return b"".join(chunks)
+    except (IndexError, ValueError):
+        # Cut off, a number of another kind, or a path instead of a name.
+        return None
+
+
+def _thoroughly(
+    tuple_: bytes,
+    operations: bytes,
+    base: int,
+    names: Sequence[str],
+    types: Sequence[str],
+    version: Version,
+    *,
+    upserts: bool,
+) -> bytes:
+    # The tree's slices are of the tuple, of the operations and of one nil: all of them are put into one buffer.
+    shift = len(tuple_)
+    data = b"".join((tuple_, operations, bytes((layout.NIL,))))
+    with _explained("the tuple", data, (0, shift)):
+        if layout.TYPES[tuple_[0]] is not layout.ARRAY or layout.end_of(tuple_, 0) != shift:
+            raise SchemaError("it should be one array")
+        tree = Tree(data, shift, len(data) - 1, version=version)
+    with _explained("the list of operations", data, (shift, len(data) - 1)):
+        if layout.TYPES[operations[0]] is not layout.ARRAY or layout.end_of(operations, 0) != len(operations):
+            raise SchemaError("it should be one array")
+        spans = list(layout.elements(data, shift))
+        if len(spans) > _OPERATIONS_MAX:
+            raise SchemaError(f"a server takes {_OPERATIONS_MAX} operations at most")
+    # All of them are read before one is carried out: what can't be read is refused with all.
+    instructions = []
+    for span in spans:
+        with _explained("the operation", data, span):
+            instructions.append(_decoded(data, span, base, names, version))
+    for span, instruction in zip(spans, instructions, strict=True):
+        try:
+            with _explained("the operation", data, span):
+                tree.apply(instruction)
+        except OperationRefusedError:
+            if not upserts:
+                raise
+    with _explained("the result of the operations", data, (shift, len(data) - 1)):
+        return tree.store(types)
+
+
+@contextmanager
+def _explained(what: str, data: bytes, span: tuple[int, int]) -> Iterator[None]:
+    """Let errors say which operation they are about; whatever bytes came in, they are SchemaErrors."""
+    try:
+        yield
+    except SchemaError as error:
+        raise type(error)(f"{what} {_shown(data, span)} can't be carried out: {error.message}", error.hint) from error
+    except IndexError as error:
+        raise SchemaError(f"{what} {_shown(data, span)} can't be read: {error}") from error
+    except RecursionError as error:
+        raise SchemaError(f"{what} {_shown(data, span)} goes deeper than can be followed") from error
+
+
+def _shown(data: bytes, span: tuple[int, int]) -> str:
+    raw = data[slice(*span)]
+    try:
+        return f"{excerpt(unpack(raw), 200)}"
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        return raw.hex()[:200]
+
+
+def _decoded(data: bytes, span: tuple[int, int], base: int, names: Sequence[str], version: Version) -> Instruction:
+    """Read one operation. Raises SchemaError or IndexError."""
+    if layout.TYPES[data[span[0]]] is not layout.ARRAY:
+        raise SchemaError("it should be an array")
+    parts = [begin for begin, _ in layout.elements(data, span[0])]
+    code = _text(data, parts[0]).decode("latin-1") if parts else ""
+    if len(parts) != _COUNTS.get(code):
+        raise SchemaError("such an operation is unknown")
+    instruction = _addressed(data, code, parts[1], base, names)
+    begin = parts[2]
+    kind = layout.TYPES[data[begin]]
+    match code:
+        case "=" | "!":
+            instruction.argument = begin, layout.end_of(data, begin)
+        case "+" | "-":
+            instruction.argument = operand = read(data, begin)
+            if operand[0] not in NUMBERS:
+                raise SchemaError("its operand should be a number")
+        case "#":
+            # The server keeps 32 bits of the count.
+            count = layout.integer(data, begin) & 0xFFFF_FFFF if kind is layout.UNSIGNED else 0
+            if not count:
+                raise SchemaError("its count should be positive")
+            instruction.argument = count
+        case ":":
+            offset, cut = _int32(data, begin), _int32(data, parts[3])
+            if -(2**31) in (offset, cut):
+                raise UndefinedError("a number that the server can't negate")
+            if offset >= 0:
+                offset -= base
+                if offset < 0:
+                    raise SchemaError("its position is before the first byte")
+            instruction.argument = offset, cut, _text(data, parts[4], binary=version >= (3, 2))
+        case _:
+            if kind is not layout.UNSIGNED:
+                raise SchemaError("its operand should be a positive integer")
+            instruction.argument = layout.integer(data, begin)
+    return instruction
+
+
+def _addressed(data: bytes, code: str, begin: int, base: int, names: Sequence[str]) -> Instruction:
+    if layout.TYPES[data[begin]] is not layout.STRING:
+        number = _int32(data, begin)
+        if 0 <= number < base:
+            raise SchemaError(f"the first field has the number {base}")
+        return Instruction(code, number if number < 0 else number - base, b"", 0, is_for_root=True)
+    path = _text(data, begin)
+    # A name with dots in it wins over the path that it could also be.
+    place = _named(path, names)
+    if place is not None:
+        return Instruction(code, place, path, len(path), is_for_root=True)
+    try:
+        token, offset = next_token(path, 0)
+    except PathError as error:
+        raise SchemaError(f"its path can't be read: {error}") from error
+    if isinstance(token, bytes):
+        place = _named(token, names)
+        if place is None:
+            raise SchemaError(f"the format at its position has no such field: {list(names)!r:.500}")
+        token = place
+    elif isinstance(token, Mark):
+        raise SchemaError("its path names no field")
+    return Instruction(code, token, path, offset, is_for_root=offset == len(path))
+
+
+def _named(name: bytes, names: Sequence[str]) -> int | None:
+    text = name.decode(errors="surrogateescape")
+    return names.index(text) if text in names else None
+
+
+def _int32(data: bytes, begin: int) -> int:
+    number = layout.integer(data, begin)
+    if not -(2**31) <= number < 2**31:
+        raise SchemaError(f"{number} is more than a server takes here")
+    return number
+
+
+def _text(data: bytes, begin: int, *, binary: bool = False) -> bytes:
+    kind = layout.TYPES[data[begin]]
+    if kind is not layout.STRING and not (binary and kind is layout.BINARY):
+        raise SchemaError("a string is expected in it")
+    start, length = layout.content(data, begin)
+    return data[start : start + length]

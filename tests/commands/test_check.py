@@ -1,0 +1,71 @@
+"""What `check` reads in system spaces: whether a user may write where a registered daemon has to."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc.commands.check import may_write
+from cdc.protocol.constants import CLUSTER_SPACE
+
+# As 2.6 has them. Users 0 and 1 are guest and admin, 2 and 3 the roles public and replication.
+USERS: list[list[Any]] = [
+    [0, 1, "guest", "user", {}],
+    [1, 1, "admin", "user", {}],
+    [2, 1, "public", "role", {}],
+    [3, 1, "replication", "role", {}],
+    [32, 1, "cdc", "user", {}],
+    [33, 1, "of the space", "user", {}],
+    [34, 1, "of all spaces", "user", {}],
+    [35, 1, "of the universe", "user", {}],
+    [36, 1, "reader", "user", {}],
+    [37, 1, "of another space", "user", {}],
+    [38, 1, "operators", "role", {}],
+    [39, 1, "by a role of a role", "user", {}],
+    [40, 1, "in a circle of roles", "user", {}],
+    [41, 1, "circle", "role", {}],
+]
+PRIVILEGES: list[list[Any]] = [
+    [1, 0, "role", 2, 4],
+    [1, 0, "universe", 0, 24],
+    [1, 1, "universe", 0, 4294967295],
+    [1, 2, "space", 276, 2],
+    [1, 2, "space", 330, 2],
+    [1, 2, "function", CLUSTER_SPACE, 4],
+    [1, 3, "space", CLUSTER_SPACE, 2],
+    [1, 3, "universe", 0, 1],
+    [1, 32, "role", 2, 4],
+    [1, 32, "role", 3, 4],
+    [1, 32, "universe", 0, 24],
+    [1, 33, "space", CLUSTER_SPACE, 2],
+    [1, 34, "space", "", 2],
+    [1, 35, "universe", 0, 27],
+    [1, 36, "universe", 0, 25],
+    [1, 36, "space", CLUSTER_SPACE, 1],
+    [1, 37, "space", 512, 2],
+    [1, 38, "role", 3, 4],
+    [1, 39, "role", 38, 4],
+    [1, 40, "role", 41, 4],
+    [1, 41, "role", 41, 4],
+]
+
+
+@pytest.mark.parametrize(
+    ("user", "may"),
+    [
+        ("admin", True),
+        ("cdc", True),
+        ("of the space", True),
+        ("of all spaces", True),
+        ("of the universe", True),
+        ("by a role of a role", True),
+        ("guest", False),
+        ("reader", False),
+        ("of another space", False),
+        ("in a circle of roles", False),
+        ("nobody", False),
+    ],
+)
+def test_who_may_register(user: str, may: bool) -> None:
+    assert may_write(user, CLUSTER_SPACE, USERS, PRIVILEGES) is may

@@ -1,0 +1,114 @@
+"""What `check` finds that `run` would regret: patterns that fit nothing, and a state.path that can't be used."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.commands.check_start import of_patterns, of_state_path
+from cdc.config import Config, parse
+from cdc.store.files import is_locked
+from cdc.store.store import StateStore
+from cdc.stream.checkpoint import Checkpoint
+
+SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]
+
+
+def config(**sections: dict[str, Any]) -> Config:
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": ["h:1"]},
+        "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"},
+    }
+    return parse(values | sections, "the test")
+
+
+def failures(findings: Iterable[Any]) -> list[str]:
+    return [str(finding) for finding in findings if finding.is_failure]
+
+
+@pytest.mark.parametrize(
+    ("spaces", "words"),
+    [
+        ({"include": ["userz"]}, ["spaces.include: FAILED: 'userz' fits no space; 'users' looks like it", "no space would be"]),
+        (
+            {"include": ["users", "ordr"]},
+            ["'ordr' fits no space; 'orders' looks like it. The spaces are: orders, sessions, users"],
+        ),
+        ({"include": ["user"]}, ["'user' fits no space", "no space would be"]),
+        (
+            {"include": [".*"], "exclude": ["session"]},
+            ["spaces.exclude: FAILED: 'session' fits no space; 'sessions' looks like it"],
+        ),
+        ({"exclude": ["ess"]}, ["a pattern has to fit the whole name, as '.*ess.*' would 'sessions'"]),
+        ({"exclude": [".*"]}, ["no space would be published. The spaces are: orders, sessions, users"]),
+        ({"include": ["space"]}, ["'space' fits no space", "no space would be"]),
+    ],
+)
+def test_patterns_that_fit_nothing(spaces: dict[str, list[str]], words: list[str]) -> None:
+    found = failures(of_patterns(config(spaces=spaces), SPACES))
+    assert len(found) == len(words), found
+    for text, word in zip(found, words, strict=True):
+        assert word in text
+
+
+@pytest.mark.parametrize(
+    "spaces", [{}, {"include": ["us.*", "_space"]}, {"exclude": ["sessions", "_sp.*"]}, {"include": ["_.*"]}]
+)
+def test_patterns_that_fit(spaces: dict[str, list[str]]) -> None:
+    assert not failures(of_patterns(config(spaces=spaces), SPACES))
+
+
+def test_a_master_without_spaces_is_no_mistake() -> None:
+    (found,) = of_patterns(config(), [(280, "_space")])
+    assert not found.is_failure
+    assert "has no spaces of its own yet" in str(found)
+    assert failures(of_patterns(config(spaces={"include": ["users"]}), [(280, "_space")]))
+
+
+def at(path: Path | str, **state: str) -> list[str]:
+    return failures(of_state_path(config(state={"path": str(path), **state}), Checkpoint()))
+
+
+def test_state_path_that_can_be_used(tmp_path: Path) -> None:
+    before = sorted(tmp_path.rglob("*"))
+    assert not at(tmp_path / "not" / "yet" / "there")
+    assert not at(tmp_path)
+    assert sorted(tmp_path.rglob("*")) == before, "check changes nothing"
+
+
+def test_state_path_that_can_not(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.write_text("")
+    for path, word in ((file, "is a file"), (file / "below", "is a file"), ("/proc/nope", "nothing can be made in /proc")):
+        (found,) = at(path)
+        assert word in found
+        assert found.startswith(f"state.path: FAILED: {path} can't be used: ")
+        assert found.endswith("Give state.path a directory that the daemon may write to.")
+        # Without images it is needed by large transactions alone.
+        assert not at(path, images="none")
+    assert "Give state.path a directory" in run_into("/proc/nope")
+
+
+def run_into(path: str) -> str:
+    """What a store says there."""
+    program = "import sys, pathlib; from cdc.store.store import StateStore; StateStore(pathlib.Path(sys.argv[1]) / 'images')"
+    ended = subprocess.run([sys.executable, "-c", program, path], capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    return ended.stderr
+
+
+def test_who_uses_a_store_shows_without_taking_it(tmp_path: Path) -> None:
+    assert not is_locked(tmp_path / "images")
+    assert not (tmp_path / "images").exists()
+    store = StateStore(tmp_path / "images")
+    assert is_locked(tmp_path / "images")
+    store.write([], [(b"x", b"y")])
+    store.close()
+    assert not is_locked(tmp_path / "images")
+    StateStore(tmp_path / "images").close()

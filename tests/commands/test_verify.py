@@ -1,0 +1,90 @@
+"""`verify` says soon that a stream stands still, and what for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from cdc.commands import verify
+from cdc.errors import ConnectionLostError
+from cdc.position import Position
+from cdc.protocol.session import Event, Heartbeat, Subscribed
+from cdc.sources.connection import Connection
+from cdc.stream.pipeline import Pipeline
+from cdc.vclock import VClock
+
+
+@dataclass
+class Master:
+    """Accepts a SUBSCRIBE and says from then on that it is well, if it does."""
+
+    is_heard: bool
+    address: str = "m:3301"
+    acks: int = 0
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def session(self) -> Any:
+        def acknowledgement(_: VClock) -> bytes:
+            return b"ack"
+
+        def subscribe(*_: object, **__: object) -> None:
+            self.events.append(Subscribed(1, VClock({1: 9}), None))
+
+        return SimpleNamespace(subscribe=subscribe, acknowledgement=acknowledgement)
+
+    def send(self) -> None:
+        """Nothing is lost."""
+
+    def send_bytes(self, data: bytes) -> None:
+        assert data == b"ack"
+        self.acks += 1
+
+    def unread(self, events: list[Event]) -> None:
+        self.events = [*events, *self.events]
+
+    def receive(self, timeout_seconds: float) -> list[Event]:
+        if self.events:
+            found, self.events = self.events, []
+            return found
+        CLOCK[0] += timeout_seconds
+        return [Heartbeat(0.0)] if self.is_heard else []
+
+
+CLOCK = [0.0]
+
+
+@pytest.mark.parametrize(
+    ("waiting", "open_bytes", "is_heard", "seconds", "words"),
+    [
+        (2, 0, True, verify.STANDSTILL_SECONDS, "2 transactions wait for their quorum"),
+        (0, 7, True, verify.STANDSTILL_SECONDS, "in the middle of a transaction"),
+        (0, 0, True, verify.STANDSTILL_SECONDS, "name another member of the replica set first"),
+        (0, 0, False, verify.STREAM_TIMEOUT_SECONDS, "stays at {1: 5}"),
+    ],
+)
+def test_a_stream_that_stands_still(
+    monkeypatch: pytest.MonkeyPatch, waiting: int, open_bytes: int, is_heard: bool, seconds: float, words: str
+) -> None:
+    CLOCK[0] = 0.0
+    monkeypatch.setattr("cdc.commands.verify.time.monotonic", lambda: CLOCK[0])
+    monkeypatch.setattr("cdc.sources.handshake.time.monotonic", lambda: CLOCK[0])
+    pipeline = SimpleNamespace(
+        position=Position(VClock({1: 5}), replicaset_uuid=UUID(int=1)),
+        limbo=SimpleNamespace(transaction_count=waiting),
+        open_byte_count=open_bytes,
+        images=SimpleNamespace(),  # nothing comes that would go there
+    )
+    verifier = object.__new__(verify._Verifier)
+    verifier._config = cast(Any, SimpleNamespace(source=SimpleNamespace(mode="anonymous")))
+    master = Master(is_heard)
+    with pytest.raises(ConnectionLostError) as caught:
+        verifier._replay(cast(Connection, master), cast(Pipeline, pipeline))
+    assert words in str(caught.value)
+    assert "m:3301" in str(caught.value)
+    assert seconds <= CLOCK[0] <= seconds + 2
+    assert master.acks, "a silent replica is dropped"

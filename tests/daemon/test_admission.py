@@ -1,0 +1,90 @@
+"""Whether the store is where the checkpoint was written with one, and which processes had the state directory before this one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import Config, parse
+from cdc.daemon.admission import Foothold, StateMissingError, check_store, check_store_is_ours, store_path
+from cdc.errors import StateError
+from cdc.position import Position, SnapshotState
+from cdc.store.store import StateStore, set_aside
+from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record
+
+
+def config(path: Path, images: str = "full") -> Config:
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": ["h:1"]},
+        "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"},
+        "state": {"path": str(path), "images": images},
+    }
+    return parse(values, "the test")
+
+
+def stored(*, has_store: bool = True, is_published: bool = True) -> Checkpoint:
+    found = Checkpoint()
+    snapshot = SnapshotState(1, is_complete=False) if is_published else None
+    key, value = position_record("shop", Position(snapshot=snapshot), Writer("w", has_store), 1)
+    fold("shop", key, value, found)
+    return found
+
+
+def test_a_store_that_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(StateMissingError, match=r"no state store in .*/images .*correct state\.path.*--rebuild-state"):
+        check_store(config(tmp_path / "wrong"), stored())
+    assert not (tmp_path / "wrong").exists()
+
+
+def test_where_none_is_needed(tmp_path: Path) -> None:
+    check_store(config(tmp_path), Checkpoint())
+    check_store(config(tmp_path), stored(has_store=False))
+    check_store(config(tmp_path), stored(is_published=False))
+    check_store(config(tmp_path, "none"), stored())
+    old = stored()
+    old.has_store = None
+    check_store(config(tmp_path), old)
+
+
+def test_a_store_that_is_there_in_whatever_state(tmp_path: Path) -> None:
+    path = store_path(config(tmp_path))
+    store = StateStore(path)
+    check_store(config(tmp_path), stored())
+    store.close()
+    check_store(config(tmp_path), stored())
+    set_aside(path)
+    check_store(config(tmp_path), stored())
+    (path / "data.mdb").write_bytes(b"damaged")
+    check_store(config(tmp_path), stored())
+
+
+def test_a_store_of_another_daemon(tmp_path: Path) -> None:
+    check_store_is_ours(config(tmp_path), set())
+    check_store_is_ours(config(tmp_path), {"shop"})
+    with pytest.raises(StateError, match="belongs to the daemon 'orders', and this one is 'shop'"):
+        check_store_is_ours(config(tmp_path), {"orders"})
+
+
+def test_who_had_the_directory_before(tmp_path: Path) -> None:
+    for number in range(20):
+        foothold = Foothold(config(tmp_path, "none"))
+        foothold.take(f"writer-{number}")
+        foothold.close()
+    foothold = Foothold(config(tmp_path, "none"))
+    former = foothold.former()
+    assert former[-2:] == ["writer-18", "writer-19"]
+    assert len(former) < 20
+    with pytest.raises(StateError, match="in use by another daemon"):
+        Foothold(config(tmp_path, "none"))
+    foothold.close()
+    assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0
+
+
+def test_without_images_a_state_path_that_can_not_be_used_is_no_obstacle() -> None:
+    foothold = Foothold(config(Path("/proc/nope"), "none"))
+    assert foothold.former() == []
+    foothold.take("w")
+    foothold.close()

@@ -1,0 +1,224 @@
+"""Where a replay begins, with which snapshot, and what it refuses: the captured files, and a publisher that takes everything."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from cdc import config
+from cdc.daemon.file_source import Replayer
+from cdc.errors import LogFileError, PositionError
+from cdc.kafka.publisher import Publisher
+from cdc.ops.status import Status
+from cdc.position import Position, SnapshotState
+from cdc.sources.log_directory import LogDirectory
+from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.checkpoint import Checkpoint
+from cdc.vclock import VClock
+from tests.fakes import log_files
+
+OTHER = UUID("bbbbbbbb-0000-4000-8000-00000000000f")
+
+
+class Taken:
+    """A publisher whose Kafka has everything at once."""
+
+    has_room = True
+    queued_bytes = 0
+
+    def __init__(self) -> None:
+        self.wake_fd, self._wakes = os.pipe()
+        os.write(self._wakes, b"!")
+        self.turn = threading.Lock()
+        self.batches: list[Batch] = []
+        self._new: list[Position] = []
+
+    def submit(self, batch: Batch) -> None:
+        self.batches.append(batch)
+        if batch.is_boundary:
+            self._new.append(batch.position)
+
+    def collect(self) -> list[Position]:
+        found, self._new = self._new, []
+        return found
+
+    def close(self) -> None:
+        os.close(self.wake_fd)
+        os.close(self._wakes)
+
+    def events(self) -> Counter[tuple[str, str]]:
+        """How many there were by space and kind."""
+        found: Counter[tuple[str, str]] = Counter()
+        for message in (message for batch in self.batches for message in batch.messages):
+            text = message.value if isinstance(message, Broadcast) else message[2]
+            value: dict[str, Any] = json.loads(text or b"{}")
+            if "op" in value:
+                found[value["source"]["table"], value["op"]] += 1
+        return found
+
+
+@pytest.fixture
+def taken() -> Iterator[Taken]:
+    publisher = Taken()
+    yield publisher
+    publisher.close()
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    return log_files.unpack_to(tmp_path / "files")
+
+
+def replayer(taken: Taken, files: Path, checkpoint: Checkpoint | None = None, **sections: dict[str, Any]) -> Replayer:
+    values: dict[str, Any] = {
+        "name": "replay",
+        "source": {"uris": ["127.0.0.1:1"]},
+        "kafka": {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "p", "tombstones": False},
+        "state": {"images": "none", "path": str(files.parent / "state")},
+    }
+    for name, section in sections.items():
+        values.setdefault(name, {}).update(section)
+    return Replayer(
+        config.parse(values, "here"),
+        LogDirectory(files),
+        cast(Publisher, taken),
+        Checkpoint() if checkpoint is None else checkpoint,
+        status=Status("replay"),
+        is_stopping=threading.Event(),
+        writer=None,
+        follows=False,
+    )
+
+
+def run(one: Replayer, forced: str | None = None) -> bool:
+    return one.run(is_first=True, forced_snapshot=forced)
+
+
+def at(lsn: int, replicaset_uuid: UUID | None = None) -> Checkpoint:
+    """A checkpoint that knows no space."""
+    snapshot = SnapshotState(1, is_complete=True)
+    return Checkpoint(Position(VClock({1: lsn}), seq=7, replicaset_uuid=replicaset_uuid, snapshot=snapshot))
+
+
+def test_snapshots_before_a_vinyl_space_have_everything(taken: Taken, files: Path) -> None:
+    assert run(replayer(taken, files))
+    events = taken.events()
+    assert not [kind for _, kind in events if kind == "r"]
+    assert events["vinyl", "c"] == 1
+    assert events["certain", "c"] == 2
+    assert events["rows", "t"] == 1
+    assert taken.batches[-1].position.vclock == VClock({1: 337})
+
+
+def test_newest_snapshot_without_the_vinyl_space(taken: Taken, files: Path) -> None:
+    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+    assert taken.events() == {("rows", "r"): 2, ("certain", "r"): 2, ("rows", "c"): 1, ("rows", "u"): 1}
+
+
+def test_only_a_snapshot(taken: Taken, files: Path) -> None:
+    for log in files.glob("*.xlog"):
+        log.unlink()
+    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+    assert taken.events() == {("rows", "r"): 2, ("certain", "r"): 2}
+    assert taken.batches[-1].position.vclock == VClock({1: 335})
+
+
+def test_initial_only(taken: Taken, files: Path) -> None:
+    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}, snapshot={"mode": "initial_only"}))
+    assert {kind for _, kind in taken.events()} == {"r"}
+
+
+def test_no_snapshot_that_has_the_rows_of_vinyl(taken: Taken, files: Path) -> None:
+    (files / "00000000000000000000.snap").unlink()
+    with pytest.raises(PositionError, match=r"no \.snap that is whole and has all rows.*vinyl spaces \(vinyl\).*spaces\.exclude"):
+        run(replayer(taken, files))
+    assert not taken.batches
+
+
+def test_no_snapshot(taken: Taken, files: Path) -> None:
+    for snapshot in files.glob("*.snap"):
+        snapshot.unlink()
+    with pytest.raises(PositionError, match=r"newest \.snap into the directory"):
+        run(replayer(taken, files))
+
+
+def test_logs_that_do_not_lead_on_from_the_snapshot(taken: Taken, files: Path) -> None:
+    (files / "00000000000000000344.xlog").unlink()
+    with pytest.raises(PositionError, match=r"missing from 0+344\.snap, which is at \{1: 335\}, to 0+346\.xlog.* \{1: 337\}"):
+        run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+
+
+def test_continues(taken: Taken, files: Path, tmp_path: Path) -> None:
+    earlier = tmp_path / "earlier"
+    earlier.mkdir()
+    for name in ("00000000000000000000.snap", "00000000000000000000.xlog", "00000000000000000343.xlog"):
+        (earlier / name).write_bytes((files / name).read_bytes())
+    checkpoint = Checkpoint()
+    assert run(replayer(taken, earlier, checkpoint))
+    assert checkpoint.position is not None
+    assert checkpoint.position.vclock == VClock({1: 335})
+    before = taken.events()
+    assert run(replayer(taken, files, checkpoint))
+    assert checkpoint.position.vclock == VClock({1: 337})
+    assert taken.events() - before == {("rows", "c"): 1, ("rows", "u"): 1}
+
+
+def test_checkpoint_of_another_replica_set(taken: Taken, files: Path) -> None:
+    with pytest.raises(PositionError, match="belongs to replica set"):
+        run(replayer(taken, files, at(335, OTHER)))
+
+
+def test_divergence(taken: Taken, files: Path) -> None:
+    with pytest.raises(PositionError, match=r"files: the server lacks changes that were published: it is at \{1: 337\}"):
+        run(replayer(taken, files, at(338)))
+    diverging = replayer(taken, files, at(338), source={"on_divergence": "resnapshot"}, spaces={"exclude": ["vinyl"]})
+    assert run(diverging)
+    assert taken.events()["rows", "r"] == 2
+
+
+def test_gap(taken: Taken, files: Path) -> None:
+    for number in (0, 343):
+        (files / f"{number:020}.xlog").unlink()
+    with pytest.raises(PositionError, match=r"keeps them from \{1: 335\}, the checkpoint is at \{1: 100\}"):
+        run(replayer(taken, files, at(100), source={"on_gap": "fail"}))
+    assert run(replayer(taken, files, at(100), spaces={"exclude": ["vinyl"]}))
+    assert taken.events()["rows", "r"] == 2
+
+
+def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
+    with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, behind the checkpoint at \{1: 337\}.*box\.snapshot"):
+        run(replayer(taken, files, at(337)), forced="only a snapshot can fill the store")
+
+
+def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, files: Path) -> None:
+    """It would be taken, and lead to the same place, again and again."""
+    for forced, needs, fails in (("renamed", (1, 336), True), ("renamed", (1, 335), False)):
+        one = replayer(taken, files, at(330), spaces={"exclude": ["vinyl"]})
+        if not fails:
+            assert one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+            continue
+        with pytest.raises(
+            PositionError, match=r"\(renamed\), but .*344\.snap is at \{1: 335\}, and .* must have 1:336 in it"
+        ) as raised:
+            one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+        assert "box.snapshot()" in raised.value.hint
+
+
+def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None:
+    path = files / "00000000000000000344.xlog"
+    data = bytearray(path.read_bytes())
+    data[-10] ^= 1
+    path.write_bytes(data)
+    one = replayer(taken, files, spaces={"exclude": ["vinyl"]})
+    with pytest.raises(LogFileError, match=r"0+344\.xlog: .* at offset"):
+        run(one)
+    one.settle_submitted()
+    assert taken.batches[-1].position.vclock == VClock({1: 336})

@@ -1,0 +1,110 @@
+"""A source that ends within a transaction that is being published: nothing of it stays, and nothing comes twice."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from cdc.config import Config, parse
+from cdc.daemon.runner import Origin, Settlement
+from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
+from cdc.kafka.publisher import Publisher
+from cdc.ops.status import Status
+from cdc.position import Position, SnapshotState
+from cdc.protocol.constants import Flag, Key, Type
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Broadcast
+from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.vclock import VClock
+from tests.fakes import wire
+from tests.fakes.deliveries import OpenDelivery
+from tests.fakes.master import SERVER
+from tests.fakes.pipelines import frames_of
+
+COUNT = 400
+SPACE = StoredSpace(
+    512,
+    [512, 1, "users", "memtx", 0, {}, [{"name": "id", "type": "unsigned"}]],
+    {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]},
+    1,
+)
+BEGIN = Position(VClock({1: 10}), 0, 1, SERVER, SERVER, SnapshotState(1, is_complete=True))
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Config:
+    """Buffers so small that a transaction comes in many pieces, and the queue is full after the first."""
+    monkeypatch.setattr("cdc.store.spool.CHUNK_BYTES", 10_000)
+    kafka = {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "shop", "queue_bytes_max": 1024, "commit_interval_ms": 1}
+    source = {"uris": ["a@127.0.0.1:1"], "transaction_bytes_max": 1024, "ack_interval_ms": 10}
+    state = {"path": str(tmp_path), "images": "none"}
+    return parse({"name": "x", "source": source, "kafka": kafka, "state": state}, "the test")
+
+
+@pytest.fixture
+def delivery() -> OpenDelivery:
+    """Closed at first."""
+    return OpenDelivery()
+
+
+@pytest.fixture
+def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
+    """Its thread runs, without a broker."""
+    publisher = Publisher("x", config.kafka, Writer("w", has_store=False))
+    monkeypatch.setattr(publisher, "_started", delivery)
+    monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
+    publisher._thread.start()
+    yield publisher
+    delivery.gate.set()
+    publisher.stop(20)
+
+
+def row(lsn: int, tsn: int, flags: int = 0, *, is_bad: bool = False) -> bytes:
+    header = {Key.REQUEST_TYPE: Type.INSERT, Key.REPLICA_ID: 1, Key.LSN: lsn, Key.TIMESTAMP: 2.0, Key.TSN: lsn - tsn}
+    return wire.frame(
+        header | ({Key.FLAGS: flags} if flags else {}), {Key.SPACE_ID: 512, Key.TUPLE: [] if is_bad else [lsn, "x" * 300]}
+    )
+
+
+def follow(source: Settlement, *, is_bad: bool = False) -> None:
+    """Feed one transaction that waits on disk for its end."""
+    last = 10 + COUNT
+    rows = [row(lsn, 11, Flag.COMMIT if lsn == last else 0, is_bad=is_bad and lsn == last - 1) for lsn in range(11, last + 1)]
+    for start in range(0, COUNT, 100):
+        source.take(source.pipeline.feed(frames_of(b"".join(rows[start : start + 100])), 1))
+
+
+def settlement(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Settlement:
+    def cut() -> None:
+        if is_cut:
+            raise ConnectionLostError("the connection broke while sending")
+
+    origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
+    return Settlement(config, publisher, stored, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut)
+
+
+@pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, ProtocolError)])
+def test_source_that_ends_within_a_transaction(
+    config: Config, publisher: Publisher, delivery: OpenDelivery, error: type[CdcError], *, is_bad: bool
+) -> None:
+    if is_bad:
+        delivery.gate.set()
+    cut = settlement(config, publisher, is_cut=not is_bad)
+    with pytest.raises(error):
+        follow(cut, is_bad=is_bad)
+    cut.pipeline.close()
+    delivery.gate.set()
+    with pytest.raises(PublishAborted, match="within a transaction"):
+        cut.wait_until_settled()
+    assert (delivery.open, delivery.committed) == ([], [])
+
+    publisher.reset()
+    again = settlement(config, publisher)
+    follow(again)
+    assert again.wait_until_settled()
+    events = [message for message in delivery.committed if not isinstance(message, Broadcast) and message[0] == "shop.users"]
+    assert [msgspec.json.decode(key or b"")["id"] for _, key, _ in events] == list(range(11, 11 + COUNT))

@@ -1,0 +1,234 @@
+"""The daemon's rounds over several members: who is asked again at once, who later, and what is waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import parse
+from cdc.daemon.supervisor import Daemon
+from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, SilenceError, UnsupportedRowError
+from cdc.position import Position, SnapshotState
+from cdc.protocol.constants import ErrorCode
+from cdc.protocol.failure import XlogGapError, parse_error
+from cdc.upstream.selection import Answer, Choice, NobodyError
+from cdc.vclock import VClock
+from tests.upstream.test_selection import BEHIND, GOOD, PUBLISHED, answer
+
+LOST, SILENT = ConnectionLostError("it broke"), SilenceError("it is silent")
+GAP = XlogGapError("the master has removed logs that are needed")
+DENIED = parse_error({0: 0x8000 | ErrorCode.ACCESS_DENIED}, {0x31: "denied"})
+
+
+class Clock(threading.Event):
+    """A stop that never comes, and how long it was waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waits.append(timeout or 0.0)
+        return False
+
+
+@dataclass
+class Scene:
+    """A daemon that has published up to PUBLISHED, and members that answer as they are told to."""
+
+    daemon: Daemon
+    clock: Clock
+    texts: list[str]
+
+    def choose(self) -> Choice:
+        """As `_follow` does, up to the connection."""
+        choice = self.daemon._choose(self.daemon._needed())
+        self.daemon._place, self.daemon._was_steady = choice.place, False
+        return choice
+
+    def fail(self, error: CdcError, *, after_long: bool = False) -> None:
+        """What becomes of an error of the present connection."""
+        self.daemon._was_steady = after_long
+        self.daemon._recover(error)
+
+    @property
+    def failed(self) -> dict[int, CdcError]:
+        return self.daemon._failures
+
+
+@pytest.fixture
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Scene:
+    texts: list[str] = [GOOD, GOOD]
+    options: dict[str, Any] = getattr(request, "param", {})
+    values = {
+        "name": "shop",
+        "source": {"uris": ["m0:3301", "m1:3301"], **options},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"images": "none", "path": str(tmp_path)},
+        "http": {"listen": ""},
+    }
+    daemon, clock = Daemon(parse(values, "test")), Clock()
+
+    def take(passed_over: Mapping[int, CdcError]) -> list[Answer]:
+        return [
+            Answer(f"m{place}:3301", error=passed_over[place]) if place in passed_over else answer(text, place)
+            for place, text in enumerate(texts)
+        ]
+
+    monkeypatch.setattr(daemon._survey, "take", take)
+    monkeypatch.setattr(daemon, "_is_stopping", clock)
+    daemon._checkpoint.position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
+    daemon._connect_count = 1
+    return Scene(daemon, clock, texts)
+
+
+def test_one_that_fails_is_passed_over_at_once(scene: Scene) -> None:
+    assert scene.choose().place == 0
+    scene.fail(LOST)
+    assert scene.choose().place == 1
+    assert not scene.clock.waits
+
+
+def test_when_all_have_failed_it_waits_and_begins_again(scene: Scene) -> None:
+    for place in (0, 1):
+        assert scene.choose().place == place
+        scene.fail(LOST)
+    with pytest.raises(NobodyError, match="it broke") as caught:
+        scene.choose()
+    scene.daemon._recover(caught.value)
+    assert len(scene.clock.waits) == 1
+    assert scene.daemon.status.error is not None
+    assert scene.choose().place == 0
+
+
+def test_when_all_refuse_it_ends(scene: Scene) -> None:
+    for _ in range(2):
+        scene.choose()
+        scene.fail(DENIED)
+    with pytest.raises(NobodyError, match=r"none of the 2 members.*grant") as caught:
+        scene.choose()
+    with pytest.raises(NobodyError):
+        scene.daemon._recover(caught.value)
+    assert not scene.clock.waits
+
+
+def test_one_that_was_followed_for_long_is_asked_again(scene: Scene) -> None:
+    scene.choose()
+    scene.fail(LOST, after_long=True)
+    assert not scene.failed
+    assert scene.choose().place == 0
+
+
+def test_one_that_fell_silent_is_passed_over_however_long_it_was_followed(scene: Scene) -> None:
+    scene.failed[1] = LOST
+    scene.choose()
+    scene.fail(SILENT, after_long=True)
+    assert scene.failed == {0: SILENT}, "what failed long ago is forgotten"
+    assert scene.choose().place == 1
+
+
+def test_logs_that_one_member_has_removed_another_may_have(scene: Scene) -> None:
+    scene.choose()
+    scene.fail(GAP)
+    assert scene.choose().place == 1
+    scene.fail(LOST)
+    with pytest.raises(NobodyError) as caught:
+        scene.choose()
+    scene.daemon._recover(caught.value)
+    assert scene.failed == {0: GAP}, "a ballot may not show it"
+
+
+def test_a_gap_at_all_members_forces_a_snapshot(scene: Scene) -> None:
+    for _ in range(2):
+        scene.choose()
+        scene.fail(GAP)
+    choice = scene.choose()
+    assert choice.is_settled
+    assert "no member has the logs" in (choice.snapshot or "")
+
+
+@pytest.mark.parametrize("scene", [{"on_divergence": "fail", "divergence_wait_ms": 60_000}], indirect=True)
+def test_a_shortfall_is_waited_for_from_its_beginning(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1_000.0
+    monkeypatch.setattr("cdc.daemon.supervisor.time.monotonic", lambda: now)
+    scene.texts[:] = ["away", "away"]
+    with pytest.raises(NobodyError):
+        scene.choose()
+    now += 100  # nobody answered: nothing was short
+    scene.texts[:] = ["away", BEHIND]
+    with pytest.raises(NobodyError, match=r"applies in 60 s"):
+        scene.choose()
+    now += 45
+    with pytest.raises(NobodyError, match=r"applies in 15 s"):
+        scene.choose()
+    now += 15
+    with pytest.raises(PositionError, match="on_divergence"):
+        scene.choose()
+
+
+@pytest.mark.parametrize("error", [UnsupportedRowError("a row"), PositionError("of another replica set")])
+def test_what_concerns_all_members_ends_it(scene: Scene, error: CdcError) -> None:
+    scene.choose()
+    with pytest.raises(type(error)):
+        scene.fail(error)
+
+
+def test_trouble_with_kafka_is_nobodys(scene: Scene) -> None:
+    """Between connections the same error as a member's is Kafka's."""
+    scene.choose()
+    scene.fail(LOST)
+    scene.daemon._recover(ConnectionLostError("Kafka didn't answer"))
+    assert len(scene.clock.waits) == 1
+    assert not scene.failed
+
+
+@pytest.mark.parametrize("scene", [{"uris": ["m0:3301"], "on_gap": "fail"}], indirect=True)
+def test_one_alone_is_chosen_unasked(scene: Scene) -> None:
+    scene.texts[:] = ["away"]
+    assert scene.choose() == Choice(0, "there is no other", is_settled=True)
+    scene.fail(LOST)
+    assert len(scene.clock.waits) == 1
+    scene.choose()
+    with pytest.raises(XlogGapError):
+        scene.fail(GAP)
+
+
+def test_what_is_needed(scene: Scene) -> None:
+    daemon = scene.daemon
+    needed = daemon._needed()
+    assert (needed.published, needed.logs_from, needed.takes_snapshot) == (PUBLISHED, PUBLISHED, False)
+    daemon._forced_snapshot = "a reason"
+    assert daemon._needed().takes_snapshot
+    daemon._forced_snapshot, daemon._checkpoint.position = None, None
+    assert daemon._needed().takes_snapshot
+    assert daemon._needed().published == VClock()
+
+
+def test_an_aborted_transaction_is_nobodys(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    went_back = []
+    monkeypatch.setattr(scene.daemon, "_go_back", lambda: went_back.append(1))
+    scene.choose()
+    scene.fail(PublishAborted("aborted"))
+    assert went_back
+    assert not scene.failed
+
+
+def test_what_kafka_throws_away_again_and_again_is_tried_more_and_more_rarely(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scene.daemon, "_go_back", lambda: None)
+    aborted = PublishAborted("Kafka threw it away")
+    scene.fail(aborted)
+    assert not scene.clock.waits  # the first time it is tried again at once
+    for _ in range(8):
+        scene.fail(aborted)
+    assert scene.clock.waits[0] < 0.2
+    assert scene.clock.waits[-1] > 3
+    scene.daemon._checkpoint.position = Position(vclock=VClock({1: 10_000}), snapshot=SnapshotState(1, is_complete=True))
+    scene.fail(aborted)  # something was committed in between
+    assert len(scene.clock.waits) == 8

@@ -1,0 +1,75 @@
+"""Listening to the checkpoint topic for a daemon that is at work: a partition, and clocks that do as they like."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cdc.kafka import sign_of_life
+from cdc.kafka.sign_of_life import listen
+from cdc.stream.checkpoint import Sign, sign_record
+from cdc.stream.ownership import SIGN_SECONDS, SILENCE_SECONDS
+
+
+class Partition:
+    """A consumer of one partition, to which a daemon writes a sign every SIGN_SECONDS until `ends_at`."""
+
+    def __init__(self, their_clock: Iterator[int], ends_at: float) -> None:
+        self._their_clock = their_clock
+        self._ends_at = ends_at
+        self._next_sign = 0.5
+        self._offset = 0
+        self.now = 0.0
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        answers: dict[str, Callable[..., Any]] = {
+            "list_topics": lambda *_: None,
+            "assign": lambda _: None,
+            "close": lambda: None,
+            "get_watermark_offsets": lambda *_, **__: (0, self._offset),
+            "consumer": lambda _: self,
+        }
+        return answers[name]
+
+    def poll(self, timeout_seconds: float) -> Any:
+        """A sign, if there is one by then."""
+        assert self.now < 60, "still listening"
+        self.now += timeout_seconds
+        if not self._next_sign <= self.now or self.now > self._ends_at:
+            return None
+        self._next_sign += SIGN_SECONDS
+        key, value = sign_record("shop", Sign("writer", "there", 7, next(self._their_clock)))
+        offset, self._offset = self._offset, self._offset + 1
+        return SimpleNamespace(error=lambda: None, offset=lambda: offset, key=lambda: key, value=lambda: value)
+
+
+@pytest.mark.parametrize(
+    "their_clock",
+    [
+        pytest.param(itertools.count(10**12, 2000), id="goes"),
+        pytest.param(itertools.chain([10**12], itertools.count(10**9, 2000)), id="is set back"),
+        pytest.param(itertools.count(10**12, -2000), id="is set back again and again"),
+        pytest.param(itertools.repeat(10**12), id="stands"),
+    ],
+)
+def test_whoever_gives_signs_is_found_whatever_his_clock_does(
+    monkeypatch: pytest.MonkeyPatch, their_clock: Iterator[int]
+) -> None:
+    partition: Any = Partition(their_clock, ends_at=1e9)
+    monkeypatch.setattr(sign_of_life, "time", SimpleNamespace(monotonic=lambda: partition.now, time=time.time))
+    found = listen(partition, "shop.checkpoint", "shop", lambda: False)
+    assert found is not None
+    assert (found.host, found.process_id) == ("there", 7)
+    assert partition.now < SILENCE_SECONDS
+
+
+def test_whoever_is_silent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    partition: Any = Partition(itertools.count(10**12), ends_at=1.0)
+    monkeypatch.setattr(sign_of_life, "time", SimpleNamespace(monotonic=lambda: partition.now, time=time.time))
+    assert listen(partition, "shop.checkpoint", "shop", lambda: False) is None
+    assert SILENCE_SECONDS <= partition.now < SILENCE_SECONDS + 2

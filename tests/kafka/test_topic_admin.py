@@ -1,0 +1,183 @@
+"""Topics are listed once and made all at once, however many there are."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.cimpl import NewTopic
+
+from cdc.config import KafkaSection
+from cdc.errors import CdcError, PublishAborted, PublishError
+from cdc.kafka.clients import Admin
+from cdc.kafka.topic_admin import TopicAdmin
+
+
+class Cluster:
+    """What a client for administration sees of a cluster, with the requests counted."""
+
+    def __init__(self) -> None:
+        self.partitions: dict[str, int] = {}
+        self.lists = 0
+        self.created: list[list[NewTopic]] = []
+        self.refusal: KafkaError | None = None
+        # Lists that a new topic isn't on yet.
+        self.delay = 1
+        # What the client may not see.
+        self.hidden: set[str] = set()
+        self._new: dict[str, tuple[int, int]] = {}
+
+    def list_topics(self, **_: object) -> object:
+        """Metadata of everything."""
+        self.lists += 1
+        for topic, (count, since) in list(self._new.items()):
+            if self.lists > since:
+                self.partitions[topic] = count
+                del self._new[topic]
+        return SimpleNamespace(
+            topics={
+                topic: SimpleNamespace(partitions=dict.fromkeys(range(count)))
+                for topic, count in self.partitions.items()
+                if topic not in self.hidden
+            }
+        )
+
+    def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, Future[None]]:
+        """All are made, or refused."""
+        self.created.append(new)
+        answers = {}
+        for topic in new:
+            answers[topic.topic] = answer = Future[None]()
+            if self.refusal is not None:
+                answer.set_exception(KafkaException(self.refusal))
+                continue
+            self._new[topic.topic] = (topic.num_partitions, self.lists + self.delay)
+            answer.set_result(None)
+        return answers
+
+
+def admin(cluster: Cluster, **settings: object) -> TopicAdmin:
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop", **settings})
+    return TopicAdmin(config, cast(Admin, cluster), threading.Event())
+
+
+def test_all_at_once() -> None:
+    cluster = Cluster()
+    cluster.partitions = {"shop.1": 7}
+    topics = admin(cluster)
+    wanted = [f"shop.{number}" for number in range(250)]
+    topics.ensure(wanted)
+    assert cluster.partitions == {topic: 7 if topic == "shop.1" else 4 for topic in wanted}
+    assert (len(cluster.created), cluster.lists) == (1, 3)
+    assert topics.is_ready(wanted)
+    topics.ensure(wanted)
+    assert cluster.lists == 3
+    assert not topics.is_ready(["shop.300"])
+
+
+def test_no_request_is_larger_than_kafka_takes() -> None:
+    cluster = Cluster()
+    wanted = [f"shop.{number}" for number in range(3_000)]
+    admin(cluster, partitions=10).ensure(wanted)
+    assert sorted(cluster.partitions) == sorted(wanted)
+    assert max(sum(1 + new.num_partitions + len(new.config or ()) for new in part) for part in cluster.created) < 10_000
+
+
+def test_one_topic_that_is_larger_than_a_request_should_be_is_made_alone() -> None:
+    cluster = Cluster()
+    admin(cluster, partitions=5_000).ensure(["shop.a", "shop.b"])
+    assert [len(part) for part in cluster.created] == [1, 1]
+
+
+def test_control_topics_have_one_partition() -> None:
+    cluster = Cluster()
+    admin(cluster).ensure(["shop.checkpoint", "shop.schema", "shop.things"])
+    assert cluster.partitions == {"shop.checkpoint": 1, "shop.schema": 1, "shop.things": 4}
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [
+        (KafkaError.TOPIC_AUTHORIZATION_FAILED, PublishError),
+        (KafkaError.INVALID_REPLICATION_FACTOR, PublishError),
+        (KafkaError._TIMED_OUT, PublishAborted),
+    ],
+)
+def test_refusals(code: int, error: type[CdcError]) -> None:
+    cluster = Cluster()
+    cluster.refusal = KafkaError(code)
+    topics = admin(cluster)
+    with pytest.raises(error, match=r"the topic shop\.things can't be created"):
+        topics.ensure(["shop.things"])
+    cluster.refusal = None
+    topics.ensure(["shop.things"])
+
+
+def test_topics_that_were_made_sure_of_and_are_gone() -> None:
+    cluster = Cluster()
+    topics = admin(cluster)
+    topics.ensure(["shop.things"])
+    cluster.partitions.clear()
+    topics.forget()
+    topics.ensure(["shop.things"])
+    assert cluster.partitions == {"shop.things": 4}
+
+
+@dataclass
+class Clock:
+    """An event that never comes, and the time that it was awaited."""
+
+    now: float = 0.0
+
+    def wait(self, seconds: float) -> bool:
+        self.now += seconds
+        return False
+
+
+@pytest.mark.parametrize(("others", "patience_seconds"), [(0, 10), (1, 10), (250, 10)])
+def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, others: int, patience_seconds: int) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
+    cluster.hidden = {"shop.things"}
+    with pytest.raises(PublishError, match=r"the topic shop\.things doesn't exist, or this daemon may not see it"):
+        topics.ensure(["shop.things", *(f"shop.{number}" for number in range(others))])
+    assert patience_seconds <= clock.now <= patience_seconds + 1
+
+
+def test_many_topics_that_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    cluster.delay = 100  # of about half a second each
+    wanted = [f"shop.{number}" for number in range(250)]
+    TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock)).ensure(wanted)
+    assert 40 < clock.now < 60
+    assert sorted(cluster.partitions) == sorted(wanted)
+
+
+def test_topics_that_nobody_makes_for_us() -> None:
+    with pytest.raises(PublishError, match=r"the topic shop\.a and 1 more doesn't exist"):
+        admin(Cluster(), create_topics=False).ensure(["shop.a", "shop.b"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "in_sync"),
+    [
+        ({}, "1"),
+        ({"replication_factor": 2}, "1"),
+        ({"replication_factor": 3}, "2"),
+        ({"replication_factor": 5, "min_insync_replicas": 3}, "3"),
+    ],
+)
+def test_replicas_in_sync_are_not_left_to_the_brokers(settings: dict[str, int], in_sync: str) -> None:
+    cluster = Cluster()
+    admin(cluster, **settings).ensure(["shop.users", "shop.checkpoint"])
+    (created,) = cluster.created
+    assert [topic.config and topic.config["min.insync.replicas"] for topic in created] == [in_sync, in_sync]

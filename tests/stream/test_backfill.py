@@ -1,0 +1,325 @@
+"""Rows that are asked for again: each as `r`, in order with the stream, whatever happens to the spaces in the middle."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import pytest
+
+from cdc.errors import EncodingError, RequestError
+from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.position import Position, SnapshotState
+from cdc.protocol.extensions import OpaqueExtension
+from cdc.stream import backfill
+from cdc.stream.backfill import Republication
+from cdc.upstream import resume
+from cdc.vclock import VClock
+from tests.fakes.pipelines import NOW_US
+from tests.fakes.shop import Sent, Shop
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "CHUNK_ROWS", 2)
+
+
+class Asking(Shop):
+    """A shop with images, five rows, and a request for rows of `users`, or of other spaces."""
+
+    def __init__(self, *names: str, **options: Any) -> None:
+        super().__init__(images=True, **options)
+        for number in range(3, 6):
+            self.master.insert("users", number)
+        self.follow()
+        self.request = Republication(names or ["users"])
+
+    def chunk(self) -> list[Sent]:
+        """What the next chunk publishes."""
+        self.replica.submit(self.replica.pipeline.republish(self.request, NOW_US))
+        self.replica.commit()
+        return self.news()
+
+    def rest(self) -> list[Sent]:
+        """What the request publishes from here to its end."""
+        found: list[Sent] = []
+        while not self.request.is_complete:
+            found += self.chunk()
+        return found
+
+    @property
+    def snapshot_state(self) -> SnapshotState:
+        """Of the checkpoint."""
+        position = self.replica.topics.checkpoint().position
+        assert position is not None
+        assert position.snapshot is not None
+        return position.snapshot
+
+
+def ids(sent: list[Sent]) -> list[int]:
+    return [event.value["after"]["id"] for event in sent if event.op == "r"]
+
+
+def test_every_row_once_between_its_records() -> None:
+    shop = Asking()
+    sent = shop.rest()
+    assert [one.topic for one in sent] == ["shop.snapshot", *["shop.users"] * 5, "shop.snapshot"]
+    assert ids(sent) == [1, 2, 3, 4, 5]
+    started, *events, completed = sent
+    assert started.key == completed.key == {"snapshot_id": "2"}
+    assert started.value["status"] == "STARTED"
+    vclock = VClock(shop.master.vclock).to_json()
+    assert completed.value == {
+        "snapshot_id": "2",
+        "status": "COMPLETED",
+        "vclock": vclock,
+        "seq": events[-1].source["seq"],
+        "spaces": [{"space": "users", "space_id": 512, "rows": 5, "sweep_seq": 0}],
+        "ts_ms": NOW_US // 1000,
+    }
+    first = events[0]
+    assert (first.key, first.value["before"], first.value["after"]) == ({"id": 1}, None, {"id": 1, "name": "one", "balance": 10})
+    assert first.value["transaction"] is None
+    source = {name: first.source[name] for name in ("snapshot", "snapshot_id", "vclock", "lsn", "schema_version")}
+    assert source == {"snapshot": "true", "snapshot_id": "2", "vclock": vclock, "lsn": None, "schema_version": 1}
+    assert [event.source["seq"] for event in events] == list(range(started.value["seq"] + 1, started.value["seq"] + 6))
+
+
+def test_looks_like_the_rows_of_a_snapshot() -> None:
+    shop = Asking()
+    (theirs, *_), (ours, *_) = ([one for one in sent if one.op == "r"] for sent in (shop.snapshot, shop.rest()))
+    assert list(ours.value) == list(theirs.value)
+    assert list(ours.source) == list(theirs.source)
+
+
+def test_changes_between_two_chunks_are_in_order() -> None:
+    shop = Asking()
+    assert ids(shop.chunk()) == [1, 2]
+    shop.master.update("users", [1], ["=", "name", "uno"])
+    shop.master.update("users", [4], ["=", "name", "quattro"])
+    shop.master.delete("users", 3)
+    shop.master.insert("users", 6)
+    assert [event.op for event in shop.events()] == ["u", "u", "d", "c"]
+    sent = shop.rest()
+    assert ids(sent) == [4, 5, 6]
+    assert sent[0].value["after"] == {"id": 4, "name": "quattro"}
+    assert sent[-1].value["spaces"][0]["rows"] == 5
+
+
+def test_truncated_in_the_middle() -> None:
+    shop = Asking()
+    shop.chunk()
+    shop.master.truncate("users")
+    shop.master.insert("users", 1, "again")
+    shop.master.insert("users", 9, "new")
+    assert [event.op for event in shop.events()] == ["t", "c", "c"]
+    assert ids(shop.rest()) == [9]
+
+
+def test_dropped_in_the_middle() -> None:
+    shop = Asking("users", "others")
+    shop.master.create_space("others", [{"name": "id", "type": "unsigned"}])
+    shop.master.insert("others", 7)
+    shop.follow()
+    shop.chunk()
+    shop.master.drop("users")
+    shop.follow()
+    sent = shop.rest()
+    assert ids(sent) == [7]
+    assert [space["space"] for space in sent[-1].value["spaces"]] == ["others"]
+
+
+def test_altered_in_the_middle() -> None:
+    shop = Asking()
+    shop.chunk()
+    shop.master.format("users", [{"name": "id", "type": "unsigned"}, {"name": "title", "type": "string"}])
+    shop.master.insert("users", 6, "six")
+    shop.follow()
+    *events, completed = shop.rest()
+    assert ids(events) == [3, 4, 5, 6]
+    assert {event.source["schema_version"] for event in events} == {2}
+    assert events[-1].value["after"] == {"id": 6, "title": "six"}
+    assert completed.value["spaces"][0]["rows"] == 6
+
+
+def test_renamed_in_the_middle() -> None:
+    """The other topic has all rows."""
+    shop = Asking()
+    shop.chunk()
+    shop.master.rename("users", "people")
+    shop.follow()
+    *events, completed = shop.rest()
+    assert ids(events) == [1, 2, 3, 4, 5]
+    assert {event.topic for event in events} == {"shop.people"}
+    assert completed.value["spaces"] == [{"space": "people", "space_id": 512, "rows": 5, "sweep_seq": 0}]
+
+
+def test_before_the_first_row_of_the_stream() -> None:
+    """A space that nothing has been compiled for since the start, and a store that had everything."""
+    shop = Asking()
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.connect()
+    assert isinstance(shop.replica.decision, resume.Continue)
+    shop.news()
+    assert ids(shop.rest()) == [1, 2, 3, 4, 5]
+    assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
+
+
+@pytest.mark.parametrize("flushes", [False, True])
+@pytest.mark.parametrize("changes", [False, True])
+def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
+    """The request is forgotten, no snapshot is taken, and its number isn't given again."""
+    shop = Asking()
+    shop.replica.flush()
+    shop.chunk()
+    if changes:
+        shop.master.insert("users", 6)
+        shop.follow()
+    if flushes:
+        shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.connect()
+    assert isinstance(shop.replica.decision, resume.Continue)
+    shop.master.insert("users", 7)
+    assert ids(shop.events()) == []
+    assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
+    shop.request = Republication(["users"])
+    sent = shop.rest()
+    assert ids(sent) == [1, 2, 3, 4, 5, *([6] if changes else []), 7]
+    assert sent[0].key == {"snapshot_id": "3"}
+
+
+def test_a_snapshot_after_requests_has_the_next_number() -> None:
+    shop = Asking()
+    shop.rest()
+    shop.replica.crash()
+    shop.replica.forced_snapshot = "for the test"
+    shop.replica.connect()
+    assert shop.snapshot_state.snapshot_id == shop.snapshot_state.base_id == 3
+
+
+def test_store_that_lacks_a_snapshot_is_told_from_one_that_lacks_a_request() -> None:
+    def at(snapshot: SnapshotState) -> Position:
+        return Position(vclock=VClock({1: 5}), snapshot=snapshot)
+
+    first, asked = SnapshotState(1, is_complete=True), SnapshotState(2, is_complete=True, request_count=1)
+    assert resume.reconcile(at(asked), at(first)).reason is None
+    assert resume.reconcile(at(SnapshotState(2, is_complete=True)), at(first)).reason is not None
+    assert resume.reconcile(at(SnapshotState(3, is_complete=True)), at(asked)).reason is not None
+
+
+@pytest.mark.parametrize("name", ["nobody", "_space"])
+def test_space_that_is_not_published(name: str) -> None:
+    shop = Asking("users", name)
+    with pytest.raises(RequestError, match=rf"'{name}' is published. Published are: users\."):
+        shop.chunk()
+    shop.master.insert("users", 6)
+    assert shop.event().op == "c"
+    assert shop.snapshot_state.snapshot_id == 1
+
+
+def test_without_images() -> None:
+    shop = Shop()
+    with pytest.raises(RequestError, match="images"):
+        shop.replica.pipeline.republish(Republication(["users"]), NOW_US)
+
+
+def test_space_that_is_not_kept() -> None:
+    shop = Asking("collated")
+    shop.master.create_space("collated", [{"name": "id", "type": "map"}], [(0, "map")])
+    shop.follow()
+    with pytest.raises(RequestError, match="'collated' has no images"):
+        shop.chunk()
+
+
+def test_row_that_can_not_be_shown() -> None:
+    shop = Asking(on_error="dlq")
+    shop.master.insert("users", 4444, None, None, OpaqueExtension(9, b"x"))
+    shop.follow()
+    sent = shop.rest()
+    assert ids(sent) == [1, 2, 3, 4, 5]
+    (letter,) = [one for one in sent if one.topic == "shop.dlq"]
+    assert letter.value["space_id"] == 512
+    assert sent[-1].value["spaces"][0]["rows"] == 5
+
+
+def test_large_rows_make_small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backfill, "CHUNK_ROWS", 1000)
+    monkeypatch.setattr(backfill, "CHUNK_BYTES", 100)
+    shop = Asking()
+    assert len(ids(shop.chunk())) == 1
+    assert ids(shop.rest()) == [2, 3, 4, 5]
+
+
+# The queue.
+
+
+def test_one_after_another_and_again_on_the_next_connection() -> None:
+    shop, requests = Asking(), SnapshotRequests()
+    errors: list[RequestError] = []
+
+    def ask(*names: str) -> threading.Thread:
+        def run() -> None:
+            try:
+                requests.ask(names)
+            except RequestError as error:
+                errors.append(error)
+
+        waiting = (requests.to_json() or {"waiting": 0})["waiting"]
+        thread = threading.Thread(target=run)
+        thread.start()
+        while (requests.to_json() or {"waiting": 0})["waiting"] == waiting:
+            pass
+        return thread
+
+    def chunk(*, is_busy: bool = False, queued_bytes: int = 0) -> list[Sent]:
+        batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=queued_bytes, is_busy=is_busy)
+        if batch is not None:
+            shop.replica.submit(batch)
+            shop.replica.commit()
+        return shop.news()
+
+    assert requests.to_json() is None
+    threads = [ask("nobody"), ask("users"), ask("users", "users")]
+    assert chunk(queued_bytes=10_000_000) == []
+    assert ids(chunk()) == [1, 2]
+    threads[0].join(5)
+    assert len(errors) == 1
+    assert requests.to_json() == {"snapshot_id": "2", "spaces": ["users"], "rows": 2, "waiting": 1}
+    requests.restart()
+    assert [ids(chunk()) for _ in range(3)] == [[1, 2], [3, 4], [5]]
+    assert [ids(chunk()) for _ in range(4)] == [[1, 2], [3, 4], [5], []]
+    assert requests.to_json() is None
+    for thread in threads:
+        thread.join(5)
+    assert shop.snapshot_state.snapshot_id == 4
+
+
+def test_nobody_answers() -> None:
+    requests = SnapshotRequests()
+    with pytest.raises(RequestError, match="busy"):
+        requests.ask(["users"], 0.01)
+    shop = Asking()
+    assert requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False) is None
+
+
+def test_gives_way_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    shop, requests = Asking(), SnapshotRequests()
+    with pytest.raises(RequestError):
+        requests.ask(["nobody"], 0.0)
+    now = iter([100.0, 101.0, 102.9, 103.1, 103.2])
+    monkeypatch.setattr("cdc.ops.backfill_queue.time.monotonic", lambda: next(now))
+    requests._current = Republication(["users"])
+    made = [requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=True) is not None for _ in range(3)]
+    assert made == [True, False, True]
+
+
+def test_row_that_can_not_be_shown_stops_where_such_rows_do() -> None:
+    shop = Asking()
+    images = shop.replica.pipeline.images
+    assert images is not None
+    ((key, _), *_) = images.scan(512)
+    images.put(key, b"\x94\x01\xc0\xc0\xd4\x09x")
+    with pytest.raises(EncodingError):
+        shop.chunk()

@@ -1,0 +1,74 @@
+"""Of a stream with DDL: what an operator reads about it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Batch
+from cdc.stream.schema_news import news
+from cdc.vclock import VClock
+from tests.fakes import wire
+from tests.fakes.master import Master
+from tests.fakes.pipelines import NOW_US, frames_of, pipeline
+from tests.fakes.shop import USERS, Shop
+
+NEW, OTHER = "a new space is published", "a space has another form"
+GONE, EMPTY = "a space is gone, or not published any more", "all rows of a space are gone"
+
+
+class Reader:
+    """Takes what the replica of a shop hands over, as the daemon does."""
+
+    def __init__(self, shop: Shop) -> None:
+        self.shop = shop
+        self.known: dict[int, StoredSpace] = dict(shop.replica.topics.checkpoint().spaces)
+
+    def read(self) -> list[tuple[str, dict[str, Any]]]:
+        """What is new since the last call."""
+        self.shop.replica.relay.relay()
+        self.shop.replica.receive()
+        found = [line for batch in self.shop.replica.unsettled for line in self._take(batch)]
+        self.shop.replica.commit()
+        return found
+
+    def _take(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
+        found = list(news(batch, self.known))
+        for space_id, space in batch.stored.items():
+            if space is None:
+                self.known.pop(space_id, None)
+            else:
+                self.known[space_id] = space
+        return found
+
+
+def test_one_line_for_each_change_of_the_schema() -> None:
+    shop = Shop()
+    reader = Reader(shop)
+    shop.master.insert("users", 3)
+    assert reader.read() == []
+    shop.master.create_space("orders", USERS)
+    assert reader.read() == [(NEW, {"space": "orders", "space_id": 513, "schema_version": 2})]
+    shop.master.create_index("orders", [[1, "string"]], index_id=1, name="by_name")
+    assert reader.read() == [], "a secondary index is no other form"
+    shop.master.format("orders", [*USERS, {"name": "more", "type": "any", "is_nullable": True}])
+    assert reader.read() == [(OTHER, {"space": "orders", "space_id": 513, "schema_version": 3})]
+    shop.master.rename("orders", "sales")
+    about = {"space": "sales", "space_id": 513, "schema_version": 4, "former_name": "orders"}
+    assert reader.read() == [(OTHER, about)]
+    shop.master.insert("sales", 1)
+    shop.master.truncate("sales")
+    assert reader.read() == [(EMPTY, {"topic": "shop.sales"})]
+    shop.master.drop("sales")
+    assert sorted(sentence for sentence, _ in reader.read()) == sorted([GONE, EMPTY])
+
+
+def test_a_snapshot_is_no_news() -> None:
+    master = Master()
+    master.create_space("users", USERS)
+    target = pipeline()
+    target.begin_snapshot(VClock({1: 5}), NOW_US)
+    rows = b"".join(wire.frame({0: 2}, body) for body in [*master.snapshot(), {0x10: 512, 0x21: [1]}])
+    batches = [*target.feed_snapshot(frames_of(rows), NOW_US), *target.end_snapshot(NOW_US)]
+    assert any(batch.stored for batch in batches), "it tells of every space"
+    assert [line for batch in batches for line in news(batch, {})] == []

@@ -1,0 +1,395 @@
+"""Spaces that are given names: into what is published, out of it, and back, with all of their rows each time."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.errors import UnseenRowsError
+from cdc.upstream import resume
+from tests.fakes.master import Master
+from tests.fakes.profiles import SOME
+from tests.fakes.shop import Sent, read
+from tests.stream.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, row
+from tests.stream.test_snapshot_diff import Life, ops
+
+HIDDEN = ["shadow.*", "old.*"]
+
+
+def swap(life: Life) -> None:
+    """What was filled in the shadow takes the other's place, at once."""
+    life.master.begin()
+    life.master.rename("things", "old")
+    life.master.rename("shadow", "things")
+    life.master.commit()
+
+
+def go_on(life: Life) -> list[Sent]:
+    """Follow as the daemon does: by a snapshot, where nothing else leads on."""
+    try:
+        return life.follow()
+    except UnseenRowsError as error:
+        life.replica.commit()
+        if life.replica.tuples is not None:
+            life.replica.flush()
+        events = life.news()
+        life.replica.crash()
+        life.replica.forced_snapshot = error.message
+        return events + life.connect() + life.follow()
+
+
+def said(life: Life) -> list[tuple[str, str]]:
+    """The schema records: what happened, to which space."""
+    values = [sent.value for sent in map(read, life.replica.topics.committed) if sent.topic == "shop.schema"]
+    return [(change["type"], change["id"].strip('"')) for value in values for change in value["tableChanges"]]
+
+
+@pytest.fixture
+def life() -> Rekeying:
+    """Five rows of `things`, and three of a shadow, which isn't published."""
+    found = Rekeying("2.6", exclude=HIDDEN)
+    found.master.create_space("shadow", FIELDS, KEYS[0])
+    for number in (1, 2, 3):
+        found.master.insert("shadow", *row(number, "new"))
+    found.follow()
+    found.replica.flush()
+    return found
+
+
+def test_what_is_renamed_into_the_published_names_stops_the_stream(life: Rekeying) -> None:
+    swap(life)
+    with pytest.raises(UnseenRowsError) as raised:
+        life.follow()
+    error = raised.value
+    assert error.message.startswith("space 'shadow' (513), which isn't published, was renamed to 'things', which is")
+    assert "snapshot" in error.hint
+    assert error.place == (1, life.master.vclock[1])
+
+
+def test_it_comes_with_all_of_its_rows(life: Rekeying) -> None:
+    former, now = life.master.id_of("things"), life.master.id_of("shadow")
+    swap(life)
+    life.master.update("things", [1], ["=", "n", 99])
+    events = go_on(life)
+    assert isinstance(life.replica.decision, resume.TakeSnapshot)
+    assert {event.topic for event in events} == {"shop.things"}
+    assert [(event.op, event.source["space_id"]) for event in events] == [("t", former), ("t", now), *[("r", now)] * 3]
+    assert said(life)[-2:] == [("DROP", "things"), ("CREATE", "things")]
+    life.check("things")
+    # With images, right away and after a start.
+    life.master.update("things", [1], ["=", "n", 100])
+    life.master.delete("things", 2)
+    assert ops(life.follow()) == [("u", {"id": 1}), ("d", {"id": 2})]
+    life.replica.flush()
+    life.master.replace("things", *row(3, "newer"))
+    assert ops(life.go_on()) == [("u", {"id": 3})]
+    life.check("things")
+
+
+def test_what_came_before_comes_out_as_it_was(life: Rekeying) -> None:
+    """Changes that arrive together with the renaming are no part of the snapshot."""
+    life.master.update("things", [1], ["=", "n", 1])
+    life.master.delete("things", 1)
+    swap(life)
+    assert [event.op for event in go_on(life)] == ["u", "d", "t", "t", *"rrr"]
+    life.check("things")
+
+
+def test_what_is_renamed_out_of_them_is_gone(life: Rekeying) -> None:
+    life.master.begin()
+    life.master.replace("things", *row(1, "before"))
+    life.master.rename("things", "old")
+    life.master.commit()
+    life.master.replace("old", *row(2, "behind"))
+    events = life.follow()
+    assert ops(events) == [("u", {"id": 1}), ("t", None)]
+    assert (events[1].source["lsn"], events[1].source["row"]) == (life.master.log[-2].lsn, 1)
+    assert events[1].value["transaction"]["total_order"] == 2
+    assert said(life)[-1] == ("DROP", "things")
+    life.replica.flush()
+    assert life.replica.tuples is not None
+    assert life.replica.tuples.row_count == 0
+    life.check()
+
+
+@pytest.mark.parametrize("alters", [True, False])
+@pytest.mark.parametrize("at_once", [True, False])
+@pytest.mark.parametrize("changes", [True, False])
+def test_away_and_back(life: Rekeying, *, changes: bool, at_once: bool, alters: bool) -> None:
+    """As it was, or changed meanwhile, or with another primary key; seen step by step, or in one transaction."""
+    if at_once:
+        life.master.begin()
+    life.master.rename("things", "old")
+    if not at_once:
+        go_on(life)
+    if changes:
+        life.master.update("old", [1], ["=", "n", 77])
+        life.master.delete("old", 2)
+        life.master.insert("old", *row(8))
+    if alters:
+        life.master.alter_key("old", BY_CODE)
+    life.master.rename("old", "things")
+    if at_once:
+        life.master.commit()
+    go_on(life)
+    life.check("things")
+    life.master.update("things", ["code 8"] if alters else [1], ["=", "more", "then"])
+    assert [event.op for event in go_on(life)] == ["u"]
+    life.check("things")
+
+
+def test_a_space_that_never_had_rows_under_another_name_needs_no_snapshot(life: Rekeying) -> None:
+    """Its name was another one before it had a primary key, in the same transaction, or until its primary key was dropped."""
+    life.master.create_space("shadow 2", FIELDS, [])
+    life.master.drop_index("shadow 2", 0)
+    life.follow()
+    life.master.rename("shadow 2", "keyless")
+    life.master.create_index("keyless", KEYS[0])
+    life.master.begin()
+    life.master.create_space("shadow 3", FIELDS, KEYS[0])
+    life.master.rename("shadow 3", "quick")
+    life.master.commit()
+    life.master.begin()
+    life.master.drop_index("shadow", 0)
+    life.master.rename("shadow", "emptied")
+    life.master.create_index("emptied", KEYS[0])
+    life.master.commit()
+    for name in ("keyless", "quick", "emptied"):
+        life.master.insert(name, *row(1))
+    assert ops(life.follow()) == [("c", {"id": 1})] * 3
+    life.check("keyless", "quick", "emptied")
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+@pytest.mark.parametrize("moment", range(7))
+def test_killed_at_any_moment(life: Rekeying, moment: int, *, flushes: bool) -> None:
+    """Between the renaming and the last of the rows, and once more while that is mended."""
+    life.master.update("things", [1], ["=", "n", 1])
+    swap(life)
+    for more in (0, 1):
+        life.replica.lives_until = life.replica.handed_over + moment + more
+        try:
+            go_on(life)
+        except Killed:
+            life.replica.commit(more or None)
+        if flushes:
+            life.replica.flush()
+        life.news()
+        life.replica.lives_until = None
+        life.replica.crash()
+        life.replica.forced_snapshot = None  # the process is another
+        life.master.replace("things", *row(7, more))
+        life.connect()
+    go_on(life)
+    life.check("things")
+
+
+def test_found_behind_a_gap(life: Rekeying) -> None:
+    """The snapshot that heals the gap has all of it."""
+    life.replica.crash()
+    swap(life)
+    assert [event.op for event in life.restart(forget=True)] == ["t", "t", *"rrr"]
+    life.check("things")
+
+
+def test_rows_that_were_kept_from_another_time_are_gone(life: Rekeying) -> None:
+    """Published, left out by the configuration and renamed then, and renamed into what is published."""
+    life.master.create_space("bystander", FIELDS, KEYS[0])
+    life.master.insert("bystander", *row(1))
+    life.follow()
+    life.replica.flush()
+    life.replica._options["exclude"] = [*HIDDEN, "things"]
+    life.restart()
+    life.master.insert("things", *row(9))
+    assert go_on(life) == []
+    life.master.delete("things", 1)
+    life.master.rename("things", "others")
+    assert [event.op for event in go_on(life)] == ["t", *"rrrrr"]
+    life.check("others")
+
+
+def test_without_images_a_snapshot_tells_all() -> None:
+    life = Life("2.6", exclude=HIDDEN)
+    life.replica = MortalReplica(life.master, images=False, exclude=HIDDEN)
+    for name in ("things", "shadow"):
+        life.master.create_space(name, FIELDS, KEYS[0])
+        life.master.insert(name, *row(1, name))
+    life.connect()
+    swap(life)
+    life.master.update("things", [1], ["=", "n", 99])
+    events = go_on(life)
+    assert [(event.op, event.source["space_id"]) for event in events] == [("t", 512), ("r", 513)]
+    assert events[-1].value["after"] == {"id": 1, "code": "code 8", "n": 99, "more": "shadow"}
+
+
+def test_all_rows_come_though_snapshots_are_not_wanted() -> None:
+    """What the first one left out isn't told now either, but for the space that has come in."""
+    life = Life()
+    life.replica = MortalReplica(life.master, images=True, mode="never", exclude=HIDDEN)
+    for name in ("things", "shadow", "others"):
+        life.master.create_space(name, FIELDS, KEYS[0])
+        life.master.insert(name, *row(1, name))
+    assert life.connect() == []
+    life.replica.flush()
+    swap(life)
+    assert [(event.op, event.source["space_id"]) for event in go_on(life)] == [("t", 512), ("t", 513), ("r", 513)]
+
+
+NAMES = ["one", "two", "shadow 1", "shadow 2", "old 1"]
+
+
+class Names:
+    """Random changes of three spaces, whose names become others all the time."""
+
+    def __init__(self, master: Master, rng: random.Random) -> None:
+        self._master = master
+        self._rng = rng
+        self._parts = dict.fromkeys(("one", "two", "shadow 1"), KEYS[0])
+        for name, parts in self._parts.items():
+            master.create_space(name, FIELDS, parts)
+
+    def run(self, count: int) -> None:
+        """That many steps."""
+        for _ in range(count):
+            if self._rng.random() < 0.3:
+                self._master.begin()
+                for _ in range(self._rng.randint(1, 5)):
+                    self._step()
+                if not self._master._open:
+                    self._master.nop()
+                self._master.commit()
+            else:
+                self._step()
+
+    def _step(self) -> None:
+        rng, master = self._rng, self._master
+        name, number = rng.choice(list(self._parts)), rng.randint(1, 7)
+        match rng.choice(["replace"] * 6 + ["update", "update", "delete", "delete", "rename", "rename", "alter", "drop"]):
+            case "update":
+                master.update(name, self._key(name, number), ["=", 4, rng.randint(0, 99)])
+            case "delete":
+                master.delete(name, *self._key(name, number))
+            case "rename":
+                free = rng.choice([other for other in NAMES if other not in self._parts])
+                master.rename(name, free)
+                self._parts[free] = self._parts.pop(name)
+            case "alter":
+                self._parts[name] = rng.choice(KEYS)
+                master.alter_key(name, self._parts[name])
+            case "drop" if rng.random() < 0.2:
+                master.drop(name)
+                self._parts[name] = rng.choice(KEYS)
+                master.create_space(name, FIELDS, self._parts[name])
+            case _:
+                master.replace(name, *row(number, rng.randint(0, 99)))
+
+    def _key(self, name: str, number: int) -> list[Any]:
+        return [row(number)[place] for place, _ in self._parts[name]]
+
+    def published(self) -> list[str]:
+        """Of the names that there are."""
+        return [name for name in self._parts if not any(re.fullmatch(pattern, name) for pattern in HIDDEN)]
+
+
+@SOME
+@given(seed=st.integers(0, 2**32 - 1))
+def test_consumer_has_what_is_published_after_any_life(seed: int) -> None:
+    """Killed anywhere, with the store anywhere behind; and nothing else."""
+    live_randomly(seed)
+
+
+def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> None:
+    rng = random.Random(seed)
+    life = Life(rng.choice(["2.6", "2.11", "3.3"]))
+    options: dict[str, Any] = {"exclude": HIDDEN, "transaction_bytes_max": rng.choice([200, 10**9])}
+    life.replica = mortal = MortalReplica(life.master, images=True, **options)
+    life.consumer = Placed()
+    work = Names(life.master, rng)
+    work.run(15)
+    life.connect()
+    life.replica.flush()
+    more = rng.choice([[], ["gap"], ["include", "include"], ["gap", "include"]])
+    for _ in range(30):
+        mortal.lives_until = mortal.handed_over + rng.choice([0, 1, 2, 3, 5, 8]) if rng.random() < 0.3 else None
+        gap = False
+        step = rng.choice(["work", "work", "relay", "receive", "commit", "commit", "flush", "crash", *more])
+        note(step)
+        try:
+            match step:
+                case "work":
+                    work.run(rng.randint(1, 5))
+                case "relay":
+                    life.replica.relay.relay(rng.choice([1, 3, 20, None]))
+                case "receive":
+                    life.replica.receive()
+                case "commit":
+                    life.replica.commit(rng.choice([1, 2, None]))
+                case "flush":
+                    life.replica.flush()
+                case "include":
+                    life.replica.include(*rng.choice([["one"], ["two"], [".*"]]))
+                    raise Killed
+                case _:
+                    gap = step == "gap"
+                    raise Killed
+        except UnseenRowsError as error:
+            note(error.message)
+            mortal.lives_until = None
+            life.replica.commit()
+            if rng.random() < 0.7:
+                life.replica.flush()
+            life.news()
+            life.replica.crash()
+            if rng.random() < 0.7:
+                life.replica.forced_snapshot = error.message
+                mortal.lives_until = mortal.handed_over + rng.choice([1, 2, 3, 5]) if rng.random() < 0.5 else None
+            reconnect(life, rng)
+        except Killed:
+            mortal.lives_until = None
+            life.replica.commit(rng.choice([0, 1, 3, None]))
+            if rng.random() < 0.5:
+                life.replica.flush()
+            life.news()
+            life.replica.crash()
+            if gap:
+                life.master.gc_vclock = life.master.vclock
+            reconnect(life, rng)
+        life.news()
+    mortal.lives_until = None
+    if "include" in more:
+        life.replica.commit()
+        life.news()
+        life.replica.include(".*")
+        life.replica.crash()
+        reconnect(life, rng)
+    for _ in range(3):
+        go_on(life)
+    for name in work.published():
+        found: list[Any] = life.consumer.contents(life.master.id_of(name))
+        assert found == sorted(life.master.contents(name), key=json.dumps), name
+    if "include" not in more:  # what the configuration leaves out stays with consumers
+        assert life.consumer.filled() <= {life.master.id_of(name) for name in work.published()}
+
+
+def reconnect(life: Life, rng: random.Random) -> None:
+    """A new connection, whose snapshot or replay may be killed, or find that only a snapshot leads on."""
+    while True:
+        try:
+            life.connect()
+        except Killed:
+            assert isinstance(life.replica, MortalReplica)
+            life.replica.lives_until = None
+            life.replica.commit(rng.choice([0, 1, 3, None]))
+            if rng.random() < 0.5:
+                life.replica.flush()
+            life.news()
+            life.replica.crash()
+        else:
+            return
