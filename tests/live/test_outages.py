@@ -103,6 +103,7 @@ def test_ready_means_that_changes_become_durable(frail_scene: Scene) -> None:
         assert "Kafka has committed nothing since" in stalled["error"]
         assert stalled["kafka"]["stalled_seconds"] >= 1
         assert not scene.daemon.is_ready()
+        wait_for("the log says so", lambda: "Kafka stands still" in scene.daemon.run.log_text())
     finally:
         scene.kafka.resume()
     scene.daemon.wait_until("it is ready again", lambda status: status["state"] == "streaming" and status["error"] is None)

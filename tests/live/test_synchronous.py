@@ -273,7 +273,8 @@ def test_quorum_comes_and_goes_under_load(scene: Scene, cluster: Cluster, round_
         most = max(most, status["limbo"]["transactions"])
         if chance.random() < 0.5 or number == 0:
             scene.daemon.restart_killed()
-        wait_for("rolled back", lambda: cluster[0].eval("return load_count")[0] > count + chance.randint(4, 12))  # noqa: B023
+        # Some of the writers may hang in 2.6.0 (see below).
+        wait_for("one is rolled back", lambda: cluster[0].eval("return load_count")[0] > count + 1)  # noqa: B023
         cluster[1].resume()
         scene.daemon.wait_until_streaming()
         wait_for("confirmed", lambda: cluster[0].eval("return load_count")[0] > count + 60)  # noqa: B023
