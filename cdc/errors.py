@@ -129,7 +129,7 @@ class UnseenRowsError(SnapshotNeededError):
     """A space whose name wasn't published got one that is, and what was in it before has never been seen here."""
 
 
-class ReplayError(SnapshotNeededError):
+class StoreBehindError(SnapshotNeededError):
     """The state store can't be brought up to the checkpoint; only a snapshot can fill it."""
 
 

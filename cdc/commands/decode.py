@@ -22,7 +22,7 @@ from cdc.protocol.constants import KEY_NAMES, TYPE_NAMES, Key, Type
 from cdc.protocol.extensions import DeepValue, OpaqueExtension
 from cdc.protocol.greeting import GREETING_BYTES, parse_greeting
 from cdc.protocol.log_file import LogFileDecoder
-from cdc.sources.log_directory import told
+from cdc.sources.log_directory import name_file_in_errors
 
 _GZIP_MAGIC: Final = b"\x1f\x8b"
 _FILE_MAGIC: Final = (b"SNAP\n", b"XLOG\n", b"VYLOG\n", b"RUN\n", b"INDEX\n")
@@ -35,7 +35,7 @@ def decode_file(path: Path) -> Iterator[str]:
         with _opened(path) as stream:
             beginning = stream.read(GREETING_BYTES)
             if beginning.startswith(_FILE_MAGIC):
-                with told(path):
+                with name_file_in_errors(path):
                     yield from _log_lines(beginning, stream)
             else:
                 yield from _capture_lines(beginning, stream, path)

@@ -50,7 +50,7 @@ from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.store.files import DATA_FILE
 from cdc.store.spool import FileSpool
-from cdc.store.store import StateStore, told
+from cdc.store.store import StateStore, translate_lmdb_errors
 from cdc.store.writer import StateWriter
 from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
@@ -119,7 +119,7 @@ def verify(config: Config, say: Say) -> Verification:
             raise
         raise StateError(f"the state store {path} is in use", "Stop the daemon, verify, and start it again.") from error
     try:
-        with told(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
+        with translate_lmdb_errors(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
             result = _Verifier(config, writer, Path(directory), say).run()
             writer.remove_unused()
             return result
@@ -203,7 +203,7 @@ class _Verifier:
                 version=version,
                 new_spool=lambda: FileSpool(self._directory),
                 images=images,
-                replay_until=None if position.vclock == vclock else replace(position, vclock=vclock),
+                catch_up_to=None if position.vclock == vclock else replace(position, vclock=vclock),
             )
             uncompared = {
                 form.name: "it is published since the daemon's last run"
@@ -211,7 +211,7 @@ class _Verifier:
                 if not form.schema_version
             }
             try:
-                if pipeline.is_replaying:
+                if pipeline.is_catching_up:
                     self._replay(stream, pipeline)
             finally:
                 pipeline.close()
@@ -253,7 +253,7 @@ class _Verifier:
                     last_rows, heard_since_rows = time.monotonic(), False
                     for _ in pipeline.feed(event.frames, 0):
                         pipeline.images.take()
-                        if not pipeline.is_replaying:
+                        if not pipeline.is_catching_up:
                             return  # what may lie behind it isn't asked for
             if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
                 raise _standstill(stream.address, pipeline)

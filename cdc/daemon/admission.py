@@ -23,7 +23,7 @@ from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
-from cdc.store.files import is_there, lock, told
+from cdc.store.files import is_there, lock, translate_lmdb_errors
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
@@ -140,7 +140,7 @@ class Foothold:
         if config.state.images == "full":
             return
         try:
-            with told(self._path):
+            with translate_lmdb_errors(self._path):
                 self._lock = lock(self._path)
         except StateError as error:
             if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, BlockingIOError):
@@ -165,7 +165,7 @@ class Foothold:
         if self._path is None:
             return
         former = [each for each in self.former() if each != writer]
-        with told(self._path):
+        with translate_lmdb_errors(self._path):
             descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(descriptor, "w") as file:
                 file.write("\n".join([*former[-_WRITERS_KEPT:], writer]) + "\n")

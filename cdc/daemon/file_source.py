@@ -25,8 +25,8 @@ import structlog
 from cdc.config import Config
 from cdc.daemon.admission import Orders
 from cdc.daemon.follower import Goal
-from cdc.daemon.monitor import Survey
-from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.monitor import UpstreamMonitor
+from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
@@ -55,7 +55,7 @@ class Replay(Daemon):
     def __init__(self, config: Config, directory: Path, *, follows: bool = False, orders: Orders | None = None) -> None:
         """`follows`: go on with what a server writes into the files. Raises as Daemon."""
         super().__init__(config, orders)
-        self._survey = Survey(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
+        self._survey = UpstreamMonitor(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
         # Origin and lsn of the transaction that only a snapshot leads over.
@@ -84,7 +84,7 @@ class Replay(Daemon):
         except CdcError as error:
             if isinstance(error, SnapshotNeededError):
                 self._needs_in_snapshot = error.place
-            self._settle_or_go_back(replayer.settle_submitted, error)
+            self._settle_or_go_back(replayer.collect_submitted, error)
             raise
         finally:
             if replayer.has_streamed:
@@ -121,7 +121,7 @@ class Replayer:
         self._ballot = ballot(directory, self._published)
         stored = writer.position if writer is not None else None
         self._origin = self._origin_at(stored.vclock if stored is not None else self._published)
-        self._settlement = Settlement(
+        self._runner = PipelineRunner(
             config, publisher, checkpoint, self._origin, status=status, is_stopping=is_stopping, writer=writer
         )
         status.upstream_version = ".".join(map(str, self._origin.version))
@@ -133,10 +133,10 @@ class Replayer:
 
         A forced snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
         """
-        config, settlement = self._config, self._settlement
+        config, runner = self._config, self._runner
         mode = config.snapshot.mode
         decision: resume.Continue | resume.TakeSnapshot
-        forced = forced_snapshot or settlement.forced_snapshot
+        forced = forced_snapshot or runner.forced_snapshot
         try:
             if forced is not None:
                 # What the logs couldn't lead to has to come out all the same.
@@ -152,21 +152,21 @@ class Replayer:
                 self._check_replicaset()
             return mode == "initial_only" or self._stream()
         finally:
-            settlement.pipeline.close()
+            runner.pipeline.close()
 
-    def settle_submitted(self) -> None:
+    def collect_submitted(self) -> None:
         """Wait until what was submitted is durable. Raises PublishAborted if it won't be, and what else ended the publisher."""
-        self._settlement.wait_until_settled()
+        self._runner.wait_until_settled()
 
     # Where to begin.
 
     def _decide(self, *, is_first: bool) -> resume.Continue | resume.TakeSnapshot:
-        source, pipeline = self._config.source, self._settlement.pipeline
+        source, pipeline = self._config.source, self._runner.pipeline
         try:
             return resume.decide(
                 self._checkpoint.position,
                 self._ballot,
-                store=pipeline.position if pipeline.is_replaying else None,
+                store=pipeline.position if pipeline.is_catching_up else None,
                 mode=self._config.snapshot.mode,
                 on_gap=source.on_gap,
                 on_divergence=source.on_divergence,
@@ -190,13 +190,13 @@ class Replayer:
 
     def _told(self, vclock: VClock, there: VClock) -> VClock:
         """A position that counts the origins that are left out as far as `there`."""
-        return resume.told(vclock, there, self._excluded)
+        return resume.vclock_for_upstream(vclock, there, self._excluded)
 
     def _check_replicaset(self) -> None:
         """Raises PositionError if the files are of another replica set than the checkpoint."""
         snapshots = self._directory.snapshots()
         if snapshots:
-            resume.check_replicaset(self._settlement.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
+            resume.check_replicaset(self._runner.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
 
     def _snapshot_for(self, decision: resume.TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
         """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
@@ -239,20 +239,20 @@ class Replayer:
 
     def _take_snapshot(self, file: LogFile, *, publish: bool) -> bool:
         """Publish a snapshot and wait until it is durable. Returns False if a stop was asked for meanwhile."""
-        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
+        intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
         with intake:
             intake.begin(file.vclock)
             for frames in self._directory.snapshot_rows(file):
                 intake.rows(frames)
-                self._settlement.settle()
+                self._runner.collect_commits()
                 if self._is_stopping.is_set():
                     return False
             intake.end()
         return intake.wait_until_durable()
 
     def _stream(self) -> bool:
-        settlement, status = self._settlement, self._status
-        pipeline = settlement.pipeline
+        runner, status = self._runner, self._status
+        pipeline = runner.pipeline
         stream = LogStream(
             self._directory,
             self._told(pipeline.position.vclock, self._ballot.vclock),
@@ -264,7 +264,7 @@ class Replayer:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("reading the logs", vclock=str(position.vclock), end=str(self._ballot.vclock))
-        settlement.take(pipeline.go_on(_now_us()))
+        runner.take(pipeline.go_on(_now_us()))
         file: LogFile | None = None
         for frames in stream.rows():
             if stream.file is not None and stream.file is not file:
@@ -273,29 +273,29 @@ class Replayer:
                 if _kind(file.meta.writer_version or _OLDEST_VERSION) != _kind(self._origin.version):
                     return self._leave_to_next_version(file)
             if frames is None:
-                settlement.settle()
+                runner.collect_commits()
                 self._show(stream)
                 if self._is_stopping.wait(POLL_SECONDS):
                     return False
                 continue
-            settlement.take(pipeline.feed(frames, _now_us()))
-            settlement.settle()
+            runner.take(pipeline.feed(frames, _now_us()))
+            runner.collect_commits()
             self._show(stream)
             if self._is_stopping.is_set():
                 return False
         self._show(stream)
-        if not settlement.wait_until_settled():
+        if not runner.wait_until_settled():
             return False
         self._report_end(stream)
         return True
 
     def _leave_to_next_version(self, file: LogFile) -> bool:
         """All files of this version have been read: the next pipeline begins with `file`."""
-        if not self._settlement.wait_until_settled():
+        if not self._runner.wait_until_settled():
             return False
-        position = self._settlement.pipeline.position.vclock
+        position = self._runner.pipeline.position.vclock
         if not self._told(position, file.vclock).covers(file.vclock):
-            waiting = self._settlement.pipeline.limbo.transaction_count
+            waiting = self._runner.pipeline.limbo.transaction_count
             raise PositionError(
                 f"the server's version changes with {file.path}, which begins at {file.vclock}, and the rows before it "
                 f"lead to {position} only, {waiting} transactions waiting for a quorum",
@@ -305,7 +305,7 @@ class Replayer:
         return False
 
     def _report_end(self, stream: LogStream) -> None:
-        pipeline = self._settlement.pipeline
+        pipeline = self._runner.pipeline
         if stream.tail_bytes:
             self._log.warning("the last file ends within a block, which is left out", tail_bytes=stream.tail_bytes)
         if pipeline.open_byte_count:
@@ -319,7 +319,7 @@ class Replayer:
         self._log.info("all files have been read", vclock=str(pipeline.position.vclock), end=str(stream.vclock))
 
     def _show(self, stream: LogStream) -> None:
-        self._settlement.show()
+        self._runner.show()
         status = self._status
         status.master_vclock = join(self._ballot.vclock, stream.vclock)
         status.received_bytes = stream.read_byte_count

@@ -28,7 +28,7 @@ from typing import Final
 import structlog
 
 from cdc.config import Config
-from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.errors import ProtocolError, SilenceError
 from cdc.kafka.publisher import Publisher
@@ -50,7 +50,7 @@ from cdc.sources import registration
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet, vote
-from cdc.store.files import told
+from cdc.store.files import translate_lmdb_errors
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
@@ -108,7 +108,7 @@ class Follower:
         greeting = connection.session.greeting
         # A snapshot that nobody follows needs no id.
         self._is_registered = config.source.mode == "registered" and config.snapshot.mode != "initial_only"
-        self._settlement = Settlement(
+        self._runner = PipelineRunner(
             config,
             publisher,
             checkpoint,
@@ -127,7 +127,7 @@ class Follower:
 
     @property
     def _pipeline(self) -> Pipeline:
-        return self._settlement.pipeline
+        return self._runner.pipeline
 
     def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
         """Take a snapshot if one is needed, then follow the stream.
@@ -140,7 +140,7 @@ class Follower:
             self._goal.target = resume.target(ballot.vclock, self._ignored)
         self._status.master_vclock = ballot.vclock
         decision: resume.Continue | resume.TakeSnapshot
-        forced = forced_snapshot or self._settlement.forced_snapshot
+        forced = forced_snapshot or self._runner.forced_snapshot
         if forced is not None:
             # What the stream couldn't lead to has to come out all the same.
             decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or config.snapshot.mode != "never")
@@ -148,7 +148,7 @@ class Follower:
             decision = resume.decide(
                 self._checkpoint.position,
                 ballot,
-                store=self._pipeline.position if self._pipeline.is_replaying else None,
+                store=self._pipeline.position if self._pipeline.is_catching_up else None,
                 mode=config.snapshot.mode,
                 on_gap=config.source.on_gap,
                 on_divergence=config.source.on_divergence,
@@ -166,20 +166,20 @@ class Follower:
         finally:
             self._pipeline.close()
 
-    def settle_submitted(self) -> None:
+    def collect_submitted(self) -> None:
         """The connection has ended: wait until what was submitted is durable, so that the next one goes on from there.
 
         Raises PublishAborted if it won't be, and what else ended the publisher.
         """
         self._status.state = "connecting"
-        self._settlement.wait_until_settled()
+        self._runner.wait_until_settled()
 
     # Snapshot.
 
     def _take_snapshot(self, *, publish: bool) -> bool:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
         connection = self._connection
-        intake = SnapshotIntake(self._settlement, self._checkpoint, self._status, self._log, publish=publish)
+        intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
         if self._is_registered:
             if registration.find_id(connection) is None:
                 registration.check_others(connection, self._config)
@@ -203,7 +203,7 @@ class Follower:
                             intake.end()
                             is_complete = not self._is_registered
                         case StreamRows(frames):
-                            self._settlement.take(self._pipeline.feed(frames, _now_us()))
+                            self._runner.take(self._pipeline.feed(frames, _now_us()))
                         case Joined():
                             is_complete = True
                         case _:
@@ -272,13 +272,13 @@ class Follower:
     def _follow_stream(self, catches_up_with: VClock | None) -> bool:
         """Take rows until the goal is reached (True), a stop is asked for, or what was to be caught up with is durable."""
         pipeline = self._pipeline
-        self._settlement.take(pipeline.go_on(_now_us()))
+        self._runner.take(pipeline.go_on(_now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
             for event in events:
                 match event:
                     case StreamRows(frames):
-                        self._settlement.take(pipeline.feed(frames, _now_us()))
+                        self._runner.take(pipeline.feed(frames, _now_us()))
                     case Heartbeat():
                         pass  # that it came is what it says
                     case _:
@@ -287,7 +287,7 @@ class Follower:
             if catches_up_with is not None:
                 if pipeline.ledger.acknowledged.covers(catches_up_with):
                     # The next connection registers.
-                    self._settlement.wait_until_settled()
+                    self._runner.wait_until_settled()
                     self._goal.caught_up_at = time.monotonic()
                     return False
             elif self._is_goal_reached():
@@ -299,10 +299,10 @@ class Follower:
         """One chunk of the rows that somebody wants again, behind the events of all transactions so far."""
         publisher, requests = self._publisher, self._requests
         if publisher.has_room:
-            with told(self._config.state.path / "images"):
+            with translate_lmdb_errors(self._config.state.path / "images"):
                 batch = requests.chunk(self._pipeline, _now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
             if batch is not None:
-                self._settlement.submit(batch)
+                self._runner.submit(batch)
 
     def _is_goal_reached(self) -> bool:
         target, ledger = self._goal.target, self._pipeline.ledger
@@ -316,14 +316,14 @@ class Follower:
     # The loop's body.
 
     def _receive(self, silence_timeout_seconds: float) -> list[Event]:
-        """One turn: settle, and read if there is room for what comes."""
+        """Once round: collect what is committed, and read if there is room for what comes."""
         publisher, connection, status = self._publisher, self._connection, self._status
-        self._settlement.settle()
+        self._runner.collect_commits()
         self._check_connection()
         timeout = self._ack_interval
         if status.state == "streaming" and self._requests.is_running:
             timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
-        is_reading = self._settlement.has_room
+        is_reading = self._runner.has_room
         events: list[Event] = []
         if is_reading:
             events = connection.receive(timeout, publisher.wake_fd)
@@ -336,14 +336,14 @@ class Follower:
             raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")
         status.received_bytes = connection.received_bytes
         status.last_heard_at = self._last_heard
-        self._settlement.show()
+        self._runner.show()
         return events
 
     def _acknowledge(self) -> None:
         """Tell the master what is durable, whether or not that is news: a silent replica is dropped. From any thread."""
         connection = self._connection
         vclock = self._told(self._pipeline.ledger.acknowledged)
-        connection.send_bytes(connection.session.acknowledgement(vclock, self._settlement.last_timestamp))
+        connection.send_bytes(connection.session.acknowledgement(vclock, self._runner.last_timestamp))
 
     def _check_connection(self) -> None:
         """Raise what has kept an ACK from being sent. A snapshot, and the last rows of a JOIN, are not acknowledged."""
@@ -351,7 +351,7 @@ class Follower:
             self._acknowledger.check()
 
     def _told(self, vclock: VClock) -> VClock:
-        return resume.told(vclock, self._status.master_vclock, self._ignored)
+        return resume.vclock_for_upstream(vclock, self._status.master_vclock, self._ignored)
 
 
 def _now_us() -> int:

@@ -50,7 +50,7 @@ def ask(host: str, port: int, timeout_seconds: float) -> Answer:
         return Answer(address, error=error)
 
 
-class Survey:
+class UpstreamMonitor:
     """Asks, remembers and shows. `take`, `follow` and `blame` are for the daemon's thread, `is_lost` for the follower."""
 
     def __init__(self, source: SourceSection, status: Status) -> None:

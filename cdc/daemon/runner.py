@@ -27,7 +27,7 @@ from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.position import Position
 from cdc.schema.tracker import published_forms
-from cdc.store.files import told
+from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream import limbo_watch
@@ -49,7 +49,7 @@ class Origin:
     address: str
 
 
-class Settlement:
+class PipelineRunner:
     """One pipeline with its way out. For the daemon's thread."""
 
     def __init__(
@@ -115,7 +115,7 @@ class Settlement:
         Raises StateError.
         """
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
-        if self._writer is not None and (self.pipeline.is_replaying or newest_seq > self.pipeline.position.seq):
+        if self._writer is not None and (self.pipeline.is_catching_up or newest_seq > self.pipeline.position.seq):
             # The store can't be brought to where consumers are.
             self._writer.restart()
             self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version))
@@ -133,9 +133,9 @@ class Settlement:
 
     def take(self, batches: Iterator[Batch]) -> None:
         """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
-        turn, is_first = self._publisher.turn, True
+        row_work_lock, is_first = self._publisher.row_work_lock, True
         while True:
-            with turn, told(self._config.state.path / "images"):
+            with row_work_lock, translate_lmdb_errors(self._config.state.path / "images"):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -161,7 +161,7 @@ class Settlement:
                 self.wait(self._config.source.ack_interval_ms / 1000)
             else:
                 self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
-            self.settle(is_forced=self._publisher.has_room)
+            self.collect_commits(is_forced=self._publisher.has_room)
             self._while_waiting()
             self.show()
 
@@ -170,16 +170,16 @@ class Settlement:
         the publisher.
         """
         if batch.is_pause:
-            self.settle()
+            self.collect_commits()
             self._while_waiting()
             if self._is_stopping.is_set():
                 raise PublishAborted("stopped while a space's rows were brought under another primary key")
             return
         self._wait_for_room()
-        if batch.is_replayed:
+        if batch.is_catch_up:
             assert self._writer is not None
             self._writer.submit(batch)
-            self._writer.settle(batch.position)
+            self._writer.mark_committed(batch.position)
             self._status.row_count += batch.row_count
             return
         if self._writer is not None:
@@ -194,9 +194,9 @@ class Settlement:
         self._publisher.submit(batch)
         self._is_inside = not batch.is_boundary
         images = self.pipeline.images
-        if images is not None and len(images.unkept) > self._unkept_count:
-            self._unkept_count = len(images.unkept)
-            self._log.warning("events of these spaces come without images", reasons=dict(images.unkept))
+        if images is not None and len(images.spaces_without_images) > self._unkept_count:
+            self._unkept_count = len(images.spaces_without_images)
+            self._log.warning("events of these spaces come without images", reasons=dict(images.spaces_without_images))
         self._show_uncertain()
         status = self._status
         status.row_count += batch.row_count
@@ -224,7 +224,7 @@ class Settlement:
                 )
             self._doubtful, status.doubtful_key_count = images.doubtful, len(images.doubtful)
 
-    def settle(self, *, is_forced: bool = False) -> None:
+    def collect_commits(self, *, is_forced: bool = False) -> None:
         """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
         ledger, writer = self.pipeline.ledger, self._writer
         for position in self._publisher.collect():
@@ -233,9 +233,9 @@ class Settlement:
             if writer is None:
                 ledger.settle(position)
             else:
-                writer.settle(position)
+                writer.mark_committed(position)
         if writer is not None:
-            with self._publisher.turn:
+            with self._publisher.row_work_lock:
                 stored = writer.flush(is_forced=is_forced or self._flushes_at_once)
             if stored is not None:
                 ledger.settle(stored)
@@ -252,7 +252,7 @@ class Settlement:
             if self._is_stopping.is_set():
                 return False
             self.wait(1.0)
-            self.settle(is_forced=True)
+            self.collect_commits(is_forced=True)
         return True
 
     def wait(self, timeout_seconds: float) -> None:
@@ -317,10 +317,10 @@ class Settlement:
             return pipeline
         assert checkpoint.position is not None
         self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
-        return self._new_pipeline(stored, images=writer.begin(kept, version), replay_until=checkpoint.position)
+        return self._new_pipeline(stored, images=writer.begin(kept, version), catch_up_to=checkpoint.position)
 
     def _new_pipeline(
-        self, checkpoint: Checkpoint, images: Images | None = None, replay_until: Position | None = None
+        self, checkpoint: Checkpoint, images: Images | None = None, catch_up_to: Position | None = None
     ) -> Pipeline:
         return Pipeline(
             self._options,
@@ -330,7 +330,7 @@ class Settlement:
             version=self._origin.version,
             new_spool=lambda: FileSpool(Path(self._config.state.path)),
             images=images,
-            replay_until=replay_until,
+            catch_up_to=catch_up_to,
         )
 
 

@@ -14,7 +14,7 @@ from typing import Self
 
 from structlog.typing import FilteringBoundLogger
 
-from cdc.daemon.runner import Settlement
+from cdc.daemon.runner import PipelineRunner
 from cdc.ops.progress import SnapshotProgress
 from cdc.ops.status import Status
 from cdc.protocol.codec import Frames
@@ -28,7 +28,7 @@ class SnapshotIntake:
 
     def __init__(
         self,
-        settlement: Settlement,
+        runner: PipelineRunner,
         checkpoint: Checkpoint,
         status: Status,
         log: FilteringBoundLogger,
@@ -36,11 +36,11 @@ class SnapshotIntake:
         publish: bool,
     ) -> None:
         """`log` names the source. Without `publish` only the schema is taken from the rows. Raises StateError."""
-        self._settlement = settlement
+        self._runner = runner
         self._status = status
         self._log = log
         self._publish = publish
-        self._after_seq = settlement.prepare_snapshot()
+        self._after_seq = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
         self._progress = SnapshotProgress(previous.row_count if previous else 0)
         status.state, status.snapshot_rows = "snapshot", 0
@@ -52,14 +52,14 @@ class SnapshotIntake:
         self._progress.finish()
 
     def begin(self, vclock: VClock) -> None:
-        """The snapshot's stream will begin at `vclock`. This and what follows raises as Settlement.submit and the pipeline do."""
-        settlement = self._settlement
-        settlement.submit(settlement.pipeline.begin_snapshot(vclock, _now_us(), after_seq=self._after_seq))
+        """The snapshot's stream will begin at `vclock`. Raises what PipelineRunner.submit and the pipeline raise."""
+        runner = self._runner
+        runner.submit(runner.pipeline.begin_snapshot(vclock, _now_us(), after_seq=self._after_seq))
 
     def rows(self, frames: Frames) -> None:
         """Some of its rows."""
-        pipeline = self._settlement.pipeline
-        self._settlement.take(self._counted(pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)))
+        pipeline = self._runner.pipeline
+        self._runner.take(self._counted(pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)))
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -69,13 +69,13 @@ class SnapshotIntake:
 
     def end(self) -> None:
         """All of its rows have come."""
-        self._settlement.take(self._settlement.pipeline.end_snapshot(_now_us()))
+        self._runner.take(self._runner.pipeline.end_snapshot(_now_us()))
 
     def wait_until_durable(self) -> bool:
         """Wait until Kafka has all of it; returns False if a stop was asked for meanwhile."""
-        if not self._settlement.wait_until_settled():
+        if not self._runner.wait_until_settled():
             return False
-        position = self._settlement.pipeline.ledger.checkpoint
+        position = self._runner.pipeline.ledger.checkpoint
         self._log.info("the snapshot is complete", rows=self._status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
         # Hundreds of thousands of objects were made and dropped; what is left lives as long as the process.
         gc.collect()

@@ -33,7 +33,7 @@ from cdc.daemon import admission
 from cdc.daemon.admission import Foothold, Orders
 from cdc.daemon.backoff import BackOff
 from cdc.daemon.follower import Follower, Goal
-from cdc.daemon.monitor import Survey
+from cdc.daemon.monitor import UpstreamMonitor
 from cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -121,7 +121,7 @@ class Daemon:
         self._requests = SnapshotRequests()
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
-        self._survey = Survey(config.source, self.status)
+        self._survey = UpstreamMonitor(config.source, self.status)
         self._server = self._listen()
 
     @property
@@ -258,7 +258,7 @@ class Daemon:
             except PublishAborted:
                 raise
             except CdcError as error:
-                self._settle_or_go_back(follower.settle_submitted, error)
+                self._settle_or_go_back(follower.collect_submitted, error)
                 raise
             finally:
                 self._survey.follow(None)
@@ -380,13 +380,13 @@ class Daemon:
             case _:
                 raise error
 
-    def _settle_or_go_back(self, settle_submitted: Callable[[], object], first: CdcError) -> None:
+    def _settle_or_go_back(self, collect_submitted: Callable[[], object], first: CdcError) -> None:
         """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed.
 
         Whatever goes wrong in that follows from what needs a person in the `first` error, if that does: it isn't told instead.
         """
         try:
-            settle_submitted()
+            collect_submitted()
         except PublishAborted as error:
             self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
             self._go_back()
@@ -461,7 +461,7 @@ class Daemon:
             self._life.close(is_clean=is_whole)
         if self._writer is not None:
             for position in self._publisher.last_settled():
-                self._writer.settle(position)
+                self._writer.mark_committed(position)
         committed = self._publisher.committed
         vclock = committed.vclock if committed is not None else VClock()
         # After an abort nothing may have been submitted again yet.

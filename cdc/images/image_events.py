@@ -111,7 +111,7 @@ class ImageChanges:
             else:
                 opening, content = OPEN_UPDATE_IMAGE, self._row(before) + _AFTER + content
         except EncodingError:
-            self._images.put_unshown(key, after)
+            self._images.put_unencodable(key, after)
             raise
         self._images.put(key, after)
         return opening, content
@@ -121,7 +121,7 @@ class ImageChanges:
         try:
             shown, content = self.space.key_of(tuple_values(before)), self._row(before) + _NO_AFTER
         except EncodingError:
-            self._images.put_unshown(key, None)
+            self._images.put_unencodable(key, None)
             raise
         self._images.delete(key)
         return shown, OPEN_DELETE_IMAGE, content

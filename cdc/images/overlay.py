@@ -12,7 +12,7 @@ Its rows are written under it at once and count for nothing until the change tha
 has the rows under the old keys or under the new ones, whenever the process ends, and memory holds neither.
 
 Tuples are kept as the bytes in which the master sent them. A space whose keys can't be told equal as the server does it (a
-collation) is not kept: its rows come out as without images, and `unkept` says why.
+collation) is not kept: its rows come out as without images, and `spaces_without_images` says why.
 
 What it refuses to know: disks, and what a tuple says.
 """
@@ -66,16 +66,16 @@ class Tuples(Protocol):
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and tuples of a space in the order of the keys, from behind the key `after`."""
 
-    def begin_seen(self) -> None:
+    def begin_mark(self) -> None:
         """A snapshot begins: no key of it has been seen."""
 
-    def add_seen(self, keys: Iterable[bytes]) -> None:
+    def add_marks(self, keys: Iterable[bytes]) -> None:
         """Keys that the snapshot has."""
 
-    def unseen(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Keys and tuples of a space that the snapshot hasn't."""
 
-    def end_seen(self) -> None:
+    def end_mark(self) -> None:
         """The snapshot is over."""
 
 
@@ -116,7 +116,7 @@ class Images:
         self._undo: tuple[Change, Change | None] | None = None
         # A snapshot into an empty store can miss nothing, so nothing has to be remembered of it.
         self._is_comparing = False
-        self.unkept: dict[str, str] = {}
+        self.spaces_without_images: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
         self.doubtful: frozenset[bytes] = frozenset()
         """Keys of which a row was passed over that couldn't be carried out: they have the tuple from before it, and what they
@@ -249,8 +249,8 @@ class Images:
         if self.doubtful:
             self.doubtful -= {key}
 
-    def put_unshown(self, key: bytes, tuple_: bytes | None) -> None:
-        """As `put` or `delete`, for a row whose event can't be made; `take_back` makes it undone, once."""
+    def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
+        """As `put` or `delete`, for a row whose event can't be made; `undo_last` makes it undone, once."""
         change = (key, tuple_)
         self._undo = change, self._pending.get(key)
         if self.doubtful:
@@ -265,11 +265,11 @@ class Images:
         self.doubtful |= {key}
         return True
 
-    def stand(self) -> None:
+    def keep_last(self) -> None:
         """What the last row did is not taken back any more: it was set aside."""
         self._undo = None
 
-    def take_back(self) -> None:
+    def undo_last(self) -> None:
         """The last row's event couldn't be made, and it will be looked at again."""
         if self._undo is None:
             return
@@ -342,7 +342,7 @@ class Images:
         """A snapshot's rows are about to come."""
         self._is_comparing = self._store.row_count > 0
         if self._is_comparing:
-            self._store.begin_seen()
+            self._store.begin_mark()
 
     @property
     def is_comparing(self) -> bool:
@@ -351,17 +351,17 @@ class Images:
 
     def see(self, keys: Iterable[bytes]) -> None:
         """Keys that the snapshot has."""
-        self._store.add_seen(keys)
+        self._store.add_marks(keys)
 
     def missing(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Keys and tuples that the snapshot hasn't."""
         number = self.number(space_id)
         if not self._is_comparing or space_prefix(number) in self._clearings:
             return iter(())
-        return self._store.unseen(number)
+        return self._store.unmarked(number)
 
     def end_snapshot(self) -> None:
         """All rows of the snapshot have come."""
         if self._is_comparing:
-            self._store.end_seen()
+            self._store.end_mark()
             self._is_comparing = False

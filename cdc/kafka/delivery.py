@@ -61,11 +61,13 @@ class Delivery(Protocol):
 class _Producing:
     """What both ways share: handing messages over while the producer's queue is bounded."""
 
-    def __init__(self, producer: Producer, is_stopping: Callable[[], bool], turn: AbstractContextManager[object]) -> None:
+    def __init__(
+        self, producer: Producer, is_stopping: Callable[[], bool], row_work_lock: AbstractContextManager[object]
+    ) -> None:
         self._producer = producer
         self._is_stopping = is_stopping
-        # Whose turn it is to work for milliseconds without letting go of the interpreter; see Publisher.
-        self._turn = turn
+        # Serialises the two threads that work on rows, a batch at a time; see Publisher.
+        self._turn = row_work_lock
 
     def _hand_over(self, messages: list[Any]) -> None:
         produce = self._producer.produce
@@ -90,7 +92,7 @@ class _Producing:
                 if start == len(messages):
                     self._producer.poll(0)
                     return
-                count = self._partition_count(messages[start].topic)  # nobody's turn, as it may take seconds
+                count = self._partition_count(messages[start].topic)  # without the lock, as it may take seconds
             except BufferError:
                 # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
                 if self._is_stopping():
@@ -204,10 +206,10 @@ class ExactlyOnce(_Producing):
         self,
         producer: Producer,
         is_stopping: Callable[[], bool],
-        turn: AbstractContextManager[object],
+        row_work_lock: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, turn)
+        super().__init__(producer, is_stopping, row_work_lock)
         self._transactions = _Transactions(producer, is_stopping)
         self._checkpoint_topic = topic
 
@@ -245,10 +247,10 @@ class AtLeastOnce(_Producing):
         producer: Producer,
         checkpoint_producer: Producer,
         is_stopping: Callable[[], bool],
-        turn: AbstractContextManager[object],
+        row_work_lock: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, turn)
+        super().__init__(producer, is_stopping, row_work_lock)
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         self._checkpoint_topic = topic

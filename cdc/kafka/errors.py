@@ -108,7 +108,7 @@ def reading_error(error: KafkaError, what: str) -> CdcError:
 
 
 @contextlib.contextmanager
-def told() -> Iterator[None]:
+def translate_kafka_errors() -> Iterator[None]:
     """Raise what Kafka's client raises by itself as `writing_error` tells it."""
     try:
         yield

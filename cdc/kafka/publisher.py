@@ -33,7 +33,7 @@ from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.broker_limits import broker_limits
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
-from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, told
+from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
 from cdc.kafka.hanging import Place
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.position import Position
@@ -93,9 +93,10 @@ class Publisher:
         self._topics = topics.TopicNames(config.topic_prefix)
         self._clients = clients or KafkaClients(name, config)
         self._is_stopping = threading.Event()
-        self.turn = threading.Lock()
-        """Held by whichever thread works on rows. Both let go of the interpreter for an instant at every row, one to look
-        into the store, the other to hand a message over; without taking turns they would fight for it at every row."""
+        self.row_work_lock = threading.Lock()
+        """Serialises the two threads that work on rows, a batch at a time. Both let go of the interpreter's lock for an instant
+        at every row, one to look into the store, the other to hand a message over; without this they would contend for it
+        at every row."""
         self._next_complaint = 0.0
         self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
         self._started: Delivery | None = None
@@ -144,7 +145,7 @@ class Publisher:
         the prefix is claimed though it is another daemon's. Raises ConnectionLostError while Kafka is away (try again on a
         new Publisher), PublishError or ConfigurationError.
         """
-        with told():
+        with translate_kafka_errors():
             return self._start(expected_writers, takes_prefix=takes_prefix)
 
     def _start(self, expected_writers: Collection[str | None], *, takes_prefix: bool) -> Checkpoint:
@@ -344,7 +345,7 @@ class Publisher:
     def _run(self) -> None:
         while self._state in (_State.RUNNING, _State.ABORTED):
             try:
-                with told():
+                with translate_kafka_errors():
                     self._publish()
             except (PublishAborted, ProducerLostError) as error:
                 self._end(error)
@@ -530,12 +531,12 @@ class Publisher:
         transactional = self._clients.transactional(self._complain, timeout_ms)
         if self._config.delivery == "exactly_once":
             self._timeout_seconds = timeout_ms / 1000
-            return ExactlyOnce(transactional, stopping, self.turn, topic)
+            return ExactlyOnce(transactional, stopping, self.row_work_lock, topic)
         delivery: AtLeastOnce
 
         def report(error: KafkaError | None, message: Message) -> None:
             delivery.on_failed_delivery(error, message)
 
         producer = self._clients.idempotent(self._complain, report)
-        delivery = AtLeastOnce(producer, transactional, stopping, self.turn, topic)
+        delivery = AtLeastOnce(producer, transactional, stopping, self.row_work_lock, topic)
         return delivery

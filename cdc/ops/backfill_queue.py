@@ -95,7 +95,7 @@ class SnapshotRequests:
         Raises as Pipeline.feed does.
         """
         began = time.monotonic()
-        if pipeline.is_replaying or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
+        if pipeline.is_catching_up or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
             return None
         batch = self._first(pipeline, now_us) if self._current is None else self._next(pipeline, self._current, now_us)
         ended = time.monotonic()

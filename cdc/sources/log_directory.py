@@ -98,7 +98,7 @@ class LogDirectory:
     def snapshot_rows(self, snapshot: LogFile) -> Iterator[Frames]:
         """The rows of a snapshot as a server would have sent them. Raises LogFileError, also if it isn't whole."""
         decoder = self.new_decoder()
-        with told(snapshot.path), snapshot.path.open("rb", buffering=0) as stream:
+        with name_file_in_errors(snapshot.path), snapshot.path.open("rb", buffering=0) as stream:
             while data := stream.read(READ_BYTES):
                 for frames in decoder.feed(data):
                     yield snapshot_rows(frames)
@@ -130,7 +130,7 @@ class LogDirectory:
     def _read(self, name: str) -> LogFile | None:
         """A file with its text header; None if it is gone."""
         path = self.path / name
-        with told(path):
+        with name_file_in_errors(path):
             try:
                 with path.open("rb") as stream:
                     found = parse_meta(stream.read(META_BYTES_MAX))
@@ -144,13 +144,13 @@ class LogDirectory:
             return LogFile(path, int(path.stem), meta)
 
     def _has_end(self, file: LogFile) -> bool:
-        with told(file.path), file.path.open("rb") as stream:
+        with name_file_in_errors(file.path), file.path.open("rb") as stream:
             stream.seek(-len(END_MARKER), 2)
             return stream.read() == END_MARKER
 
 
 @contextmanager
-def told(path: Path) -> Iterator[None]:
+def name_file_in_errors(path: Path) -> Iterator[None]:
     """Errors about a file name it; what the system refuses becomes a ConfigurationError."""
     try:
         yield

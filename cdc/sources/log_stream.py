@@ -11,7 +11,7 @@ from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.log_file import DAMAGE_HINT
 from cdc.protocol.relay_filter import Relay
-from cdc.sources.log_directory import READ_BYTES, LogDirectory, LogFile, join, told
+from cdc.sources.log_directory import READ_BYTES, LogDirectory, LogFile, join, name_file_in_errors
 from cdc.vclock import VClock
 
 
@@ -77,7 +77,7 @@ class LogStream:
     def _rows_of(self, file: LogFile) -> Generator[Frames | None, None, LogFile | None]:
         """One file's rows; returns the file behind it."""
         decoder, relay = self._directory.new_decoder(), Relay(self._excluded)
-        with told(file.path), file.path.open("rb", buffering=0) as stream:
+        with name_file_in_errors(file.path), file.path.open("rb", buffering=0) as stream:
             while True:
                 # Looked for before the rest is read: once there is another, this one has got its last row.
                 following = next((log for log in self._directory.logs() if log.signature > file.signature), None)

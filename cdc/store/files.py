@@ -66,7 +66,7 @@ def set_aside(path: Path) -> Path:
 
     Raises StateError if another daemon uses the store, or the files can't be moved.
     """
-    with told(path):
+    with translate_lmdb_errors(path):
         descriptor = lock(path)
         try:
             aside = path / _LOST
@@ -188,7 +188,8 @@ def _lost(path: Path, why: str) -> StateLostError:
 
 
 def open_environment(path: Path, *, is_clean: bool) -> lmdb.Environment:
-    """LMDB's environment in the directory, with as large a map as this process may have. Raises what `told` turns into errors."""
+    """LMDB's environment in the directory, with as large a map as this process may have. Raises what
+    `translate_lmdb_errors` turns into errors."""
     _reserve(path / _READERS)
     environment = _opened(path)
     if not is_clean:
@@ -241,7 +242,7 @@ def _sync_directory(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def told(path: Path) -> Iterator[None]:
+def translate_lmdb_errors(path: Path) -> Iterator[None]:
     """Turns what LMDB and the system raise into this project's errors: StateLostError for damaged contents, StateError for the
     rest. `get` and the iterators of a store raise LMDB's own errors; who calls them puts this around the whole.
     """

@@ -25,7 +25,7 @@ Nothing is synced to the disk at a commit. Pages that this process has written s
 but a machine that stops may have written a root and not the pages under it, and LMDB couldn't tell. So the file
 `condition` says what may be trusted: `clean`, everything had been synced when the file had this size; or `unsynced`, there
 have been commits since, under this boot of the machine. It is durable before the first unsynced page is written. A store
-that is unsynced since another boot is lost: what it holds is never served. `settle` makes a store clean that stays open.
+that is unsynced since another boot is lost: what it holds is never served. `sync` makes a store clean that stays open.
 Not found out is what changes the file under the same boot: a disk that fails to write back pages and then has to be read
 again, or a store that is copied while it is open.
 
@@ -57,9 +57,19 @@ import msgspec
 from cdc.errors import CdcError, StateError, StateLostError
 from cdc.images.overlay import CLEAR, Change
 from cdc.schema.keys import space_prefix
-from cdc.store.files import DATA_FILE, boot_id, is_clean, lock, open_environment, remove_files, set_aside, told, write_condition
+from cdc.store.files import (
+    DATA_FILE,
+    boot_id,
+    is_clean,
+    lock,
+    open_environment,
+    remove_files,
+    set_aside,
+    translate_lmdb_errors,
+    write_condition,
+)
 
-__all__ = ["CLEAR", "Change", "StateStore", "set_aside", "told"]
+__all__ = ["CLEAR", "Change", "StateStore", "set_aside", "translate_lmdb_errors"]
 
 SLICE_CHANGES: Final = 16_384
 """Changes in one LMDB transaction; each may hold a page of memory or, seldom, a few."""
@@ -93,7 +103,7 @@ class StateStore:
         self._is_seeing = False
         self._failure: CdcError | None = None
         self._environment: lmdb.Environment | None = None
-        with told(path):
+        with translate_lmdb_errors(path):
             self._lock = lock(path)
             try:
                 self._open()
@@ -154,8 +164,8 @@ class StateStore:
         """
         return _rows_of(self._begin(self._rows), self._rows, space_prefix(space_id), after)
 
-    def unseen(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of a space whose keys have not been added since `begin_seen`, in key order; otherwise as `scan`."""
+    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+        """Rows of a space whose keys have not been added since `begin_mark`, in key order; otherwise as `scan`."""
         assert self._is_seeing, "unseen() without begin_seen()"
         txn = self._begin(self._rows)
         prefix = space_prefix(space_id)
@@ -226,7 +236,7 @@ class StateStore:
 
         Raises StateError as `write` does.
         """
-        with told(self._path):
+        with translate_lmdb_errors(self._path):
             self._touch()
             counts = dict(self._counts)
             with self._writing() as txn:
@@ -235,12 +245,12 @@ class StateStore:
             self._counts = counts
             return is_done
 
-    def begin_seen(self) -> None:
+    def begin_mark(self) -> None:
         """A snapshot begins, and has shown no key. Raises StateError as `write` does."""
-        self.end_seen()
+        self.end_mark()
         self._is_seeing = True
 
-    def add_seen(self, keys: Iterable[bytes]) -> None:
+    def add_marks(self, keys: Iterable[bytes]) -> None:
         """The snapshot has shown these keys. Raises StateError as `write` does."""
         assert self._is_seeing, "add_seen() without begin_seen()"
         ordered = sorted(keys)
@@ -251,7 +261,7 @@ class StateStore:
                     for key in ordered[start : start + SLICE_CHANGES]:
                         txn.put(key, b"", db=self._seen)
 
-    def end_seen(self) -> None:
+    def end_mark(self) -> None:
         """The snapshot is over, or given up: forget its keys. Raises StateError as `write` does."""
         self._is_seeing = False
         with self._told():
@@ -262,7 +272,7 @@ class StateStore:
 
     # The end.
 
-    def settle(self) -> None:
+    def sync(self) -> None:
         """Sync everything to the disk, so that the store outlives the machine's next stop; for quiet moments.
 
         Raises StateError if it can't be written; the store is then lost at the next start.
@@ -280,11 +290,11 @@ class StateStore:
         self._is_clean = True
 
     def close(self) -> None:
-        """Sync everything and let go; a second call does nothing. Raises StateError as `settle` does."""
+        """Sync everything and let go; a second call does nothing. Raises StateError as `sync` does."""
         if self._environment is None:
             return
         try:
-            self.settle()
+            self.sync()
         finally:
             self._release()
 
@@ -448,9 +458,9 @@ class StateStore:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """As `told`; the first failure is remembered."""
+        """As `translate_lmdb_errors`; the first failure is remembered."""
         try:
-            with told(self._path):
+            with translate_lmdb_errors(self._path):
                 yield
         except (StateError, StateLostError) as error:
             self._failure = self._failure or error

@@ -1,6 +1,6 @@
 """Brings the images' changes into the store, once Kafka has what they belong to.
 
-    submit(batch) ──▶ submitted ──settle(position)──▶ settled ──flush──▶ store, with the position S and its schema
+    submit(batch) ──▶ submitted ──mark_committed(position)──▶ committed ──flush──▶ store, with the position S and its schema
                                    Kafka has it          every flush_interval_ms, or when there is much of it
 
 So S never passes the checkpoint, and a start finds the tuples as of S with the schema as of S. What was submitted and never
@@ -158,7 +158,7 @@ class StateWriter:
         self._submitted.append((batch.position, self._open, self._open_bytes, records))
         self._open, self._open_bytes = [], 0
 
-    def settle(self, position: Position) -> None:
+    def mark_committed(self, position: Position) -> None:
         """Kafka has everything up to the batch with this position."""
         if self._settled_position is None:
             self._settled_since = time.monotonic()

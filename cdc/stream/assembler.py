@@ -91,8 +91,8 @@ class Assembler:
                 flags = header[_FLAGS] if _FLAGS in header else 0  # noqa: SIM401 - half the cost of get()
                 add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, bodies[index], raws[index])], None, 1))
                 continue
-            tsn = lsn - _checked_int(header[_TSN], header)
-            flags = _checked_int(header.get(_FLAGS, 0), header)
+            tsn = lsn - _checked_int(header[_TSN], "tsn", header)
+            flags = _checked_int(header.get(_FLAGS, 0), "flags", header)
             if open_ is None:
                 open_ = _Open(replica_id, tsn)
                 start = index
@@ -167,22 +167,22 @@ def _checked(header: Header) -> tuple[int, int, int, float]:
     """One row's fields, or the error that says what is wrong with it."""
     kind, origin, lsn = (header.get(key) for key in (Key.REQUEST_TYPE, Key.REPLICA_ID, Key.LSN))
     timestamp: Any = header.get(Key.TIMESTAMP, 0.0)
-    if (
-        type(kind) is not int
-        or type(origin) is not int
-        or not 0 < origin <= _ORIGIN_MAX
-        or type(lsn) is not int
-        or lsn <= 0
-        or type(timestamp) not in _NUMBERS
-        or not 0 <= timestamp < _TIMESTAMP_MAX
-    ):
-        raise ProtocolError(f"a row of the stream has a header that can't be followed: {excerpt(header)}")
-    return kind, origin, lsn, timestamp
+    if type(kind) is not int:
+        wrong = "request type"
+    elif type(origin) is not int or not 0 < origin <= _ORIGIN_MAX:
+        wrong = f"replica id (1 to {_ORIGIN_MAX})"
+    elif type(lsn) is not int or lsn <= 0:
+        wrong = "lsn"
+    elif type(timestamp) not in _NUMBERS or not 0 <= timestamp < _TIMESTAMP_MAX:
+        wrong = "timestamp"
+    else:
+        return kind, origin, lsn, timestamp
+    raise ProtocolError(f"a row of the stream has a header without a valid {wrong}: {excerpt(header)}")
 
 
-def _checked_int(value: Any, header: Header) -> int:
+def _checked_int(value: Any, name: str, header: Header) -> int:
     if type(value) is not int or value < 0:
-        raise ProtocolError(f"a row of the stream has a header that can't be followed: {excerpt(header)}")
+        raise ProtocolError(f"a row of the stream has a header without a valid {name}: {excerpt(header)}")
     return value
 
 

@@ -31,7 +31,7 @@ from cdc.images.overlay import Images
 from cdc.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
-from cdc.stream.batch import Outbox
+from cdc.stream.batch import BatchBuilder
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.spaces import Spaces
 from cdc.stream.transaction import Transaction
@@ -79,7 +79,7 @@ class Republication:
         now_us: int,
         spaces: Spaces,
         envelope: Envelope,
-        outbox: Outbox,
+        builder: BatchBuilder,
         images: Images | None,
         refuse: Refuse,
     ) -> Position:
@@ -95,14 +95,14 @@ class Republication:
             )
         if not self.snapshot_id:
             self._waiting = deque(self._admitted(spaces, images))
-        spaces.settle(position, now_us, None)
+        spaces.publish_schema_changes(position, now_us, None)
         position = replace(position, schema_version=spaces.schema.schema_version)
         if not self.snapshot_id:
-            position = self._begin(position, now_us, outbox)
+            position = self._begin(position, now_us, builder)
         vclock = encode(position.vclock.to_json())
-        bytes_max = outbox.byte_count + CHUNK_BYTES
+        bytes_max = builder.byte_count + CHUNK_BYTES
         rows_left = CHUNK_ROWS
-        while self._waiting and rows_left > 0 and outbox.byte_count < bytes_max:
+        while self._waiting and rows_left > 0 and builder.byte_count < bytes_max:
             space = _space(spaces, self._waiting[0])
             if space is None:
                 self._next_space()
@@ -111,7 +111,7 @@ class Republication:
             if shown != self._shown:
                 self._after, self._shown, self._space_rows = b"", shown, 0
             pieces = envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
-            chunk = show(space, images, self._after, pieces, outbox, refuse, rows_max=rows_left, bytes_max=bytes_max)
+            chunk = show(space, images, self._after, pieces, builder, refuse, rows_max=rows_left, bytes_max=bytes_max)
             self._after = chunk.after
             self._space_rows += chunk.row_count
             self.row_count += chunk.row_count
@@ -119,11 +119,11 @@ class Republication:
             if chunk.is_last:
                 self._counts.append(SpaceCount(space.form.name, space.form.space_id, self._space_rows, 0))
                 self._next_space()
-        position = replace(position, seq=outbox.seq)
+        position = replace(position, seq=builder.seq)
         if not self._waiting:
             self.is_complete = True
             completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
-            outbox.control(topics.SNAPSHOT, *completed)
+            builder.control(topics.SNAPSHOT, *completed)
         return position
 
     def _admitted(self, spaces: Spaces, images: Images) -> Iterator[int]:
@@ -134,15 +134,15 @@ class Republication:
                 shown = ", ".join(sorted(published)[:_NAMES_SHOWN]) + (", …" if len(published) > _NAMES_SHOWN else "")
                 raise RequestError(f"no space {name!r} is published", f"Published are: {shown or 'none'}.")
             if _space(spaces, form.space_id) is None:
-                reason = images.unkept.get(name, "it is just being made")
+                reason = images.spaces_without_images.get(name, "it is just being made")
                 raise RequestError(f"space {name!r} has no images to be shown again: {reason}", "Name only spaces that have.")
             yield form.space_id
 
-    def _begin(self, position: Position, now_us: int, outbox: Outbox) -> Position:
+    def _begin(self, position: Position, now_us: int, builder: BatchBuilder) -> Position:
         position = next_request(position)
         assert position.snapshot is not None
         self.snapshot_id = position.snapshot.snapshot_id
-        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+        builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
         return position
 
     def _next_space(self) -> None:
@@ -164,7 +164,7 @@ def show(
     images: Images,
     after: bytes,
     pieces: tuple[bytes, bytes],
-    outbox: Outbox,
+    builder: BatchBuilder,
     refuse: Refuse,
     *,
     rows_max: int,
@@ -177,13 +177,13 @@ def show(
     shown = 0
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
         after = key
-        shown += _row(space, tuple_, pieces, outbox, refuse)
-        if count >= rows_max or outbox.byte_count >= bytes_max:
+        shown += _row(space, tuple_, pieces, builder, refuse)
+        if count >= rows_max or builder.byte_count >= bytes_max:
             return Chunk(after, shown, is_last=False)
     return Chunk(after, shown, is_last=True)
 
 
-def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox: Outbox, refuse: Refuse) -> bool:
+def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], builder: BatchBuilder, refuse: Refuse) -> bool:
     values = tuple_values(tuple_)
     try:
         key, row = space.key_of(values), space.rows[len(values)](values)
@@ -192,10 +192,10 @@ def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], outbox:
         refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
         return False
     before, after = pieces
-    outbox.seq += 1
-    value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % outbox.seq, after))
-    outbox.byte_count += len(value)
-    outbox.messages.append((space.topic, key, value))
+    builder.seq += 1
+    value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % builder.seq, after))
+    builder.byte_count += len(value)
+    builder.messages.append((space.topic, key, value))
     return True
 
 

@@ -21,7 +21,7 @@ class Mark(NamedTuple):
     timestamp: float
 
 
-class Outbox:
+class BatchBuilder:
     """Collects until `take`. The hot loops add to `messages` themselves, and then bring the counters up to date."""
 
     __slots__ = (
@@ -184,7 +184,7 @@ class Batch(msgspec.Struct, gc=False):
     topics: list[str]
     timestamp: float
     changes: list[tuple[bytes, bytes | None]] = []
-    is_replayed: bool = False
+    is_catch_up: bool = False
     has_broadcast: bool = False
     is_pause: bool = False
 

@@ -38,7 +38,7 @@ class OriginTexts(msgspec.Struct, gc=False):
         self.previous_lsn = b"%d" % vclock.get(origin, 0)
 
 
-class Pieces(msgspec.Struct, gc=False):
+class EventFragments(msgspec.Struct, gc=False):
     """What the events of one transaction share, and where it stands."""
 
     transaction: Transaction

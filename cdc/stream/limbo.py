@@ -49,7 +49,7 @@ from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.schema.tracker import SPACE_SPACE, SchemaTracker
 from cdc.stream.transaction import Row, Transaction
-from cdc.stream.transaction_buffer import Line, Waiting
+from cdc.stream.transaction_buffer import Line, TransactionBuffer
 
 FLAGS_SINCE: Final = (2, 8)
 """The first version whose rows say which transactions wait."""
@@ -77,7 +77,7 @@ class LimboState(msgspec.Struct, frozen=True):
 class Limbo:
     """The queues of one connection, by origin. Its caller drops what the position covers before it comes here."""
 
-    def __init__(self, schema: SchemaTracker, waiting: Waiting, version: tuple[int, ...]) -> None:
+    def __init__(self, schema: SchemaTracker, waiting: TransactionBuffer, version: tuple[int, ...]) -> None:
         """`schema` is the one at which released rows are decoded; `version` is the master's."""
         self._schema = schema
         self._waiting = waiting

@@ -7,9 +7,9 @@
 One pipeline lives as long as one connection; it begins at a checkpoint, and after any error it is thrown away and a new one
 begins at the last checkpoint. So there is one way to recover, and it is the way to start.
 
-With images it may begin before the checkpoint, where the store of tuples is, and be told what is out already: up to there it
-only brings the images along. Another server may serve the log's origins in another order than the one that was followed
-before, so a transaction that lies past what is out waits until all that is out has been seen.
+With images it may begin before the checkpoint, where the store of tuples is, and be told what is published already: up to
+there it only brings the images along. Another server may serve the log's origins in another order than the one that was followed
+before, so a transaction that lies past what is published waits until all that is published has been seen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 from uuid import UUID
 
 from cdc import __version__
-from cdc.errors import CdcError, ReplayError, SnapshotNeededError
+from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
 from cdc.events.envelope import Envelope
 from cdc.events.topics import SpaceFilter, TopicNames
 from cdc.images.overlay import Images
@@ -31,7 +31,7 @@ from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.assembler import Assembler, rows_of
 from cdc.stream.backfill import Republication
-from cdc.stream.batch import Batch, Mark, Outbox
+from cdc.stream.batch import Batch, BatchBuilder, Mark
 from cdc.stream.ledger import Ledger
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.options import PipelineOptions
@@ -41,7 +41,7 @@ from cdc.stream.snapshot import Snapshot
 from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transaction import Spool, Transaction
-from cdc.stream.transaction_buffer import Waiting
+from cdc.stream.transaction_buffer import TransactionBuffer
 from cdc.vclock import VClock
 
 REPLAYED_CHANGES_MAX: Final = 10_000
@@ -79,17 +79,17 @@ class Pipeline:
         version: tuple[int, ...],
         new_spool: Callable[[], Spool],
         images: Images | None = None,
-        replay_until: Position | None = None,
+        catch_up_to: Position | None = None,
     ) -> None:
         """Begins at `position`, with the schema `stored` there. Events have images if there are `images` at that position.
 
-        What lies between `position` and `replay_until` is out already: it only changes the images. `version` is the
+        What lies between `position` and `catch_up_to` is published already: it only changes the images. `version` is the
         master's: it tells what its rows tell.
         """
-        self._replay_until = replay_until
-        self._replayed_changes: list[tuple[bytes, bytes | None]] = []
+        self._catch_up_to = catch_up_to
+        self._catch_up_changes: list[tuple[bytes, bytes | None]] = []
         # While replaying: what has arrived and is not out yet.
-        self._waiting = Waiting(options.transaction_bytes_max, new_spool)
+        self._waiting = TransactionBuffer(options.transaction_bytes_max, new_spool)
         self._ahead = self._waiting.line()
         self._ahead_received: dict[int, int] = {}
         self.images = images
@@ -98,19 +98,19 @@ class Pipeline:
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
-        self._outbox = Outbox(names, position.seq, options.batch_bytes_max)
+        self._builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
         self._spaces = Spaces(
             SchemaTracker(stored, position.schema_version),
             SpaceFilter(options.include, options.exclude),
             names,
             self._envelope,
-            self._outbox,
+            self._builder,
             str(server_uuid),
             version,
             images,
         )
         self._events = StreamEvents(
-            options, replace(position, server_uuid=server_uuid), self._envelope, self._outbox, self._spaces, images
+            options, replace(position, server_uuid=server_uuid), self._envelope, self._builder, self._spaces, images
         )
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
         self._tombstones = options.tombstones
@@ -136,9 +136,9 @@ class Pipeline:
         return self._limbo.state
 
     @property
-    def is_replaying(self) -> bool:
+    def is_catching_up(self) -> bool:
         """Whether the images have yet to come to where events are out."""
-        return self._replay_until is not None
+        return self._catch_up_to is not None
 
     @property
     def merging_upsert_count(self) -> int:
@@ -152,7 +152,7 @@ class Pipeline:
     def go_on(self, now_us: int) -> Iterator[Batch]:
         """What was left undone at the position; to be taken before the first rows of the stream. Raises as `feed` does."""
         self._events.now_us = now_us
-        if self._replay_until is None:
+        if self._catch_up_to is None:
             yield from self._show_rekeyed()
 
     def close(self) -> None:
@@ -176,9 +176,9 @@ class Pipeline:
         transactions = self._assembler.feed(frames)
         done = 0
         while done < len(transactions):
-            if self._takes_singles and limbo.is_empty and self._replay_until is None:
+            if self._takes_singles and limbo.is_empty and self._catch_up_to is None:
                 done = events.singles(transactions, done, suffix)
-                if self._outbox.is_full:
+                if self._builder.is_full:
                     yield self._batch()
                     continue
                 if done == len(transactions):
@@ -189,9 +189,9 @@ class Pipeline:
                 error.place = events.place
                 raise
             done += 1
-        if self._replay_until is not None:
-            yield self._replayed()
-        elif self._outbox.row_count:
+        if self._catch_up_to is not None:
+            yield self._caught_up()
+        elif self._builder.row_count:
             yield self._batch()
         elif not limbo.is_empty:
             self.ledger.receive(self._received())
@@ -200,12 +200,12 @@ class Pipeline:
         """Handle what can be handled now that this transaction has arrived.
 
         While replaying, what lies past the events that are out is put aside, and looked at when all of those have been seen:
-        only then the schema is the one at its position. But it may be what decides over a transaction that is out.
+        only then the schema is the one at its position. But it may be what decides over a transaction that is published.
         """
-        until = self._replay_until
+        until = self._catch_up_to
         if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
             if transaction.replica_id not in self._ahead_received:
-                self._check_replay(transaction.replica_id)
+                self._check_catch_up(transaction.replica_id)
             if is_control(transaction) and not self._limbo.is_empty:
                 for ready in self._decided(transaction):
                     yield from self._take(ready, suffix)
@@ -214,7 +214,7 @@ class Pipeline:
         else:
             for ready in self._certain(transaction):
                 yield from self._take(ready, suffix)
-        while self._ahead and self._replay_until is None:
+        while self._ahead and self._catch_up_to is None:
             for ready in self._certain(self._ahead.take()):
                 yield from self._handle(ready, suffix)
 
@@ -243,7 +243,7 @@ class Pipeline:
 
     def _take(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle a transaction that is certain, if it is new to consumers; else only to the images."""
-        until = self._replay_until
+        until = self._catch_up_to
         if until is None:
             yield from self._handle(transaction, suffix)
             return
@@ -251,23 +251,23 @@ class Pipeline:
         if VClock(self._events.vclock) == until.vclock:
             assert self.images is not None
             self.images.recall(until.doubtful)
-            batch = self._replayed()
-            self._outbox.restart(until.seq)
+            batch = self._caught_up()
+            self._builder.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
             # What is published may be decided otherwise than when these events came out, and Kafka's checkpoint has to say so.
             self._spaces.schema.touch_all()
             # Whoever wants no more than this asks after each batch whether it is there.
-            self._replay_until = None
+            self._catch_up_to = None
             yield batch
             yield from self._show_rekeyed()
         elif self._replayed_count > REPLAYED_CHANGES_MAX:
-            yield self._replayed()
+            yield self._caught_up()
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Make the events of a transaction; of a large one in pieces, of which only the last ends at a boundary."""
-        outbox = self._outbox
-        if outbox.stored and (transaction.row_count > 1 or transaction.spool is not None):
+        builder = self._builder
+        if builder.stored and (transaction.row_count > 1 or transaction.spool is not None):
             yield self._batch()  # DDL that comes before the transaction must not be taken for its own
         before: _Before | None = self._before(transaction.replica_id)
         try:
@@ -275,13 +275,13 @@ class Pipeline:
                 if before is not None and before.mark.row_count:
                     yield self._batch_before(before)
                 before = None
-                if outbox.row_count:
+                if builder.row_count:
                     yield self._batch(is_boundary=False)
         except CdcError:
             # What came before the transaction that can't be handled is good.
             if before is not None and before.mark.row_count:
-                outbox.back_to(before.mark)
-                outbox.stored = before.stored
+                builder.back_to(before.mark)
+                builder.stored = before.stored
                 self._spaces.schema.schema_version = before.schema_version
                 if self.images is not None:
                     self.images.forget_after(before.change_count)
@@ -293,7 +293,7 @@ class Pipeline:
             yield from self._rekey(transaction)
             yield self._batch()
             yield from self._show_rekeyed()
-        elif outbox.is_full or before is None:
+        elif builder.is_full or before is None:
             yield self._batch()
 
     def _rows(self, transaction: Transaction, suffix: bytes) -> Iterator[None]:
@@ -320,13 +320,13 @@ class Pipeline:
         """What has been filled by now, before a transaction of this origin."""
         images = self.images
         return _Before(
-            self._outbox.mark,
+            self._builder.mark,
             images.change_count if images is not None else 0,
             images.doubtful if images is not None else frozenset(),
             images.doubts if images is not None else frozenset(),
             origin,
             self._events.vclock.get(origin),
-            dict(self._outbox.stored),
+            dict(self._builder.stored),
             self._spaces.schema.schema_version,
         )
 
@@ -335,7 +335,7 @@ class Pipeline:
         vclock = VClock(before.vclock(self._events.vclock))
         position = replace(self._events.base, vclock=vclock, seq=before.mark.seq, doubtful=before.doubts)
         self._reach(position)
-        batch = self._outbox.take_before(before.mark, position)
+        batch = self._builder.take_before(before.mark, position)
         if self.images is not None:
             batch.changes = self.images.take_before(before.change_count)
         return batch
@@ -344,20 +344,20 @@ class Pipeline:
         """Bring the images over a transaction whose events are out."""
         assert self.images is not None
         for _ in self._rows(transaction, suffix):
-            self._replayed_changes += self.images.take()
-            self._outbox.forget_messages()
+            self._catch_up_changes += self.images.take()
+            self._builder.forget_messages()
         yield from self._rekey(transaction)
 
     @property
     def _replayed_count(self) -> int:
         assert self.images is not None
-        return len(self._replayed_changes) + self.images.change_count + len(self._outbox.messages)
+        return len(self._catch_up_changes) + self.images.change_count + len(self._builder.messages)
 
     # Another primary key.
 
     def _rekey(self, transaction: Transaction) -> Iterator[Batch]:
         """If the transaction has given spaces another primary key: bring their rows under it, and have them published again."""
-        events, until = self._events, self._replay_until
+        events, until = self._events, self._catch_up_to
         for _ in events.rekey():
             yield Batch.pause(events.base)
         for space_id in events.take_rekeyed():
@@ -375,30 +375,33 @@ class Pipeline:
         """Publish the rows of spaces that were given another primary key; the stream waits."""
         while self._events.base.rekeyed:
             assert self.images is not None
-            parts = self._spaces, self._envelope, self._outbox, self.images, self._events.refuse
+            parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
             self._events.base = advance(self.position, self._events.now_us, *parts)
             yield self._batch()
             yield Batch.pause(self._events.base)
 
-    def _check_replay(self, origin: int) -> None:
-        """What comes next of an origin isn't out. Raises ReplayError if its last transaction wasn't the last that is out."""
-        assert self._replay_until is not None
-        vclock, known = self._replay_until.vclock, self._events.vclock | self._limbo.received
+    def _check_catch_up(self, origin: int) -> None:
+        """A replica id's first unpublished transaction is here. Raises StoreBehindError if others lack before it."""
+        assert self._catch_up_to is not None
+        vclock, known = self._catch_up_to.vclock, self._events.vclock | self._limbo.received
         if known.get(origin, 0) != vclock.get(origin, 0):
-            raise ReplayError(f"this server's log doesn't lead from the state store to {vclock}")
+            raise StoreBehindError(
+                f"this server's log can't bring the state store to the checkpoint {vclock}: of replica id "
+                f"{origin} its next row follows lsn {known.get(origin, 0)}, and {vclock.get(origin, 0)} is published"
+            )
 
-    def _replayed(self) -> Batch:
+    def _caught_up(self) -> Batch:
         """What the replayed transactions did to the images. Their events are out."""
         assert self.images is not None
         self._move()
-        changes, self._replayed_changes = self._replayed_changes + self.images.take(), []
-        return self._outbox.discard(self._events.base, changes)
+        changes, self._catch_up_changes = self._catch_up_changes + self.images.take(), []
+        return self._builder.discard(self._events.base, changes)
 
     def _batch(self, *, is_boundary: bool = True) -> Batch:
         """What has been filled since the last one."""
         if is_boundary:
             self._move()
-        batch = self._outbox.take(self._events.base, is_boundary=is_boundary)
+        batch = self._builder.take(self._events.base, is_boundary=is_boundary)
         if self.images is not None:
             batch.changes = self.images.take()
         return batch
@@ -434,13 +437,13 @@ class Pipeline:
         assert self._limbo.is_empty
         if self.images is not None:
             self.images.doubtful = frozenset()  # the snapshot has what they should have
-        self._outbox.restart(max(self._outbox.seq, after_seq))
+        self._builder.restart(max(self._builder.seq, after_seq))
         events.jump(vclock, is_whole=True)
         self._snapshot = Snapshot(
             events.position,
             self._spaces,
             self._envelope,
-            self._outbox,
+            self._builder,
             lambda error, space_id, body: events.refuse(error, SNAPSHOT, Type.INSERT, 0, body, space_id),
             now_us,
             self.images,
@@ -473,6 +476,6 @@ class Pipeline:
 
     def republish(self, request: Republication, now_us: int) -> Batch:
         """The next chunk of rows that are wanted again, between two calls of `feed`. Raises as it does, and RequestError."""
-        parts = self._spaces, self._envelope, self._outbox, self.images, self._events.refuse
+        parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
         self._events.base = request.advance(self.position, now_us, *parts)
         return self._batch()

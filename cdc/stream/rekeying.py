@@ -22,7 +22,7 @@ from cdc.images.overlay import Images
 from cdc.position import Position
 from cdc.schema.keys import space_prefix
 from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, compiled, next_request, show
-from cdc.stream.batch import Outbox
+from cdc.stream.batch import BatchBuilder
 from cdc.stream.spaces import Spaces
 
 
@@ -31,7 +31,7 @@ def advance(
     now_us: int,
     spaces: Spaces,
     envelope: Envelope,
-    outbox: Outbox,
+    builder: BatchBuilder,
     images: Images,
     refuse: Refuse,
 ) -> Position:
@@ -49,17 +49,17 @@ def advance(
         position = next_request(position)
         assert position.snapshot is not None
         rekeyed = replace(rekeyed, snapshot_id=position.snapshot.snapshot_id)
-        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
+        builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
     pieces = envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
     prefix = space_prefix(images.number(rekeyed.space_id))
-    bytes_max = outbox.byte_count + CHUNK_BYTES
-    chunk = show(space, images, prefix + rekeyed.after, pieces, outbox, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
+    bytes_max = builder.byte_count + CHUNK_BYTES
+    chunk = show(space, images, prefix + rekeyed.after, pieces, builder, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
     rekeyed = replace(rekeyed, after=chunk.after[len(prefix) :], row_count=rekeyed.row_count + chunk.row_count)
     if not chunk.is_last:
-        return replace(position, seq=outbox.seq, rekeyed=(rekeyed, *others))
+        return replace(position, seq=builder.seq, rekeyed=(rekeyed, *others))
     if rekeyed.space_id not in spaces.image_changes:
         images.clear(rekeyed.space_id)
-    position = replace(position, seq=outbox.seq, rekeyed=tuple(others))
+    position = replace(position, seq=builder.seq, rekeyed=tuple(others))
     counts = [SpaceCount(space.form.name, rekeyed.space_id, rekeyed.row_count, 0)]
-    outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", position, now_us, counts, number=rekeyed.snapshot_id))
+    builder.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", position, now_us, counts, number=rekeyed.snapshot_id))
     return position

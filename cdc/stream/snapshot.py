@@ -28,7 +28,7 @@ from cdc.protocol.codec import Body, Frames, Header, body_of
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, replicaset_uuid_in
-from cdc.stream.batch import Outbox
+from cdc.stream.batch import BatchBuilder
 from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
 from cdc.stream.spaces import Spaces
 
@@ -49,7 +49,7 @@ class Snapshot:
         position: Position,
         spaces: Spaces,
         envelope: Envelope,
-        outbox: Outbox,
+        builder: BatchBuilder,
         refuse: Refuse,
         now_us: int,
         images: Images | None = None,
@@ -74,7 +74,7 @@ class Snapshot:
         self._seen: list[bytes] = []
         self._spaces = spaces
         self._envelope = envelope
-        self._outbox = outbox
+        self._builder = builder
         self._refuse = refuse
         self._now_us = now_us
         self._publishes = True
@@ -91,8 +91,8 @@ class Snapshot:
         # Spaces whose rows consumers have in part, because they were just being published again.
         self._emptied: set[int] = set()
         if images is not None and images.is_comparing and previous is not None:
-            self._returning = {*spaces.unseen, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
-        outbox.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
+            self._returning = {*spaces.unmarked, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
+        builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
         if images is not None and images.is_comparing:
             published = {form.space_id: form for form in spaces.published_forms()}
             for rekeyed in position.rekeyed:
@@ -108,7 +108,7 @@ class Snapshot:
         self._now_us = now_us
         self._publishes = publish
         self._pieces.clear()
-        self._outbox.row_count += len(frames)
+        self._builder.row_count += len(frames)
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
             self._see()
             yield
@@ -153,8 +153,8 @@ class Snapshot:
                 if self._publishes:
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
-                        self._outbox.messages.append((space.topic, shown, None))
-                if count % _DELETES_MAX == 0 or self._outbox.is_full:
+                        self._builder.messages.append((space.topic, shown, None))
+                if count % _DELETES_MAX == 0 or self._builder.is_full:
                     yield
         self._images.end_snapshot()
 
@@ -177,14 +177,14 @@ class Snapshot:
         ]
         state = replace(self.position.snapshot, is_complete=True, row_count=sum(count.rows for count in counts))
         self.position = replace(
-            self.position, snapshot=state, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version
+            self.position, snapshot=state, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version
         )
-        self._outbox.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
+        self._builder.control(topics.SNAPSHOT, *snapshot_record("COMPLETED", self.position, now_us, counts))
         return self.position
 
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
         """Show rows, in order; yields whenever the outbox is full."""
-        outbox, bytes_max = self._outbox, self._outbox.bytes_max
+        builder, bytes_max = self._builder, self._builder.bytes_max
         compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
         image_changes = self._spaces.image_changes
         for header, body, frame in rows:
@@ -213,7 +213,7 @@ class Snapshot:
                 raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(frame) from error
-            if outbox.byte_count > bytes_max:
+            if builder.byte_count > bytes_max:
                 yield
 
     def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
@@ -236,11 +236,11 @@ class Snapshot:
         self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
 
     def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
-        outbox = self._outbox
-        outbox.seq += 1
-        value = b"".join((opening, before, b"%d" % outbox.seq, after))
-        outbox.byte_count += len(value)
-        outbox.messages.append((topic, key, value))
+        builder = self._builder
+        builder.seq += 1
+        value = b"".join((opening, before, b"%d" % builder.seq, after))
+        builder.byte_count += len(value)
+        builder.messages.append((topic, key, value))
 
     def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
         """What stands around an event's row and its seq, made once per batch."""
@@ -301,8 +301,8 @@ class Snapshot:
     def _settle(self) -> None:
         if not self._spaces.schema.touched:
             return
-        position = replace(self.position, seq=self._outbox.seq, schema_version=self._spaces.schema.schema_version)
-        self._spaces.settle(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
+        position = replace(self.position, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version)
+        self._spaces.publish_schema_changes(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
         if self._images is None:
             return
         # At once with the schema records: who goes on from a later moment of this snapshot finds these spaces known.
@@ -321,5 +321,5 @@ class Snapshot:
             return
         space = self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)
-        self._outbox.seq += 1
-        self._outbox.broadcast(space.topic, b"".join((OPEN_TRUNCATE, before, b"%d" % self._outbox.seq, after)))
+        self._builder.seq += 1
+        self._builder.broadcast(space.topic, b"".join((OPEN_TRUNCATE, before, b"%d" % self._builder.seq, after)))

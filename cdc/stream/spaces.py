@@ -1,7 +1,7 @@
 """The published spaces at the current position: their forms, topics and compiled encoders, and what is told of them.
 
 `compiled` is what the hot loops look rows up in. A space is in it as long as nothing about it changes; whatever isn't in it
-takes the slow way, which tells the outside about new forms (`settle`) before it compiles an encoder for them.
+takes the slow way, which tells the outside about new forms (`publish_schema_changes`) before it compiles an encoder for them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc.protocol.constants import Key
 from cdc.schema.forms import ChangeKind, SpaceForm
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import INDEX_SPACE, SchemaTracker
-from cdc.stream.batch import Outbox
+from cdc.stream.batch import BatchBuilder
 
 Origin = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""
@@ -37,7 +37,7 @@ class Spaces:
         is_included: SpaceFilter,
         names: TopicNames,
         envelope: Envelope,
-        outbox: Outbox,
+        builder: BatchBuilder,
         server_uuid: str,
         version: tuple[int, ...],
         images: Images | None = None,
@@ -55,7 +55,7 @@ class Spaces:
         self._is_included = is_included
         self._names = names
         self._envelope = envelope
-        self._outbox = outbox
+        self._builder = builder
         self._server_uuid = server_uuid
         self._server_version = ".".join(map(str, version))
         self._merges_upserts = version < VINYL_CHECKS_SINCE
@@ -63,7 +63,7 @@ class Spaces:
         """UPSERTs of vinyl spaces, if the server is one that merges them."""
         # What is published may be decided otherwise than it was in the daemon's last life.
         schema.touch_all()
-        self.unseen = {space_id: schema.name(space_id) for space_id in schema.touched if self._is_unseen(space_id)}
+        self.unmarked = {space_id: schema.name(space_id) for space_id in schema.touched if self._is_unseen(space_id)}
         """Spaces that may have rows under a name that isn't published, with that name: what is in them nobody here knows."""
         # Spaces that have such a name since the transaction at hand, and no rows under it so far.
         self._unseen_since_now: dict[int, str | None] = {}
@@ -84,7 +84,7 @@ class Spaces:
         """Fold a system row; returns the form of a published space whose rows it takes away. Raises SchemaError."""
         emptied = self.schema.apply(kind, body)
         if emptied is not None and body[Key.SPACE_ID] == INDEX_SPACE:
-            self.unseen.pop(emptied.space_id, None)
+            self.unmarked.pop(emptied.space_id, None)
         if self.schema.last_touched is not None:
             # That one alone: the first snapshot touches all spaces before it comes to settle them.
             self.forget(self.schema.last_touched)
@@ -99,13 +99,13 @@ class Spaces:
         if self.is_published(form):
             return self.events_of(form)
         if self._is_unseen(form.space_id):
-            self.unseen[form.space_id] = form.name
+            self.unmarked[form.space_id] = form.name
         return None
 
     def end_transaction(self) -> None:
         """From here on rows may come that nobody looks at."""
         if self._unseen_since_now:
-            self.unseen |= self._unseen_since_now
+            self.unmarked |= self._unseen_since_now
             self._unseen_since_now.clear()
 
     def events_of(self, form: SpaceForm) -> SpaceEvents:
@@ -116,7 +116,7 @@ class Spaces:
             try:
                 changes = ImageChanges(space, self._images)
             except UnkeyableError as error:
-                self._images.unkept[form.name] = error.message
+                self._images.spaces_without_images[form.name] = error.message
             else:
                 space.changes = changes.changes
                 self.image_changes[form.space_id] = changes
@@ -130,7 +130,7 @@ class Spaces:
     def plain_events_of(self, form: SpaceForm) -> SpaceEvents:
         """An encoder for one form that knows of no images, with its topic announced."""
         topic = self._names.of_space(form.space_id, form.name)
-        self._outbox.announce(topic)
+        self._builder.announce(topic)
         space = SpaceEvents(form, topic, self._server_uuid)
         if self._images is None or not is_keyable(form):
             space.tell_version(self._server_version)
@@ -152,9 +152,9 @@ class Spaces:
         try:
             yield from self._images.rekey(form)
         except UnkeyableError as error:
-            self._images.unkept[form.name] = error.message
+            self._images.spaces_without_images[form.name] = error.message
 
-    def settle(
+    def publish_schema_changes(
         self,
         position: Position,
         now_us: int,
@@ -181,17 +181,17 @@ class Spaces:
                 on_gone(change.form)
             if change.kind is ChangeKind.DROP or change.previous_name is not None:
                 self._names.release(change.form.space_id)
-        position = replace(position, seq=self._outbox.seq)
+        position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
             if self._images is not None and not in_snapshot and change.kind is not ChangeKind.DROP:
                 self._look_at_key(form)
             self.forget(form.space_id)
             if change.kind is not ChangeKind.DROP:
-                self._outbox.announce(self._names.of_space(form.space_id, form.name))
-            self._outbox.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
+                self._builder.announce(self._names.of_space(form.space_id, form.name))
+            self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
         for space_id in touched:
-            self._outbox.stored[space_id] = self.schema.stored(space_id)
+            self._builder.stored[space_id] = self.schema.stored(space_id)
 
     def _has_other_name(self, form: SpaceForm) -> bool:
         return form.space_id in self.schema and self.schema.name(form.space_id) != form.name
@@ -203,11 +203,11 @@ class Spaces:
         for space_id in space_ids:
             name = self.schema.name(space_id)
             if self._is_unseen(space_id):
-                has_rows = in_snapshot or space_id in self.unseen or self.schema.is_known(space_id)
-                (self.unseen if has_rows else self._unseen_since_now)[space_id] = name
+                has_rows = in_snapshot or space_id in self.unmarked or self.schema.is_known(space_id)
+                (self.unmarked if has_rows else self._unseen_since_now)[space_id] = name
                 continue
             self._unseen_since_now.pop(space_id, None)
-            former_name = self.unseen.pop(space_id, None)
+            former_name = self.unmarked.pop(space_id, None)
             if in_snapshot or former_name is None or not self.schema.has_primary_key(space_id):
                 continue
             if self.schema.form(space_id).is_replicated:

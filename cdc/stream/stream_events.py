@@ -37,8 +37,8 @@ from cdc.protocol.codec import Body, body_of
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES, TRUNCATE_SPACE
-from cdc.stream.batch import Outbox
-from cdc.stream.fragments import OriginTexts, Pieces
+from cdc.stream.batch import BatchBuilder
+from cdc.stream.fragments import EventFragments, OriginTexts
 from cdc.stream.options import PipelineOptions
 from cdc.stream.row_errors import at_row, dead_letter, malformed
 from cdc.stream.spaces import Spaces
@@ -54,14 +54,20 @@ class StreamEvents:
     """Makes events of transactions, and moves the vclock over them."""
 
     def __init__(
-        self, options: PipelineOptions, base: Position, envelope: Envelope, outbox: Outbox, spaces: Spaces, images: Images | None
+        self,
+        options: PipelineOptions,
+        base: Position,
+        envelope: Envelope,
+        builder: BatchBuilder,
+        spaces: Spaces,
+        images: Images | None,
     ) -> None:
         self.base = base
         """The position, but for the components that rows move; `position` has them all."""
         self.now_us = 0
         self._options = options
         self._envelope = envelope
-        self._outbox = outbox
+        self._builder = builder
         self._spaces = spaces
         self._images = images
         # The vclock that is being built: mutable here, a VClock at each boundary.
@@ -81,7 +87,7 @@ class StreamEvents:
         return replace(
             self.base,
             vclock=VClock(self.vclock),
-            seq=self._outbox.seq,
+            seq=self._builder.seq,
             schema_version=self._spaces.schema.schema_version,
             doubtful=self._images.doubts if self._images is not None else frozenset(),
         )
@@ -97,14 +103,14 @@ class StreamEvents:
         This is the other half of the hot path: what `_begin`, `_rows` and `_end` do for a transaction is drawn together
         here, because for a single row it would cost more than the row.
         """
-        outbox, spaces = self._outbox, self._spaces.compiled
-        add = outbox.messages.append
+        builder, spaces = self._builder, self._spaces.compiled
+        add = builder.messages.append
         source, tombstones = self._envelope.source, self._options.tombstones
         bytes_max = self._options.batch_bytes_max
         replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
         before, tail = self.texts.before, self.texts.transaction_text
         known, previous = self.vclock.get(replica_id, 0), self.texts.previous_lsn
-        seq, byte_count, timestamp = outbox.seq, outbox.byte_count, outbox.timestamp
+        seq, byte_count, timestamp = builder.seq, builder.byte_count, builder.timestamp
         done = start
         for transaction in transactions[start:] if start else transactions:
             lsn = transaction.lsn
@@ -124,7 +130,7 @@ class StreamEvents:
                 change = space.changes[kind](body, frame)
             except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
                 if self._images is not None:
-                    self._images.take_back()
+                    self._images.undo_last()
                 break  # the other way deals with it
             if change is None:
                 timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
@@ -177,11 +183,11 @@ class StreamEvents:
                 break
         if done > start:
             self.vclock[replica_id], self.texts.previous_lsn = known, previous
-            outbox.seq, outbox.byte_count, outbox.timestamp = seq, byte_count, timestamp
-            outbox.row_count += done - start
+            builder.seq, builder.byte_count, builder.timestamp = seq, byte_count, timestamp
+            builder.row_count += done - start
         return done
 
-    def begin(self, transaction: Transaction, suffix: bytes) -> Pieces:
+    def begin(self, transaction: Transaction, suffix: bytes) -> EventFragments:
         """Prepare what all events of a transaction share, and move the position over it."""
         texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
         self.place = replica_id, lsn
@@ -193,16 +199,16 @@ class StreamEvents:
         self.vclock[replica_id] = lsn
         texts.previous_lsn = lsn_text
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
-        return Pieces(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
+        return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
-    def rows(self, pieces: Pieces, rows: Iterator[Row]) -> bool:
+    def rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
         """The events of a transaction's next rows, in order; returns whether those were all. The hot path.
 
         Else the outbox is full, and is to be taken before the rest.
         """
-        outbox, spaces = self._outbox, self._spaces.compiled
-        add = outbox.messages.append
-        seq, byte_count = outbox.seq, outbox.byte_count
+        builder, spaces = self._builder, self._spaces.compiled
+        add = builder.messages.append
+        seq, byte_count = builder.seq, builder.byte_count
         row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
         time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
         tombstones, bytes_max = self._options.tombstones, self._options.batch_bytes_max
@@ -217,25 +223,25 @@ class StreamEvents:
                 space = spaces[space_id]
             else:
                 # The slow way may write events of its own, so it must see the counters, and we what it made of them.
-                outbox.seq, outbox.byte_count = seq, byte_count
+                builder.seq, builder.byte_count = seq, byte_count
                 pieces.row_number, pieces.total_order = row_number, total_order
                 space = self._special(pieces, kind, lsn, body, frame)
-                seq, byte_count, total_order = outbox.seq, outbox.byte_count, pieces.total_order
+                seq, byte_count, total_order = builder.seq, builder.byte_count, pieces.total_order
             if space is None:
                 row_number += 1
                 continue
             try:
                 change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
-                outbox.byte_count = byte_count
+                builder.byte_count = byte_count
                 self.refuse(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
-                byte_count = outbox.byte_count
+                byte_count = builder.byte_count
                 row_number += 1
                 continue
             except ImageError as error:
-                outbox.byte_count = byte_count
+                builder.byte_count = byte_count
                 self._pass_over(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
-                byte_count = outbox.byte_count
+                byte_count = builder.byte_count
                 row_number += 1
                 continue
             except MALFORMED_BODY as error:
@@ -277,12 +283,12 @@ class StreamEvents:
             if byte_count > bytes_max and row_number != row_count:
                 is_done = False
                 break
-        outbox.seq, outbox.byte_count = seq, byte_count
-        outbox.row_count += row_number - first_number
+        builder.seq, builder.byte_count = seq, byte_count
+        builder.row_count += row_number - first_number
         pieces.row_number, pieces.total_order = row_number, total_order
         return is_done
 
-    def _special(self, pieces: Pieces, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
+    def _special(self, pieces: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
@@ -300,7 +306,7 @@ class StreamEvents:
         except (EncodingError, SchemaError) as error:
             raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
 
-    def _schema_row(self, pieces: Pieces, kind: int, lsn: int, body: Body) -> None:
+    def _schema_row(self, pieces: EventFragments, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
         self._rekey_at_once()
         self._schema_row_at = lsn, pieces.row_number
@@ -310,7 +316,7 @@ class StreamEvents:
         if emptied is not None:
             self._truncate(pieces, emptied, *self._schema_row_at)
 
-    def _space(self, space_id: int, pieces: Pieces) -> SpaceEvents | None:
+    def _space(self, space_id: int, pieces: EventFragments) -> SpaceEvents | None:
         """Compile what a space's rows need; None if they aren't published."""
         self._settle(pieces)
         if space_id in self._rekeyed:
@@ -325,11 +331,11 @@ class StreamEvents:
             self._spaces.compiled[space_id] = space
         return space
 
-    def _settle(self, pieces: Pieces) -> None:
+    def _settle(self, pieces: EventFragments) -> None:
         """Tell the outside about forms that have become different."""
         if self._spaces.schema.touched:
             transaction = pieces.transaction
-            self._spaces.settle(
+            self._spaces.publish_schema_changes(
                 self.position,
                 self.now_us,
                 (transaction.replica_id, transaction.lsn, transaction.tsn),
@@ -380,33 +386,33 @@ class StreamEvents:
 
         space.changes = {kind: muted(change) for kind, change in space.changes.items()}
 
-    def end(self, pieces: Pieces) -> None:
+    def end(self, pieces: EventFragments) -> None:
         """The transaction's last row has been handled."""
         transaction = pieces.transaction
         self._settle(pieces)
         self._spaces.end_transaction()
-        self._outbox.timestamp = transaction.timestamp
+        self._builder.timestamp = transaction.timestamp
         wanted = self._options.transaction_topic
         if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
             for key, value in pieces.records(self._spaces.schema):
-                self._outbox.control(topics.TRANSACTION, key, value)
+                self._builder.control(topics.TRANSACTION, key, value)
 
-    def _truncate(self, pieces: Pieces, form: SpaceForm, lsn: int, row_number: int) -> None:
+    def _truncate(self, pieces: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
         """The event that all rows of a space are gone, for every partition of its topic."""
         if self._images is not None:
             self._images.clear(form.space_id)
         self._void(pieces, self._spaces.plain_events_of(form), lsn, row_number)
 
-    def _void(self, pieces: Pieces, space: SpaceEvents, lsn: int, row_number: int) -> None:
-        self._outbox.seq += 1
-        self._outbox.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._outbox.seq))
+    def _void(self, pieces: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
+        self._builder.seq += 1
+        self._builder.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._builder.seq))
 
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         if self._images is not None:
-            self._images.stand()
+            self._images.keep_last()
         self._set_aside(error, transaction, kind, lsn, body, space_id)
 
     def _pass_over(self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
@@ -424,4 +430,4 @@ class StreamEvents:
 
     def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         server_uuid = str(self.base.server_uuid)
-        self._outbox.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))
+        self._builder.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))

@@ -146,7 +146,7 @@ class _Frames:
 class Line:
     """Transactions in the order in which they were put."""
 
-    def __init__(self, waiting: Waiting) -> None:
+    def __init__(self, waiting: TransactionBuffer) -> None:
         self._waiting = waiting
         # Invariant: what is in memory is in front of what is on disk.
         self._memory: deque[Entry] = deque()
@@ -314,7 +314,7 @@ class Line:
             entry.spool.close()
 
 
-class Waiting:
+class TransactionBuffer:
     """The bound that lines have in common; says how many bytes they hold."""
 
     def __init__(self, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:

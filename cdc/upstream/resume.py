@@ -126,7 +126,7 @@ def decide(
     return Continue()
 
 
-def told(vclock: VClock, master: VClock, ignored: frozenset[int]) -> VClock:
+def vclock_for_upstream(vclock: VClock, master: VClock, ignored: frozenset[int]) -> VClock:
     """The position to tell a master that was at `master`: as far as itself in the origins whose rows it doesn't send."""
     if not ignored:
         return vclock
@@ -152,7 +152,7 @@ def target(master: VClock, ignored: frozenset[int]) -> VClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Beginning:
+class StartPlan:
     """How checkpoint and store go together.
 
     `is_store_good`: its contents are those of some position, else it has to be emptied. `replays`: begin at the store's
@@ -164,24 +164,24 @@ class Beginning:
     reason: str | None = None
 
 
-def reconcile(kafka: Position | None, store: Position | None) -> Beginning:
+def reconcile(kafka: Position | None, store: Position | None) -> StartPlan:
     """Where to begin, given the positions of the checkpoint and of the store. Raises PositionError."""
     if kafka is None or kafka.snapshot is None:
-        return Beginning(is_store_good=store is None)
+        return StartPlan(is_store_good=store is None)
     if store is None or store.snapshot is None:
         # Rows that it may have all the same are none of this daemon's.
-        return Beginning(is_store_good=False, reason="there is nothing in the state store")
+        return StartPlan(is_store_good=False, reason="there is nothing in the state store")
     check_replicaset_of_store(kafka, store)
     if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
         # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.
         if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
-            return Beginning()
-        return Beginning(is_store_good=False, reason="the state store lacks the end of the last snapshot")
+            return StartPlan()
+        return StartPlan(is_store_good=False, reason="the state store lacks the end of the last snapshot")
     if store.vclock == kafka.vclock:
-        return Beginning()
+        return StartPlan()
     if kafka.vclock.covers(store.vclock):
-        return Beginning(replays=True)
-    return Beginning(is_store_good=False, reason=f"the state store is at {store.vclock}, the checkpoint at {kafka.vclock}")
+        return StartPlan(replays=True)
+    return StartPlan(is_store_good=False, reason=f"the state store is at {store.vclock}, the checkpoint at {kafka.vclock}")
 
 
 def check_replicaset_of_store(kafka: Position, store: Position) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 from cdc.config import Config, parse
 from cdc.daemon.follower import Follower, Goal
-from cdc.daemon.runner import Settlement
+from cdc.daemon.runner import PipelineRunner
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.sources.handshake import greet, vote
@@ -192,9 +192,9 @@ def test_acks_go_on_while_the_daemon_waits(
         case "room in the queue":
             delivery.gate.clear()
         case "the settling":
-            monkeypatch.setattr(Settlement, "settle", before(blocked, Settlement.settle))
+            monkeypatch.setattr(PipelineRunner, "collect_commits", before(blocked, PipelineRunner.collect_commits))
         case "the turn":
-            running.publisher.turn.acquire()
+            running.publisher.row_work_lock.acquire()
     served.write(LARGE)
     if what == "room in the queue":
         wait_for("it to be full", lambda: not running.publisher.has_room)
@@ -207,7 +207,7 @@ def test_acks_go_on_while_the_daemon_waits(
     blocked.is_released.set()
     delivery.gate.set()
     if what == "the turn":
-        running.publisher.turn.release()
+        running.publisher.row_work_lock.release()
     wait_for("the ACK of everything", lambda: served.acks[-1:] == [VClock(served.master.vclock)] or running.errors)
     assert not running.errors
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.errors import PublishAborted
 from cdc.kafka.publisher import Publisher
@@ -79,9 +79,9 @@ class Way:
 
         monkeypatch.setattr(self.publisher, "wait_for_room", waited_for)
 
-    def settlement(self) -> Settlement:
+    def runner(self) -> PipelineRunner:
         """Begins at the checkpoint."""
-        return Settlement(
+        return PipelineRunner(
             self.config,
             self.publisher,
             self.checkpoint,
@@ -99,7 +99,7 @@ class Way:
             for number in range(count)
         ]
         self.writer.submit(Batch([], 0, 0, 0, BEGIN, True, {512: SPACE}, [], 0.0, changes, True))
-        self.writer.settle(BEGIN)
+        self.writer.mark_committed(BEGIN)
         self.writer.flush(is_forced=True)
 
 
@@ -130,8 +130,8 @@ def in_thread(work: threading.Thread) -> threading.Thread:
 
 def test_deletes_of_what_a_snapshot_lacks(way: Way) -> None:
     way.fill(COUNT)
-    settlement = way.settlement()
-    intake = SnapshotIntake(settlement, way.checkpoint, way.status, settlement._log, publish=True)
+    runner = way.runner()
+    intake = SnapshotIntake(runner, way.checkpoint, way.status, runner._log, publish=True)
     bodies = [{16: 272, 33: ["cluster", str(REPLICASET)]}, {16: 280, 33: SPACE.space_row}, {16: 288, 33: SPACE.index_rows[0]}]
 
     def take() -> None:
@@ -159,16 +159,16 @@ def test_what_the_store_has_yet_to_get(way: Way, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("cdc.daemon.runner.UNWRITTEN_BYTES_MAX", bound)
     way.delivery.gate.set()
     monkeypatch.setattr(way.delivery, "commit", held := Held(way.delivery.commit))
-    settlement, most = way.settlement(), list[int]()
+    runner, most = way.runner(), list[int]()
 
     def take() -> None:
         for first in range(11, 3011, 100):
-            settlement.take(settlement.pipeline.feed(frames_of(rows(first, 100)), 1))
+            runner.take(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
             most.append(way.writer.unwritten_bytes)
-        settlement.wait_until_settled()
+        runner.wait_until_settled()
 
     taking = in_thread(threading.Thread(target=take))
-    wait_for("it to wait for the store", lambda: way.status.unwritten_bytes >= bound and not settlement.has_room)
+    wait_for("it to wait for the store", lambda: way.status.unwritten_bytes >= bound and not runner.has_room)
     assert taking.is_alive()
     held.is_released.set()
     taking.join(120)
@@ -190,13 +190,13 @@ class Held:
 
 
 def test_a_stop_ends_the_wait(way: Way) -> None:
-    settlement = way.settlement()
+    runner = way.runner()
     errors = list[Exception]()
 
     def take() -> None:
         try:
             for first in range(11, 100_000, 100):
-                settlement.take(settlement.pipeline.feed(frames_of(rows(first, 100)), 1))
+                runner.take(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
         except PublishAborted as error:
             errors.append(error)
 

@@ -37,7 +37,7 @@ class Taken:
     def __init__(self) -> None:
         self.wake_fd, self._wakes = os.pipe()
         os.write(self._wakes, b"!")
-        self.turn = threading.Lock()
+        self.row_work_lock = threading.Lock()
         self.batches: list[Batch] = []
         self._new: list[Position] = []
 
@@ -220,5 +220,5 @@ def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None
     one = replayer(taken, files, spaces={"exclude": ["vinyl"]})
     with pytest.raises(LogFileError, match=r"0+344\.xlog: .* at offset"):
         run(one)
-    one.settle_submitted()
+    one.collect_submitted()
     assert taken.batches[-1].position.vclock == VClock({1: 336})

@@ -13,7 +13,7 @@ import pytest
 import structlog
 
 from cdc.config import Config, SourceSection, parse
-from cdc.daemon.monitor import Survey, ask
+from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError
 from cdc.ops.status import Status
 from cdc.upstream.selection import Needed, Standing, standing
@@ -156,7 +156,7 @@ def test_nobody_holds_up_the_others(listen: Listen) -> None:
     ports = [listen(serve).port for serve in (silent, good, closing, slow, silent, other, good)]
     with socket.create_server(("127.0.0.1", 0)) as gone:
         ports.append(gone.getsockname()[1])
-    survey = Survey(source(*ports), Status("shop"))
+    survey = UpstreamMonitor(source(*ports), Status("shop"))
     began = time.monotonic()
     found = survey.take()
     assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS, "the limit is for all together"
@@ -166,7 +166,7 @@ def test_nobody_holds_up_the_others(listen: Listen) -> None:
 
 def test_those_that_are_passed_over_are_not_asked(listen: Listen) -> None:
     listeners = [listen(silent), listen(serving(Master()))]
-    survey = Survey(source(*(listener.port for listener in listeners), vote_timeout_ms=30_000), Status("shop"))
+    survey = UpstreamMonitor(source(*(listener.port for listener in listeners), vote_timeout_ms=30_000), Status("shop"))
     error = ConnectionLostError("it broke")
     found = survey.take({0: error})
     assert (found[0].error, found[1].error) == (error, None)
@@ -187,7 +187,7 @@ class Scene:
         self.listeners = [listen(serving(*pair)) for pair in zip(self.masters, self.is_paused, strict=True)]
         self.status = Status("shop")
         options = {"probe_after_ms": 100, "silence_timeout_ms": 60_000, **options}
-        self.survey = Survey(source(*(listener.port for listener in self.listeners), **options), self.status)
+        self.survey = UpstreamMonitor(source(*(listener.port for listener in self.listeners), **options), self.status)
 
     def stream(self, place: int = 0) -> None:
         """The daemon has caught up with a member, and follows it."""

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Origin, Settlement
+from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -70,7 +70,7 @@ def row(lsn: int, tsn: int, flags: int = 0, *, is_bad: bool = False) -> bytes:
     )
 
 
-def follow(source: Settlement, *, is_bad: bool = False) -> None:
+def follow(source: PipelineRunner, *, is_bad: bool = False) -> None:
     """Feed one transaction that waits on disk for its end."""
     last = 10 + COUNT
     rows = [row(lsn, 11, Flag.COMMIT if lsn == last else 0, is_bad=is_bad and lsn == last - 1) for lsn in range(11, last + 1)]
@@ -78,13 +78,13 @@ def follow(source: Settlement, *, is_bad: bool = False) -> None:
         source.take(source.pipeline.feed(frames_of(b"".join(rows[start : start + 100])), 1))
 
 
-def settlement(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Settlement:
+def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> PipelineRunner:
     def cut() -> None:
         if is_cut:
             raise ConnectionLostError("the connection broke while sending")
 
     origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
-    return Settlement(config, publisher, stored, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut)
+    return PipelineRunner(config, publisher, stored, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut)
 
 
 @pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, ProtocolError)])
@@ -93,7 +93,7 @@ def test_source_that_ends_within_a_transaction(
 ) -> None:
     if is_bad:
         delivery.gate.set()
-    cut = settlement(config, publisher, is_cut=not is_bad)
+    cut = runner(config, publisher, is_cut=not is_bad)
     with pytest.raises(error):
         follow(cut, is_bad=is_bad)
     cut.pipeline.close()
@@ -103,7 +103,7 @@ def test_source_that_ends_within_a_transaction(
     assert (delivery.open, delivery.committed) == ([], [])
 
     publisher.reset()
-    again = settlement(config, publisher)
+    again = runner(config, publisher)
     follow(again)
     assert again.wait_until_settled()
     events = [message for message in delivery.committed if not isinstance(message, Broadcast) and message[0] == "shop.users"]

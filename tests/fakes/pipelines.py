@@ -66,7 +66,7 @@ def pipeline(
     spools: list[MemorySpool] | None = None,
     chunk_bytes: int = 1000,
     images: Images | None = None,
-    replay_until: Position | None = None,
+    catch_up_to: Position | None = None,
     **changed: Any,
 ) -> Pipeline:
     """A pipeline at this position."""
@@ -78,7 +78,7 @@ def pipeline(
         version=version,
         new_spool=lambda: MemorySpool(spools, chunk_bytes),
         images=images,
-        replay_until=replay_until,
+        catch_up_to=catch_up_to,
     )
 
 

@@ -138,9 +138,9 @@ class Replica:
                 on_gap=self._on_gap,
                 on_divergence="fail",
                 is_first_connect=True,
-                store=self.pipeline.position if self.pipeline.is_replaying else None,
+                store=self.pipeline.position if self.pipeline.is_catching_up else None,
             )
-        if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_replaying:
+        if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_catching_up:
             self._pipeline = self._afresh(checkpoint)
         if isinstance(self.decision, resume.TakeSnapshot):
             self.session.join() if self._is_registered else self.session.fetch_snapshot()
@@ -191,7 +191,7 @@ class Replica:
         if beginning.replays and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
             return self._afresh(checkpoint), "newly published spaces"
         if beginning.replays:
-            return self._new_pipeline(stored, images=images, replay_until=checkpoint.position), beginning.reason
+            return self._new_pipeline(stored, images=images, catch_up_to=checkpoint.position), beginning.reason
         target = self._new_pipeline(checkpoint, images=images)
         forms, reason = target.published_forms(), beginning.reason
         writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
@@ -238,10 +238,10 @@ class Replica:
         if not count:
             return False
         done, self._unsettled = self._unsettled[:count], self._unsettled[count:]
-        self.topics.commit([batch for batch in done if not batch.is_replayed])
+        self.topics.commit([batch for batch in done if not batch.is_catch_up])
         # The publisher reports each boundary, or only the last of a commit: both must do.
         if self._writer is not None:
-            self._writer.settle(done[-1].position)
+            self._writer.mark_committed(done[-1].position)
         else:
             self.pipeline.ledger.settle(done[-1].position)
         return True

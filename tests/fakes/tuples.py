@@ -47,22 +47,22 @@ class MemoryTuples:
             del self.rows[key]
         return not any(True for _ in self.scan(space_id))
 
-    def begin_seen(self) -> None:
+    def begin_mark(self) -> None:
         """A snapshot begins."""
         self._seen = set()
 
-    def add_seen(self, keys: Iterable[bytes]) -> None:
+    def add_marks(self, keys: Iterable[bytes]) -> None:
         """The snapshot has shown these keys."""
         assert self._seen is not None
         self._seen.update(keys)
 
-    def unseen(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
+    def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Rows that the snapshot has not shown."""
         seen = self._seen
         assert seen is not None
         return iter([row for row in self.scan(space_id) if row[0] not in seen])
 
-    def end_seen(self) -> None:
+    def end_mark(self) -> None:
         """The snapshot is over."""
         self._seen = None
 

@@ -52,8 +52,8 @@ class Model(RuleBasedStateMachine):
         self.rows.pop(key, None)
 
     @rule(key=FEW_KEYS, tuple_=TUPLES | st.none())
-    def put_unshown(self, key: bytes, tuple_: bytes | None) -> None:
-        self.images.put_unshown(key, tuple_)
+    def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
+        self.images.put_unencodable(key, tuple_)
         self.rows.pop(key, None)
         if tuple_ is not None:
             self.rows[key] = tuple_
@@ -61,8 +61,8 @@ class Model(RuleBasedStateMachine):
     @rule(key=FEW_KEYS, tuple_=TUPLES | st.none())
     def put_unshown_and_take_back(self, key: bytes, tuple_: bytes | None) -> None:
         count = self.images.change_count
-        self.images.put_unshown(key, tuple_)
-        self.images.take_back()
+        self.images.put_unencodable(key, tuple_)
+        self.images.undo_last()
         assert self.images.change_count == count
 
     @rule(space_id=st.sampled_from(SPACES))
@@ -118,17 +118,17 @@ TestModel.settings = examples(150, steps=30)
 
 def test_taking_back_what_was_never_put_changes_nothing() -> None:
     images = Images(MemoryTuples())
-    images.take_back()
+    images.undo_last()
     images.put(b"\0\0\2\0a", b"\x91\x01")
-    images.take_back()
+    images.undo_last()
     assert images.current(b"\0\0\2\0a") == b"\x91\x01"
 
 
 def test_taking_back_is_for_the_last_row_only() -> None:
     images = Images(MemoryTuples())
-    images.put_unshown(b"\0\0\2\0a", b"\x91\x01")
+    images.put_unencodable(b"\0\0\2\0a", b"\x91\x01")
     images.put(b"\0\0\2\0b", b"\x91\x02")
-    images.take_back()
+    images.undo_last()
     assert images.current(b"\0\0\2\0a") == b"\x91\x01"
     assert images.change_count == 2
 
@@ -254,13 +254,13 @@ def test_contract_of_scanning_while_it_is_written(store: MemoryTuples | StateSto
 
 def test_contract_of_a_snapshot(store: MemoryTuples | StateStore) -> None:
     store.write([*rows(512, b"a", b"b", b"c"), *rows(513, b"a")], ())
-    store.begin_seen()
-    store.add_seen([space_prefix(512) + b"c", space_prefix(512) + b"a"])
-    assert list(store.unseen(512)) == rows(512, b"b")
-    assert list(store.unseen(513)) == rows(513, b"a")
-    store.begin_seen()
-    assert list(store.unseen(512)) == rows(512, b"a", b"b", b"c")
-    store.end_seen()
+    store.begin_mark()
+    store.add_marks([space_prefix(512) + b"c", space_prefix(512) + b"a"])
+    assert list(store.unmarked(512)) == rows(512, b"b")
+    assert list(store.unmarked(513)) == rows(513, b"a")
+    store.begin_mark()
+    assert list(store.unmarked(512)) == rows(512, b"a", b"b", b"c")
+    store.end_mark()
     assert store.row_count == 4
 
 

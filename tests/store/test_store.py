@@ -29,7 +29,7 @@ from cdc.schema.keys import space_prefix
 from cdc.store import files
 from cdc.store import store as module
 from cdc.store.spool import FileSpool
-from cdc.store.store import CLEAR, Change, StateStore, set_aside, told
+from cdc.store.store import CLEAR, Change, StateStore, set_aside, translate_lmdb_errors
 from tests.fakes.profiles import examples
 
 STORE_FILES = {"data.mdb", "lock.mdb", "condition", "owner.lock"}
@@ -99,23 +99,23 @@ class Model(RuleBasedStateMachine):
 
     @rule()
     def settle(self) -> None:
-        self.store.settle()
+        self.store.sync()
 
     @rule()
-    def begin_seen(self) -> None:
-        self.store.begin_seen()
+    def begin_mark(self) -> None:
+        self.store.begin_mark()
         self.seen = set()
 
     @precondition(lambda self: self.seen is not None)
     @rule(keys=st.lists(KEYS, max_size=5))
-    def add_seen(self, keys: list[bytes]) -> None:
+    def add_marks(self, keys: list[bytes]) -> None:
         assert self.seen is not None
-        self.store.add_seen(keys)
+        self.store.add_marks(keys)
         self.seen.update(keys)
 
     @rule()
-    def end_seen(self) -> None:
-        self.store.end_seen()
+    def end_mark(self) -> None:
+        self.store.end_mark()
         self.seen = None
 
     @rule(after=KEYS)
@@ -137,7 +137,7 @@ class Model(RuleBasedStateMachine):
             assert list(self.store.scan(space_id)) == rows
             assert self.store.count(space_id) == len(rows)
             if self.seen is not None:
-                assert list(self.store.unseen(space_id)) == [row for row in rows if row[0] not in self.seen]
+                assert list(self.store.unmarked(space_id)) == [row for row in rows if row[0] not in self.seen]
 
     def _sorted(self, space_id: int) -> list[tuple[bytes, bytes]]:
         return sorted(row for row in self.rows.items() if row[0][:4] == space_prefix(space_id))
@@ -176,14 +176,14 @@ def test_a_scan_sees_its_moment(store: StateStore) -> None:
 def test_seen_keys_are_those_of_one_snapshot(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.write([(key(1), b"a"), (key(2), b"b")], [])
-    store.begin_seen()
-    store.add_seen([key(1)])
+    store.begin_mark()
+    store.add_marks([key(1)])
     store.close()
     store = StateStore(tmp_path)
     with pytest.raises(AssertionError):
-        store.unseen(513)
-    store.begin_seen()
-    assert [found for found, _ in store.unseen(513)] == [key(1), key(2)]
+        store.unmarked(513)
+    store.begin_mark()
+    assert [found for found, _ in store.unmarked(513)] == [key(1), key(2)]
     store.close()
 
 
@@ -263,7 +263,7 @@ def test_where_boots_have_no_names_only_closed_stores_are_good(tmp_path: Path, m
 def test_a_settled_store_outlives_the_boot(tmp_path: Path) -> None:
     store = StateStore(tmp_path)
     store.write([(key(1), b"a")], [])
-    store.settle()
+    store.sync()
     assert (tmp_path / "condition").read_text() == f"clean {store.size_bytes}"
     store.get(key(1))
     assert (tmp_path / "condition").read_text().startswith("clean")
@@ -384,7 +384,7 @@ def test_what_is_no_state_store(tmp_path: Path) -> None:
 
 
 def read_all(path: Path) -> None:
-    with told(path):
+    with translate_lmdb_errors(path):
         store = StateStore(path)
         try:
             for number in range(5000):
@@ -451,13 +451,13 @@ def test_a_disk_without_room(small_disk: Path, count: int, seen: bool) -> None:
     says = "couldn't be written, there is no room left on its disk.*Make room"
     store = StateStore(small_disk / "images")
     store.write([(key(number), b"old") for number in range(1000)], [])
-    store.begin_seen()
+    store.begin_mark()
 
     def fill() -> None:
         for start in range(0, 1_000_000, count):
             keys = [key(number) * 10 for number in range(start, start + count)]
             if seen:
-                store.add_seen(keys)
+                store.add_marks(keys)
             else:
                 store.write([(one, b"x" * 100) for one in keys], [])
 
@@ -515,6 +515,6 @@ def test_a_process_that_may_have_little_address_space(tmp_path: Path) -> None:
 def test_a_closed_store(store: StateStore) -> None:
     store.close()
     store.close()
-    for use in (lambda: store.get(b"a"), lambda: store.scan(513), lambda: store.write([], []), store.begin_seen):
+    for use in (lambda: store.get(b"a"), lambda: store.scan(513), lambda: store.write([], []), store.begin_mark):
         with pytest.raises(StateError, match="is closed"):
             use()

@@ -58,7 +58,7 @@ def test_only_what_kafka_has_is_written(writer: StateWriter) -> None:
     writer.submit(batch(first, row(b"a"), stored={512: SPACE}))
     writer.submit(batch(second, row(b"b"), stored={512: None}))
     assert writer.flush(is_forced=True) is None
-    writer.settle(first)
+    writer.mark_committed(first)
     assert writer.flush() is None, "it isn't time"
     assert writer.flush(is_forced=True) is first
     assert contents(writer) == dict([row(b"a")])
@@ -66,7 +66,7 @@ def test_only_what_kafka_has_is_written(writer: StateWriter) -> None:
     assert checkpoint.position is not None
     assert (checkpoint.position.vclock, checkpoint.position.seq) == (VClock({1: 1}), 1)
     assert checkpoint.spaces == {512: SPACE}
-    writer.settle(second)
+    writer.mark_committed(second)
     assert writer.flush(is_forced=True) is second
     assert contents(writer) == dict([row(b"a"), row(b"b")])
     assert writer.checkpoint().spaces == {}
@@ -76,10 +76,10 @@ def test_one_settlement_may_be_of_several_batches(writer: StateWriter) -> None:
     positions = [at(1), at(2), at(3)]
     for position, change in zip(positions, [row(b"a"), row(b"a", None), row(b"b")], strict=True):
         writer.submit(batch(position, change))
-    writer.settle(positions[1])
+    writer.mark_committed(positions[1])
     assert writer.flush(is_forced=True) is positions[1]
     assert contents(writer) == {}
-    writer.settle(positions[2])
+    writer.mark_committed(positions[2])
     assert writer.flush(is_forced=True) is positions[2]
     assert contents(writer) == dict([row(b"b")])
 
@@ -89,11 +89,11 @@ def test_parts_of_a_transaction_are_written_with_its_end(writer: StateWriter) ->
     writer.submit(batch(before, row(b"a")))
     writer.submit(batch(before, row(b"b"), is_boundary=False))
     writer.submit(batch(before, row(b"c"), is_boundary=False))
-    writer.settle(before)
+    writer.mark_committed(before)
     assert writer.flush(is_forced=True) is before
     assert contents(writer) == dict([row(b"a")])
     writer.submit(batch(end, row(b"d")))
-    writer.settle(end)
+    writer.mark_committed(end)
     writer.flush(is_forced=True)
     assert list(contents(writer)) == [row(name)[0] for name in (b"a", b"b", b"c", b"d")]
 
@@ -103,13 +103,13 @@ def test_a_connection_that_ends_takes_with_it_what_kafka_has_not(writer: StateWr
     writer.submit(batch(first, row(b"a")))
     writer.submit(batch(at(2), row(b"b")))
     writer.submit(batch(at(2), row(b"c"), is_boundary=False))
-    writer.settle(first)
+    writer.mark_committed(first)
     images = writer.begin((), VERSION)
     assert images.current(row(b"a")[0]) == b"\x91\x01"
     assert images.current(row(b"b")[0]) is None
     again = at(2)
     writer.submit(batch(again, row(b"b", b"\x91\x02")))
-    writer.settle(again)
+    writer.mark_committed(again)
     writer.flush(is_forced=True)
     assert contents(writer) == dict([row(b"a"), row(b"b", b"\x91\x02")])
 
@@ -120,13 +120,13 @@ def test_images_give_up_what_the_store_has(writer: StateWriter) -> None:
     position = at(1)
     writer.submit(batch(position, *images.take()))
     images.clear(512)
-    writer.settle(position)
+    writer.mark_committed(position)
     writer.flush(is_forced=True)
     assert contents(writer) == dict([row(b"a")])
     assert images.current(row(b"a")[0]) is None
     position = at(2)
     writer.submit(batch(position, *images.take()))
-    writer.settle(position)
+    writer.mark_committed(position)
     writer.flush(is_forced=True)
     assert contents(writer) == {}
 
@@ -136,7 +136,7 @@ def test_reopened_it_is_where_it_was(tmp_path: Path) -> None:
     writer.begin((), VERSION)
     position = at(5)
     writer.submit(batch(position, row(b"a"), stored={512: SPACE}))
-    writer.settle(position)
+    writer.mark_committed(position)
     writer.close()
     writer = StateWriter(tmp_path / "state", "shop", 3600)
     checkpoint = writer.checkpoint()
@@ -151,7 +151,7 @@ def test_reopened_it_is_where_it_was(tmp_path: Path) -> None:
 def test_spaces_that_are_not_wanted_any_more(writer: StateWriter) -> None:
     position = at(1)
     writer.submit(batch(position, row(b"a"), row(b"a", space_id=513)))
-    writer.settle(position)
+    writer.mark_committed(position)
     writer.flush(is_forced=True)
     writer.keep_only([512])
     assert writer.store.space_ids() == [512]
@@ -162,7 +162,7 @@ def test_another_name_has_another_position(tmp_path: Path) -> None:
     writer.begin((), VERSION)
     position = at(5)
     writer.submit(batch(position, row(b"a")))
-    writer.settle(position)
+    writer.mark_committed(position)
     assert writer.flush() is position, "an interval of 0 is always over"
     writer.close()
     other = StateWriter(tmp_path / "state", "other", 0)
@@ -256,7 +256,7 @@ def test_schema_in_a_piece_of_a_transaction_is_written_with_its_end(writer: Stat
     position = at(1)
     writer.submit(batch(position, row(b"a"), is_boundary=False, stored={512: SPACE}))
     writer.submit(batch(position, row(b"b")))
-    writer.settle(position)
+    writer.mark_committed(position)
     writer.flush(is_forced=True)
     assert writer.checkpoint().spaces == {512: SPACE}
 
@@ -271,7 +271,7 @@ def rekey(writer: StateWriter) -> Images:
     tuples = [[number, f"{number:04}"] for number in range(500)]
     first = at(1)
     writer.submit(batch(first, *((codec.of_tuple(values), pack(values)) for values in tuples), stored={512: SPACE}))
-    writer.settle(first)
+    writer.mark_committed(first)
     writer.flush(is_forced=True)
     images = writer.begin([form], VERSION)
     (other,) = published_forms([OTHER_KEY])
@@ -292,7 +292,7 @@ def test_rows_stand_under_the_old_keys_or_under_the_new_ones(tmp_path: Path, mon
     second = at(2)
     writer.submit(batch(second, *images.take(), stored={512: OTHER_KEY}))
     if end == "write":
-        writer.settle(second)
+        writer.mark_committed(second)
         writer.flush(is_forced=True)
     assert writer.store.row_count == 1000
     writer.close()

@@ -179,11 +179,14 @@ WRONG_HEADERS: list[Header] = [
 ]
 
 
+FIELDS = {0: "request type", 2: "replica id", 3: "lsn", 4: "timestamp", 8: "tsn", 9: "flags"}
+
+
 @pytest.mark.parametrize("wrong", WRONG_HEADERS, ids=[str(wrong) for wrong in WRONG_HEADERS])
 @pytest.mark.parametrize("before", [b"", row(1)], ids=["first", "second"])
 def test_headers_that_cannot_be_followed(wrong: Header, before: bytes) -> None:
     header: Header = {0: 2, 1: 2, 2: 1, 3: 7, 4: 1.0, **wrong}
-    with pytest.raises(ProtocolError, match="header that can't be followed"):
+    with pytest.raises(ProtocolError, match=f"header without a valid {FIELDS[max(wrong)]}"):
         assembler().feed(frames_of(before + wire.frame(header, {})))
 
 
@@ -191,7 +194,7 @@ def test_headers_that_cannot_be_followed(wrong: Header, before: bytes) -> None:
 def test_headers_without_origin_or_lsn(missing: int) -> None:
     header: Header = {0: 2, 1: 2, 2: 1, 3: 7, 4: 1.0}
     del header[missing]
-    with pytest.raises(ProtocolError, match="header that can't be followed"):
+    with pytest.raises(ProtocolError, match=f"header without a valid {FIELDS[missing]}"):
         assembler().feed(frames_of(wire.frame(header, {})))
 
 

@@ -162,12 +162,12 @@ def test_what_is_read_again_for_the_images(memory: int, monkeypatch: pytest.Monk
     first = [row(11, Type.INSERT, flags=SYNC), *rows(Type.DELETE, 12)]
     data = [*first, confirm(1000, 11), *rows(Type.INSERT, 1001)]
     out = replace(BEGIN, vclock=VClock({1: 1100}))
-    target = follow(filled(), transaction_bytes_max=memory, replay_until=out)
+    target = follow(filled(), transaction_bytes_max=memory, catch_up_to=out)
     found = [batch for frames in pieces(data, 10_000) for batch in target.feed(frames, NOW_US)]
-    replayed = [batch for batch in found if batch.is_replayed]
+    replayed = [batch for batch in found if batch.is_catch_up]
     assert max(len(batch.changes) for batch in replayed) <= 21
     assert sum(len(batch.changes) for batch in replayed) == 1 + COUNT + 100
-    check(batch for batch in found if not batch.is_replayed)
+    check(batch for batch in found if not batch.is_catch_up)
 
 
 @pytest.mark.parametrize("what", ["lacks all", "has all otherwise"])

@@ -13,7 +13,7 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import Waiting
+from cdc.stream.transaction_buffer import TransactionBuffer
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import SERVER
@@ -28,7 +28,7 @@ class Queue:
 
     def __init__(self, memory: int = 10**9) -> None:
         self.spools: list[MemorySpool] = []
-        self.waiting = Waiting(memory, lambda: MemorySpool(self.spools))
+        self.waiting = TransactionBuffer(memory, lambda: MemorySpool(self.spools))
         self.limbo = Limbo(SchemaTracker(), self.waiting, (2, 11))
 
     def arrive(self, lsn: int, flags: int = ASYNC, *, origin: int = 1, now_us: int = 5) -> bool:
@@ -262,21 +262,21 @@ PROMOTE = row(2, 10, kind=Type.RAFT_PROMOTE, owner=1, up_to=50)
 def test_what_is_not_out_yet_waits_for_what_is_and_then_for_its_quorum(rows: list[bytes], end: dict[int, int]) -> None:
     """Another member's log has origin 1 far ahead of origin 3, of which a row is still to be seen."""
     images = Images(MemoryTuples(), version=(2, 11))
-    target = pipeline(at({1: 44, 2: 9, 3: 6}), version=(2, 11), images=images, replay_until=at({1: 49, 2: 9, 3: 7}))
+    target = pipeline(at({1: 44, 2: 9, 3: 6}), version=(2, 11), images=images, catch_up_to=at({1: 49, 2: 9, 3: 7}))
     for part in [row(1, lsn) for lsn in range(45, 50)] + rows:
         for _ in target.feed(frames_of(part), 1):
             pass
-    assert not target.is_replaying
+    assert not target.is_catching_up
     assert target.position.vclock == VClock(end)
 
 
 def test_what_is_out_is_decided_by_what_is_not() -> None:
     """A commit fell between two transactions that one CONFIRM released."""
     images = Images(MemoryTuples(), version=(2, 11))
-    target = pipeline(at({1: 44}), version=(2, 11), images=images, replay_until=at({1: 46}))
+    target = pipeline(at({1: 44}), version=(2, 11), images=images, catch_up_to=at({1: 46}))
     for part in [row(1, 45, SYNC), row(1, 46), row(1, 47, SYNC), row(1, 48, kind=Type.RAFT_CONFIRM, owner=1, up_to=45)]:
         for _ in target.feed(frames_of(part), 1):
             pass
-    assert not target.is_replaying
+    assert not target.is_catching_up
     assert target.position.vclock == VClock({1: 46})
     assert target.limbo.transaction_count == 1

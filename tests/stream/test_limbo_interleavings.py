@@ -105,7 +105,7 @@ class Life:
             events = found.get(origin, [])
             assert events == most.get(origin, [])[: len(events)], f"origin {origin}: something else than what is certain"
             # While the images are brought up to where consumers are, what is new to these has to wait.
-            if not self.replica.pipeline.is_replaying:
+            if not self.replica.pipeline.is_catching_up:
                 assert len(events) >= len(least.get(origin, [])), (
                     f"origin {origin}: {len(least[origin]) - len(events)} are missing"
                 )

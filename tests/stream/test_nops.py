@@ -19,7 +19,7 @@ from cdc.schema.forms import StoredSpace
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, SchemaTracker
 from cdc.stream.limbo import Limbo
 from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import Waiting
+from cdc.stream.transaction_buffer import TransactionBuffer
 from cdc.vclock import VClock
 from tests.fakes import captures, wire
 from tests.fakes.master import SERVER
@@ -85,7 +85,7 @@ class Queue:
     """A limbo of a 3.8 that is told transactions."""
 
     def __init__(self) -> None:
-        self.limbo = Limbo(SchemaTracker(), Waiting(10**9, MemorySpool), (3, 8))
+        self.limbo = Limbo(SchemaTracker(), TransactionBuffer(10**9, MemorySpool), (3, 8))
 
     def arrive(self, lsn: int, flags: int, *kinds: int, is_on_disk: bool = False) -> bool:
         """One transaction; returns whether it waits."""

@@ -234,7 +234,7 @@ def test_a_space_that_is_taken_out_while_the_store_is_behind_comes_back_as_a_who
     life.follow()
     life.replica.include("others")
     life.restart()
-    assert life.replica.pipeline.is_replaying
+    assert life.replica.pipeline.is_catching_up
     life.master.insert("others", *row(3))
     life.master.delete("things", 5)
     assert [event.op for event in life.follow()] == ["c"]
@@ -404,7 +404,7 @@ def test_key_under_which_rows_can_not_be_kept(life: Rekeying) -> None:
     assert ops(rows) == [("t", None), *codes(1, 2, 3, 4, 5)]
     assert (change.op, change.key, change.value["patch"]) == ("u", {"code": "code 8"}, [{"op": "=", "field": "n", "value": 11}])
     assert life.replica.pipeline.images is not None
-    assert "collation" in life.replica.pipeline.images.unkept["things"]
+    assert "collation" in life.replica.pipeline.images.spaces_without_images["things"]
     life.replica.flush()
     assert life.replica.tuples is not None
     assert life.replica.tuples.row_count == 0

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import CdcError, KeysChangedError, PositionError, ReplayError
+from cdc.errors import CdcError, KeysChangedError, PositionError, StoreBehindError
 from cdc.events.json_values import encode, plain
 from cdc.protocol.constants import Flag
 from cdc.protocol.extensions import OpaqueExtension
@@ -303,7 +303,7 @@ def test_replay_gives_the_stream_the_images_of_the_checkpoint(life: Life) -> Non
     life.master.delete("users", 1)
     life.follow()
     assert life.restart() == []
-    assert life.replica.pipeline.is_replaying
+    assert life.replica.pipeline.is_catching_up
     life.master.update("users", [3], ["=", "name", "THREE"])
     (event,) = life.follow()
     assert (event.op, event.value["before"]["name"], event.source["seq"]) == ("u", "three", 5)
@@ -347,7 +347,7 @@ def test_replay_over_a_log_that_has_no_end_where_events_are_out() -> None:
         row.tsn = life.master.log[mark].lsn
         row.flags = Flag.COMMIT if place else None
     life.connect()
-    with pytest.raises(ReplayError) as raised:
+    with pytest.raises(StoreBehindError) as raised:
         life.follow()
     life.heal(raised.value)
     life.check("users")

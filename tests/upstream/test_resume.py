@@ -24,7 +24,7 @@ from cdc.upstream.resume import (
     is_behind,
     reconcile,
     target,
-    told,
+    vclock_for_upstream,
 )
 from cdc.vclock import VClock
 
@@ -129,10 +129,10 @@ def test_origins_that_are_left_out(case: str) -> None:
 def test_what_a_master_is_told_of_origins_that_are_left_out() -> None:
     """As far as itself: from the position that stays where it was, it would look for its logs, and keep them."""
     ours, master = VClock({1: 15, 2: 3, 3: 9}), VClock({1: 20, 2: 8, 3: 7, 4: 1})
-    assert told(ours, master, frozenset()) is ours
-    assert told(ours, master, frozenset({2})) == VClock({1: 15, 2: 8, 3: 9})
-    assert told(ours, master, frozenset({3})) == ours, "never back"
-    assert told(ours, master, frozenset({2, 4, 9})) == VClock({1: 15, 2: 8, 3: 9, 4: 1})
+    assert vclock_for_upstream(ours, master, frozenset()) is ours
+    assert vclock_for_upstream(ours, master, frozenset({2})) == VClock({1: 15, 2: 8, 3: 9})
+    assert vclock_for_upstream(ours, master, frozenset({3})) == ours, "never back"
+    assert vclock_for_upstream(ours, master, frozenset({2, 4, 9})) == VClock({1: 15, 2: 8, 3: 9, 4: 1})
 
 
 def test_target_without_origins_that_are_left_out() -> None:
