@@ -24,6 +24,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.admission import Orders
+from cdc.daemon.clock import now_us
 from cdc.daemon.follower import Goal
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.runner import Origin, PipelineRunner
@@ -55,7 +56,7 @@ class Replay(Daemon):
     def __init__(self, config: Config, directory: Path, *, follows: bool = False, orders: Orders | None = None) -> None:
         """`follows`: go on with what a server writes into the files. Raises as Daemon."""
         super().__init__(config, orders)
-        self._survey = UpstreamMonitor(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
+        self._monitor = UpstreamMonitor(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
         # Origin and lsn of the transaction that only a snapshot leads over.
@@ -135,13 +136,10 @@ class Replayer:
         """
         config, runner = self._config, self._runner
         mode = config.snapshot.mode
-        decision: resume.Continue | resume.TakeSnapshot
-        forced = forced_snapshot or runner.forced_snapshot
+        decision: resume.Continue | resume.TakeSnapshot | None
+        decision = resume.forced(forced_snapshot, runner.forced_snapshot, mode=mode)
         try:
-            if forced is not None:
-                # What the logs couldn't lead to has to come out all the same.
-                decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or mode != "never")
-            else:
+            if decision is None:
                 decision = self._decide(is_first=is_first)
             if isinstance(decision, resume.TakeSnapshot):
                 file = self._snapshot_for(decision, needs_in_snapshot if forced_snapshot is not None else None)
@@ -264,7 +262,7 @@ class Replayer:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("reading the logs", vclock=str(position.vclock), end=str(self._ballot.vclock))
-        runner.take(pipeline.go_on(_now_us()))
+        runner.take(pipeline.go_on(now_us()))
         file: LogFile | None = None
         for frames in stream.rows():
             if stream.file is not None and stream.file is not file:
@@ -278,7 +276,7 @@ class Replayer:
                 if self._is_stopping.wait(POLL_SECONDS):
                     return False
                 continue
-            runner.take(pipeline.feed(frames, _now_us()))
+            runner.take(pipeline.feed(frames, now_us()))
             runner.collect_commits()
             self._show(stream)
             if self._is_stopping.is_set():
@@ -324,10 +322,6 @@ class Replayer:
         status.master_vclock = join(self._ballot.vclock, stream.vclock)
         status.received_bytes = stream.read_byte_count
         status.last_heard_at = time.monotonic()
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000
 
 
 def _kind(version: tuple[int, int, int]) -> tuple[int, ...]:

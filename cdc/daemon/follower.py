@@ -28,6 +28,7 @@ from typing import Final
 import structlog
 
 from cdc.config import Config
+from cdc.daemon.clock import now_us
 from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.errors import ProtocolError, SilenceError
@@ -139,12 +140,9 @@ class Follower:
         if self._goal.target is None:
             self._goal.target = resume.target(ballot.vclock, self._ignored)
         self._status.master_vclock = ballot.vclock
-        decision: resume.Continue | resume.TakeSnapshot
-        forced = forced_snapshot or self._runner.forced_snapshot
-        if forced is not None:
-            # What the stream couldn't lead to has to come out all the same.
-            decision = resume.TakeSnapshot(forced, publish=forced_snapshot is not None or config.snapshot.mode != "never")
-        else:
+        decision: resume.Continue | resume.TakeSnapshot | None
+        decision = resume.forced(forced_snapshot, self._runner.forced_snapshot, mode=config.snapshot.mode)
+        if decision is None:
             decision = resume.decide(
                 self._checkpoint.position,
                 ballot,
@@ -203,7 +201,7 @@ class Follower:
                             intake.end()
                             is_complete = not self._is_registered
                         case StreamRows(frames):
-                            self._runner.take(self._pipeline.feed(frames, _now_us()))
+                            self._runner.take(self._pipeline.feed(frames, now_us()))
                         case Joined():
                             is_complete = True
                         case _:
@@ -272,13 +270,13 @@ class Follower:
     def _follow_stream(self, catches_up_with: VClock | None) -> bool:
         """Take rows until the goal is reached (True), a stop is asked for, or what was to be caught up with is durable."""
         pipeline = self._pipeline
-        self._runner.take(pipeline.go_on(_now_us()))
+        self._runner.take(pipeline.go_on(now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
             for event in events:
                 match event:
                     case StreamRows(frames):
-                        self._runner.take(pipeline.feed(frames, _now_us()))
+                        self._runner.take(pipeline.feed(frames, now_us()))
                     case Heartbeat():
                         pass  # that it came is what it says
                     case _:
@@ -300,7 +298,7 @@ class Follower:
         publisher, requests = self._publisher, self._requests
         if publisher.has_room:
             with translate_lmdb_errors(self._config.state.path / "images"):
-                batch = requests.chunk(self._pipeline, _now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
+                batch = requests.chunk(self._pipeline, now_us(), queued_bytes=publisher.queued_bytes, is_busy=is_busy)
             if batch is not None:
                 self._runner.submit(batch)
 
@@ -352,7 +350,3 @@ class Follower:
 
     def _told(self, vclock: VClock) -> VClock:
         return resume.vclock_for_upstream(vclock, self._status.master_vclock, self._ignored)
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

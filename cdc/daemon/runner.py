@@ -1,6 +1,6 @@
 """One source's work from its rows on: the pipeline, and what becomes of its batches until they are settled.
 
-    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ──collect──▶ settle ─▶ ledger, without a store
+    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ─collect_commits─▶ ledger, without a store
                                   └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
 
 Where the pipeline begins follows from two positions, the checkpoint's and the store's (resume.reconcile). Whether the rows come
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import select
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from uuid import UUID
 import structlog
 
 from cdc.config import Config
+from cdc.daemon.clock import now_us
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.images.overlay import Images
 from cdc.kafka.publisher import Publisher
@@ -90,7 +90,7 @@ class PipelineRunner:
             on_image_error=config.format.on_image_error,
             transaction_bytes_max=config.source.transaction_bytes_max,
         )
-        self._unkept_count = 0
+        self._imageless_count = 0
         # What earlier connections have counted, and the keys that have been told of.
         self._earlier_upsert_count = status.merging_upsert_count
         self._doubtful: frozenset[bytes] = frozenset()
@@ -194,8 +194,8 @@ class PipelineRunner:
         self._publisher.submit(batch)
         self._is_inside = not batch.is_boundary
         images = self.pipeline.images
-        if images is not None and len(images.spaces_without_images) > self._unkept_count:
-            self._unkept_count = len(images.spaces_without_images)
+        if images is not None and len(images.spaces_without_images) > self._imageless_count:
+            self._imageless_count = len(images.spaces_without_images)
             self._log.warning("events of these spaces come without images", reasons=dict(images.spaces_without_images))
         self._show_uncertain()
         status = self._status
@@ -242,7 +242,9 @@ class PipelineRunner:
                 self._show_store(writer)
 
     def wait_until_settled(self) -> bool:
-        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile. Raises as `settle`.
+        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile.
+
+        Raises as `collect_commits`.
 
         If it ends within a transaction, that can't be: it is aborted, and PublishAborted says when.
         """
@@ -270,7 +272,7 @@ class PipelineRunner:
         status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
         status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
         alert_ms = self._config.source.quorum_alert_ms
-        status.overdue, news = limbo_watch.look(status.limbo, status.overdue, time.time_ns() // 1000, alert_ms=alert_ms)
+        status.overdue, news = limbo_watch.look(status.limbo, status.overdue, now_us(), alert_ms=alert_ms)
         if news and status.overdue is not None:
             self._log.warning("waiting for a quorum", reason=news)
         elif news:
@@ -291,22 +293,22 @@ class PipelineRunner:
             return self._new_pipeline(checkpoint)
         writer.flush(is_forced=True)
         stored = writer.checkpoint()
-        beginning = resume.reconcile(checkpoint.position, stored.position)
-        self.forced_snapshot = beginning.reason
-        if not beginning.is_store_good:
+        plan = resume.reconcile(checkpoint.position, stored.position)
+        self.forced_snapshot = plan.reason
+        if not plan.is_store_good:
             self._log.warning(
                 "filling the state store anew, from a snapshot",
-                reason=beginning.reason or "there is no checkpoint, so what the store has was never published",
+                reason=plan.reason or "there is no checkpoint, so what the store has was never published",
             )
             writer.restart()
             stored = Checkpoint()
         kept = published_forms(stored.spaces.values())
         version = self._origin.version
-        if beginning.replays and _newly_published(self._new_pipeline(checkpoint)):
+        if plan.catches_up and _newly_published(self._new_pipeline(checkpoint)):
             self.forced_snapshot = "newly published spaces"
             writer.restart()
             return self._new_pipeline(checkpoint, images=writer.begin((), version))
-        if not beginning.replays:
+        if not plan.catches_up:
             pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
             # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
             # and should it be taken in again before that, nobody would notice that they are missing.

@@ -8,12 +8,12 @@ It shows the progress, and refuses to know where the rows are read and when read
 from __future__ import annotations
 
 import gc
-import time
 from collections.abc import Iterable, Iterator
 from typing import Self
 
 from structlog.typing import FilteringBoundLogger
 
+from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner
 from cdc.ops.progress import SnapshotProgress
 from cdc.ops.status import Status
@@ -54,12 +54,12 @@ class SnapshotIntake:
     def begin(self, vclock: VClock) -> None:
         """The snapshot's stream will begin at `vclock`. Raises what PipelineRunner.submit and the pipeline raise."""
         runner = self._runner
-        runner.submit(runner.pipeline.begin_snapshot(vclock, _now_us(), after_seq=self._after_seq))
+        runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after_seq=self._after_seq))
 
     def rows(self, frames: Frames) -> None:
         """Some of its rows."""
         pipeline = self._runner.pipeline
-        self._runner.take(self._counted(pipeline.feed_snapshot(frames, _now_us(), publish=self._publish)))
+        self._runner.take(self._counted(pipeline.feed_snapshot(frames, now_us(), publish=self._publish)))
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -69,7 +69,7 @@ class SnapshotIntake:
 
     def end(self) -> None:
         """All of its rows have come."""
-        self._runner.take(self._runner.pipeline.end_snapshot(_now_us()))
+        self._runner.take(self._runner.pipeline.end_snapshot(now_us()))
 
     def wait_until_durable(self) -> bool:
         """Wait until Kafka has all of it; returns False if a stop was asked for meanwhile."""
@@ -81,7 +81,3 @@ class SnapshotIntake:
         gc.collect()
         gc.freeze()
         return True
-
-
-def _now_us() -> int:
-    return time.time_ns() // 1000

@@ -121,7 +121,7 @@ class Daemon:
         self._requests = SnapshotRequests()
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
-        self._survey = UpstreamMonitor(config.source, self.status)
+        self._monitor = UpstreamMonitor(config.source, self.status)
         self._server = self._listen()
 
     @property
@@ -140,7 +140,7 @@ class Daemon:
         try:
             if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
                 self._open_store()
-            self._survey.start()
+            self._monitor.start()
             self._stall_watch.start()
             while not self._is_stopping.is_set():
                 try:
@@ -169,7 +169,7 @@ class Daemon:
             self._close_writer()
             if self._foothold is not None:
                 self._foothold.close()
-            self._survey.close()
+            self._monitor.close()
             self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
@@ -227,7 +227,7 @@ class Daemon:
         """One connection to a member that suits. Returns whether the goal was reached."""
         self.status.state = "connecting"
         needed = self._needed()
-        self._survey.needed = needed
+        self._monitor.needed = needed
         choice = self._choose(needed)
         member = self._config.source.members()[choice.place]
         self._place, self._was_steady = choice.place, False
@@ -249,11 +249,11 @@ class Daemon:
                 goal=goal,
                 writer=self._writer,
                 requests=self._requests,
-                is_lost=self._survey.is_lost,
+                is_lost=self._monitor.is_lost,
             )
             try:
                 forced, self._forced_snapshot = self._forced_snapshot or choice.snapshot, None
-                self._survey.follow(choice.place)
+                self._monitor.follow(choice.place)
                 return follower.run(ballot, is_first_connect=is_first_connect, forced_snapshot=forced)
             except PublishAborted:
                 raise
@@ -261,7 +261,7 @@ class Daemon:
                 self._settle_or_go_back(follower.collect_submitted, error)
                 raise
             finally:
-                self._survey.follow(None)
+                self._monitor.follow(None)
                 if follower.has_streamed:
                     self._back_off.reset()
                     self._short_since = None
@@ -284,9 +284,9 @@ class Daemon:
         if self._writer is not None:
             self._writer.flush(is_forced=True)
             stored = self._writer.position
-            beginning = resume.reconcile(position, stored)
-            takes_snapshot = takes_snapshot or beginning.reason is not None
-            if beginning.replays and stored is not None:
+            plan = resume.reconcile(position, stored)
+            takes_snapshot = takes_snapshot or plan.reason is not None
+            if plan.catches_up and stored is not None:
                 logs_from = stored.vclock
         return Needed(
             published=position.vclock if position is not None else VClock(),
@@ -296,12 +296,12 @@ class Daemon:
         )
 
     def _choose(self, needed: Needed) -> Choice:
-        """The member to follow. Raises NobodyError if there is nobody now, and as upstreams.choose."""
+        """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
         config = self._config
         if len(config.source.uris) == 1:
             return Choice(0, "there is no other", is_settled=True)
-        answers = self._survey.take(self._failures)
-        self._survey.show(answers, needed)
+        answers = self._monitor.take(self._failures)
+        self._monitor.show(answers, needed)
         rules = Rules(
             prefer=config.source.prefer,
             mode=config.snapshot.mode,
@@ -327,7 +327,7 @@ class Daemon:
         if place is None or len(self._config.source.uris) == 1 or not selection.is_of_one_member(error):
             return False
         self._log.warning("looking for another member", reason=str(error))
-        self._survey.blame(place, error)
+        self._monitor.blame(place, error)
         if self._was_steady:
             self._failures.clear()  # they are as old
         if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):

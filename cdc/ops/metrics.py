@@ -87,9 +87,24 @@ VCLOCKS: Final = ("master", "received", "published", "checkpoint", "state")
 """Values of the label `position` of tarantool_cdc_lsn, beside the label `replica_id`."""
 
 
-UPSTREAM_STATE: Final = "1 with each member's state, as /status names it, its uuid and its version"
-UPSTREAM_LSN: Final = "By member: how far it is (vclock), and from where it keeps logs (gc_vclock)"
-UPSTREAM_IDLE: Final = "How long the followed member hasn't been heard"
+LSN: Final = "tarantool_cdc_lsn"
+UPSTREAM_STATE: Final = "tarantool_cdc_upstream_state"
+UPSTREAM_LSN: Final = "tarantool_cdc_upstream_lsn"
+UPSTREAM_IDLE: Final = "tarantool_cdc_upstream_idle_seconds"
+
+LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    LSN: ("Positions by origin", ("position", "replica_id")),
+    UPSTREAM_STATE: (
+        "1 with each member's state, as /status names it, its uuid and its version",
+        ("upstream", "state", "uuid", "version"),
+    ),
+    UPSTREAM_LSN: (
+        "By member: how far it is (vclock), and from where it keeps logs (gc_vclock)",
+        ("upstream", "position", "replica_id"),
+    ),
+    UPSTREAM_IDLE: ("How long the followed member hasn't been heard", ()),
+}
+"""Those with labels of their own, and the one that is absent at times."""
 
 
 class StatusCollector(Collector):
@@ -105,7 +120,7 @@ class StatusCollector(Collector):
             yield CounterMetricFamily(name, help_text, value=read(status))
         for name, (help_text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=read(status))
-        lsn = GaugeMetricFamily("tarantool_cdc_lsn", "Positions by origin", labels=["position", "replica_id"])
+        lsn = _family(LSN)
         vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.stored or VClock())
         for position, vclock in zip(VCLOCKS, vclocks, strict=True):
             for origin, value in vclock.items():
@@ -122,8 +137,8 @@ class StatusCollector(Collector):
                 if value is not None:
                     gauge.add_metric([upstream.address], value)
             yield gauge
-        state = GaugeMetricFamily("tarantool_cdc_upstream_state", UPSTREAM_STATE, labels=["upstream", "state", "uuid", "version"])
-        lsn = GaugeMetricFamily("tarantool_cdc_upstream_lsn", UPSTREAM_LSN, labels=["upstream", "position", "replica_id"])
+        state = _family(UPSTREAM_STATE)
+        lsn = _family(UPSTREAM_LSN)
         for upstream in upstreams:
             state.add_metric([upstream.address, upstream.state, upstream.server_uuid or "", upstream.version or ""], 1.0)
             for position, vclock in (("vclock", upstream.vclock), ("gc_vclock", upstream.gc_vclock)):
@@ -133,4 +148,9 @@ class StatusCollector(Collector):
         yield lsn
         idle = self._status.idle_seconds
         if idle is not None:
-            yield GaugeMetricFamily("tarantool_cdc_upstream_idle_seconds", UPSTREAM_IDLE, value=idle)
+            yield GaugeMetricFamily(UPSTREAM_IDLE, LABELLED[UPSTREAM_IDLE][0], value=idle)
+
+
+def _family(name: str) -> GaugeMetricFamily:
+    text, labels = LABELLED[name]
+    return GaugeMetricFamily(name, text, labels=labels)

@@ -166,7 +166,7 @@ class StateStore:
 
     def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Rows of a space whose keys have not been added since `begin_mark`, in key order; otherwise as `scan`."""
-        assert self._is_seeing, "unseen() without begin_seen()"
+        assert self._is_seeing, "unmarked() without begin_mark()"
         txn = self._begin(self._rows)
         prefix = space_prefix(space_id)
         shown = _rows_of(txn, self._seen, prefix, b"")
@@ -252,7 +252,7 @@ class StateStore:
 
     def add_marks(self, keys: Iterable[bytes]) -> None:
         """The snapshot has shown these keys. Raises StateError as `write` does."""
-        assert self._is_seeing, "add_seen() without begin_seen()"
+        assert self._is_seeing, "add_marks() without begin_mark()"
         ordered = sorted(keys)
         with self._told():
             self._touch()

@@ -47,6 +47,16 @@ class TakeSnapshot:
     publish: bool = True
 
 
+def forced(by_stream: str | None, by_store: str | None, *, mode: SnapshotMode) -> TakeSnapshot | None:
+    """The snapshot that the stream or the state store needs, for the reasons given, whatever the server says.
+
+    What the stream couldn't lead to has to come out all the same.
+    """
+    if by_stream is not None:
+        return TakeSnapshot(by_stream)
+    return TakeSnapshot(by_store, publish=mode != "never") if by_store is not None else None
+
+
 def snapshot_due(position: Position | None, *, mode: SnapshotMode, is_first_connect: bool) -> TakeSnapshot | None:
     """The snapshot that is to be taken whatever the server says, if there is one."""
     if position is None or position.snapshot is None:
@@ -155,12 +165,12 @@ def target(master: VClock, ignored: frozenset[int]) -> VClock:
 class StartPlan:
     """How checkpoint and store go together.
 
-    `is_store_good`: its contents are those of some position, else it has to be emptied. `replays`: begin at the store's
+    `is_store_good`: its contents are those of some position, else it has to be emptied. `catches_up`: begin at the store's
     position, and publish from the checkpoint on. `reason`: a snapshot has to fill the store.
     """
 
     is_store_good: bool = True
-    replays: bool = False
+    catches_up: bool = False
     reason: str | None = None
 
 
@@ -180,7 +190,7 @@ def reconcile(kafka: Position | None, store: Position | None) -> StartPlan:
     if store.vclock == kafka.vclock:
         return StartPlan()
     if kafka.vclock.covers(store.vclock):
-        return StartPlan(replays=True)
+        return StartPlan(catches_up=True)
     return StartPlan(is_store_good=False, reason=f"the state store is at {store.vclock}, the checkpoint at {kafka.vclock}")
 
 

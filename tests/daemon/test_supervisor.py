@@ -80,7 +80,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
             for place, text in enumerate(texts)
         ]
 
-    monkeypatch.setattr(daemon._survey, "take", take)
+    monkeypatch.setattr(daemon._monitor, "take", take)
     monkeypatch.setattr(daemon, "_is_stopping", clock)
     daemon._checkpoint.position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
     daemon._connect_count = 1

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from cdc import config
-from cdc.ops.metrics import COUNTERS, GAUGES, UPSTREAM_GAUGES, UPSTREAM_IDLE, UPSTREAM_LSN, UPSTREAM_STATE
+from cdc.ops.metrics import COUNTERS, GAUGES, LABELLED, UPSTREAM_GAUGES
 from cdc.protocol.states import TRANSITIONS, State
 
 DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
@@ -104,12 +104,10 @@ def metrics() -> Iterator[str]:
         yield f"| `{name}_total` | | {text} |"
     for name, (text, _) in GAUGES.items():
         yield f"| `{name}` | | {text} |"
-    yield "| `tarantool_cdc_lsn` | `position`, `replica_id` | Positions by origin |"
     for name, (text, _) in UPSTREAM_GAUGES.items():
         yield f"| `{name}` | `upstream` | {text} |"
-    yield f"| `tarantool_cdc_upstream_state` | `upstream`, `state`, `uuid`, `version` | {UPSTREAM_STATE} |"
-    yield f"| `tarantool_cdc_upstream_lsn` | `upstream`, `position`, `replica_id` | {UPSTREAM_LSN} |"
-    yield f"| `tarantool_cdc_upstream_idle_seconds` | | {UPSTREAM_IDLE} |"
+    for name, (text, labels) in LABELLED.items():
+        yield f"| `{name}` | {', '.join(f'`{label}`' for label in labels)} | {text} |"
 
 
 def states() -> Iterator[str]:

@@ -126,11 +126,8 @@ class Replica:
         checkpoint = self.topics.checkpoint()
         self._pipeline, reason = self._begin(checkpoint)
         forced, self.forced_snapshot = self.forced_snapshot, None
-        if forced is not None:
-            self.decision = resume.TakeSnapshot(forced)
-        elif reason is not None:
-            self.decision = resume.TakeSnapshot(reason, publish=self._mode != "never")
-        else:
+        self.decision = resume.forced(forced, reason, mode=self._mode)
+        if self.decision is None:
             self.decision = resume.decide(
                 checkpoint.position,
                 voted.ballot,
@@ -183,17 +180,17 @@ class Replica:
             return self._new_pipeline(checkpoint), None
         writer.flush(is_forced=True)
         stored = writer.checkpoint()
-        beginning = resume.reconcile(checkpoint.position, stored.position)
-        if not beginning.is_store_good:
+        plan = resume.reconcile(checkpoint.position, stored.position)
+        if not plan.is_store_good:
             writer.restart()
             stored = Checkpoint()
         images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version)
-        if beginning.replays and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
+        if plan.catches_up and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
             return self._afresh(checkpoint), "newly published spaces"
-        if beginning.replays:
-            return self._new_pipeline(stored, images=images, catch_up_to=checkpoint.position), beginning.reason
+        if plan.catches_up:
+            return self._new_pipeline(stored, images=images, catch_up_to=checkpoint.position), plan.reason
         target = self._new_pipeline(checkpoint, images=images)
-        forms, reason = target.published_forms(), beginning.reason
+        forms, reason = target.published_forms(), plan.reason
         writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
         new = [form.name for form in forms if not form.schema_version]
         if new and checkpoint.position is not None:

@@ -127,6 +127,23 @@ def decimals_and_integers(dice: random.Random) -> Any:
 _WIDE = Context(prec=60)
 
 
+def keyed_space(tarantool: TarantoolServer, types: list[str], index: str = "tree") -> int:
+    """The id of a space whose primary key has parts of these types, in order."""
+    found: list[int] = tarantool.eval(
+        """
+        local types, index = ...
+        local parts = {}
+        for place, kind in ipairs(types) do parts[place] = {place, kind} end
+        local space = box.schema.space.create('keys')
+        space:create_index('primary', {type = index, parts = parts})
+        return space.id
+        """,
+        types,
+        index,
+    )
+    return found[0]
+
+
 @pytest.mark.parametrize(
     ("types", "makers"),
     [
@@ -151,16 +168,7 @@ _WIDE = Context(prec=60)
 def test_order_and_equality_are_the_servers(
     tarantool: TarantoolServer, wire: Wire, types: list[str], makers: list[Callable[[random.Random], Any]], seed: int
 ) -> None:
-    (space_id,) = tarantool.eval(
-        """
-        local parts = {}
-        for place, kind in ipairs(...) do parts[place] = {place, kind} end
-        local space = box.schema.space.create('keys')
-        space:create_index('primary', {parts = parts})
-        return space.id
-        """,
-        types,
-    )
+    space_id = keyed_space(tarantool, types)
     codec = KeyCodec(SpaceForm(space_id, "keys", (), tuple(KeyPart(place, "", kind) for place, kind in enumerate(types))))
     dice = random.Random(seed)
     stored: dict[bytes, list[Any]] = {}
@@ -218,16 +226,7 @@ def test_keys_of_a_hash_index_are_the_servers(
     tarantool: TarantoolServer, wire: Wire, types: list[str], makers: list[Callable[[random.Random], Any]], seed: int
 ) -> None:
     """It tells apart what is written differently, as far as the hash of the bytes does."""
-    (space_id,) = tarantool.eval(
-        """
-        local parts = {}
-        for place, kind in ipairs(...) do parts[place] = {place, kind} end
-        local space = box.schema.space.create('keys')
-        space:create_index('primary', {type = 'hash', parts = parts})
-        return space.id
-        """,
-        types,
-    )
+    space_id = keyed_space(tarantool, types, "hash")
     tracker = SchemaTracker()
     for system in (280, 288):
         (row,) = wire.select(system, [space_id])

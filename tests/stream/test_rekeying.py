@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 from typing import Any
 
@@ -20,6 +20,7 @@ from cdc.stream.batch import Batch
 from cdc.upstream import resume
 from cdc.vclock import VClock
 from tests.fakes.consumer import Consumer
+from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
@@ -89,6 +90,15 @@ class Rekeying(Life):
         events = self.connect()
         assert isinstance(self.replica.decision, resume.Continue), self.replica.decision
         return events + self.follow()
+
+    def be_killed(self, act: Callable[[], object], moment: int, *, flushes: bool = True) -> None:
+        """Do this, and be killed when so many more batches have been handed over; what had been is committed."""
+        self.replica.lives_until = self.replica.handed_over + moment
+        with pytest.raises(Killed):
+            act()
+        self.replica.commit()
+        if flushes:
+            self.replica.flush()
 
     def records(self) -> list[tuple[str, str, list[int]]]:
         """What was said of snapshots: number, status, rows of each space."""
@@ -362,10 +372,7 @@ def test_several_spaces_in_one_transaction(life: Rekeying) -> None:
     life.master.alter_key("things", BY_CODE)
     life.master.alter_key("others", BY_CODE)
     life.master.commit()
-    life.replica.lives_until = life.replica.handed_over + 5
-    with pytest.raises(Killed):
-        life.follow()
-    life.replica.commit()
+    life.be_killed(life.follow, 5, flushes=False)
     life.news()
     assert [one.space_id for one in life.position().rekeyed] == [512, 513]
     life.go_on()
@@ -414,12 +421,7 @@ def test_key_under_which_rows_can_not_be_kept(life: Rekeying) -> None:
 @pytest.mark.parametrize("moment", range(4))
 def test_killed_while_such_rows_are_published(life: Rekeying, moment: int, *, flushes: bool) -> None:
     life.master.alter_key("things", COLLATED)
-    life.replica.lives_until = life.replica.handed_over + moment
-    with pytest.raises(Killed):
-        life.follow()
-    life.replica.commit()
-    if flushes:
-        life.replica.flush()
+    life.be_killed(life.follow, moment, flushes=flushes)
     life.go_on()
     life.check("things")
     life.replica.flush()
@@ -502,12 +504,7 @@ def test_killed_at_any_moment(moment: int, uncommitted: int | None, *, flushes: 
 def test_a_gap_while_rows_are_published_again(life: Rekeying, moment: int, *, flushes: bool) -> None:
     """A snapshot makes the space anew, though the store has rows that equal it: consumers have them in part."""
     life.master.alter_key("things", BY_CODE)
-    life.replica.lives_until = life.replica.handed_over + moment
-    with pytest.raises(Killed):
-        life.follow()
-    life.replica.commit()
-    if flushes:
-        life.replica.flush()
+    life.be_killed(life.follow, moment, flushes=flushes)
     life.news()
     life.replica.lives_until = None
     life.replica.crash()
@@ -522,19 +519,11 @@ def test_a_gap_while_rows_are_published_again(life: Rekeying, moment: int, *, fl
 def test_a_snapshot_that_ends_it_and_is_interrupted_itself(life: Rekeying) -> None:
     """What consumers have in part is gone from the first moment on."""
     life.master.alter_key("things", BY_CODE)
-    life.replica.lives_until = life.replica.handed_over + 4
-    with pytest.raises(Killed):
-        life.follow()
-    life.replica.commit()
-    life.replica.flush()
+    life.be_killed(life.follow, 4)
     life.replica.crash()
     life.master.delete("things", "code 4")
     life.master.gc_vclock = life.master.vclock
-    life.replica.lives_until = life.replica.handed_over + 2
-    with pytest.raises(Killed):
-        life.connect()
-    life.replica.commit()
-    life.replica.flush()
+    life.be_killed(life.connect, 2)
     assert life.position().rekeyed == ()
     life.news()
     life.replica.lives_until = None
@@ -572,16 +561,7 @@ class Work:
 
     def run(self, count: int) -> None:
         """That many steps."""
-        for _ in range(count):
-            if self._rng.random() < 0.2:
-                self._master.begin()
-                for _ in range(self._rng.randint(1, 5)):
-                    self._step()
-                if not self._master._open:
-                    self._master.nop()
-                self._master.commit()
-            else:
-                self._step()
+        work_in_transactions(self._master, self._rng, count, self._step, share=0.2)
 
     def _step(self) -> None:
         rng, master = self._rng, self._master
@@ -630,22 +610,10 @@ def test_consumer_has_the_masters_contents_after_any_life(seed: int) -> None:
         gap = False
         mortal.lives_until = mortal.handed_over + rng.choice([0, 1, 2, 3, 5, 8]) if rng.random() < 0.3 else None
         try:
-            match rng.choice(["work", "work", "relay", "receive", "commit", "commit", "flush", "crash", "gap"]):
-                case "work":
-                    work.run(rng.randint(1, 5))
-                case "relay":
-                    life.replica.relay.relay(rng.choice([1, 3, 20, None]))
-                case "receive":
-                    life.replica.receive()
-                case "commit":
-                    life.replica.commit(rng.choice([1, 2, None]))
-                case "flush":
-                    life.replica.flush()
-                case "crash":
-                    raise Killed
-                case _ if may_forget:
-                    gap = True
-                    raise Killed
+            step = rng.choice([*STEPS, "gap"])
+            if not go_a_step(step, life.replica, rng, work.run) and (step == "crash" or may_forget):
+                gap = step == "gap"
+                raise Killed
         except Killed:
             mortal.lives_until = None
             life.replica.commit(rng.choice([0, 1, 3, None]))
@@ -686,12 +654,7 @@ def test_other_keys_behind_a_gap_and_killed_in_its_snapshot(moment: int, *, flus
     life.master.alter_key("others", BY_CODE)
     life.master.delete("others", "code 4")
     life.master.gc_vclock = life.master.vclock
-    life.replica.lives_until = life.replica.handed_over + moment
-    with pytest.raises(Killed):
-        life.connect()
-    life.replica.commit()
-    if flushes:
-        life.replica.flush()
+    life.be_killed(life.connect, moment, flushes=flushes)
     life.news()
     life.replica.lives_until = None
     life.restart()

@@ -15,6 +15,7 @@ from cdc.events.json_values import encode, plain
 from cdc.protocol.constants import Flag
 from cdc.protocol.extensions import OpaqueExtension
 from tests.fakes.consumer import Consumer
+from tests.fakes.lives import go_a_step
 from tests.fakes.master import SEQUENCE, Master
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
@@ -414,21 +415,9 @@ def test_consumer_has_the_masters_contents_after_any_life(seed: int) -> None:
     work.run(15)
     life.connect()
     for _ in range(40):
-        match rng.choice(["work", "work", "relay", "relay", "receive", "receive", "commit", "commit", "flush", "crash", "gap"]):
-            case "work":
-                work.run(rng.randint(1, 5))
-            case "relay":
-                life.replica.relay.relay(rng.choice([1, 3, 20, None]))
-            case "receive":
-                life.replica.receive()
-            case "commit":
-                life.replica.commit(rng.choice([1, 2, None]))
-            case "flush":
-                life.replica.flush()
-            case "crash":
-                life.restart()
-            case _:
-                life.restart(forget=rng.random() < 0.5)
+        step = rng.choice(["work", "work", "relay", "relay", "receive", "receive", "commit", "commit", "flush", "crash", "gap"])
+        if not go_a_step(step, life.replica, rng, work.run):
+            life.restart(forget=step == "gap" and rng.random() < 0.5)
         life.news()
     life.follow()
     life.check(*work.names)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import UnseenRowsError
 from cdc.upstream import resume
+from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.shop import Sent, read
@@ -257,16 +258,7 @@ class Names:
 
     def run(self, count: int) -> None:
         """That many steps."""
-        for _ in range(count):
-            if self._rng.random() < 0.3:
-                self._master.begin()
-                for _ in range(self._rng.randint(1, 5)):
-                    self._step()
-                if not self._master._open:
-                    self._master.nop()
-                self._master.commit()
-            else:
-                self._step()
+        work_in_transactions(self._master, self._rng, count, self._step, share=0.3)
 
     def _step(self) -> None:
         rng, master = self._rng, self._master
@@ -319,26 +311,14 @@ def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> No
     for _ in range(30):
         mortal.lives_until = mortal.handed_over + rng.choice([0, 1, 2, 3, 5, 8]) if rng.random() < 0.3 else None
         gap = False
-        step = rng.choice(["work", "work", "relay", "receive", "commit", "commit", "flush", "crash", *more])
+        step = rng.choice([*STEPS, *more])
         note(step)
         try:
-            match step:
-                case "work":
-                    work.run(rng.randint(1, 5))
-                case "relay":
-                    life.replica.relay.relay(rng.choice([1, 3, 20, None]))
-                case "receive":
-                    life.replica.receive()
-                case "commit":
-                    life.replica.commit(rng.choice([1, 2, None]))
-                case "flush":
-                    life.replica.flush()
-                case "include":
+            if not go_a_step(step, life.replica, rng, work.run):
+                if step == "include":
                     life.replica.include(*rng.choice([["one"], ["two"], [".*"]]))
-                    raise Killed
-                case _:
-                    gap = step == "gap"
-                    raise Killed
+                gap = step == "gap"
+                raise Killed
         except UnseenRowsError as error:
             note(error.message)
             mortal.lives_until = None

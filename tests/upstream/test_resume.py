@@ -189,13 +189,13 @@ TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
 @pytest.mark.parametrize("case", TOGETHER)
 def test_checkpoint_and_store(case: str) -> None:
     kafka, store, expected_ = TOGETHER[case]
-    beginning = reconcile(kafka, store)
+    plan = reconcile(kafka, store)
     found = [
         word
         for word, holds in (
-            ("empty it", not beginning.is_store_good),
-            ("snapshot", beginning.reason is not None),
-            ("replay", beginning.replays),
+            ("empty it", not plan.is_store_good),
+            ("snapshot", plan.reason is not None),
+            ("replay", plan.catches_up),
         )
         if holds
     ]
