@@ -171,14 +171,15 @@ _END: Final = b"\xc0"
 
 
 def _values(data: bytes, **options: Any) -> list[Any]:
-    """All values in `data`. Raises ValueError if the last one isn't whole: the nil behind it then becomes a part of it.
+    """All values in `data`. Raises ValueError if the last one isn't whole.
 
-    The decoder itself passes over a beginning of a value in silence.
+    The decoder itself passes over a beginning of a value in silence; a nil that is fed behind it becomes a part of it then,
+    and comes out as a value of its own only where nothing is left to finish.
     """
     decoder = unpacker(data, **options)
-    decoder.feed(_END)
     values = list(decoder)
-    if not values or values.pop() is not None:
+    decoder.feed(_END)
+    if list(decoder) != [None]:
         raise ValueError("it ends within a value")
     return values
 

@@ -16,12 +16,13 @@ from typing import Any, Final
 import msgpack
 import pytest
 
-from cdc.errors import SchemaError
+from cdc.errors import ConnectionLostError, SchemaError
 from cdc.local.interface import TarantoolServer
 from cdc.protocol import layout
 from cdc.protocol.extensions import pack
 from cdc.tuples.update import update, upsert
 from cdc.tuples.update_nodes import UndefinedError
+from tests.live.waiting import wait_for
 
 FIELDS: Final = (
     ("id", "unsigned"),
@@ -329,6 +330,7 @@ class Counts:
     changed: int = 0
     passing: int = 0
     undefined: int = 0
+    crashes: int = 0
     wrong: list[str] = field(default_factory=list)
 
 
@@ -370,6 +372,34 @@ def _key(tuple_: bytes) -> int | None:
         return None
 
 
+class Answering:
+    """Asks the server; a request that ends it is found and gets None: 2.6.0's update of maps has faults of its own.
+
+    `xrow_update_map_extract_opt_item` reads where nothing is. What a master ended by didn't happen, so no replica sees it.
+    """
+
+    def __init__(self, tarantool: TarantoolServer, counts: Counts) -> None:
+        self._tarantool = tarantool
+        self._counts = counts
+        self._form = [{"name": name, "type": kind, "is_nullable": name != "id"} for name, kind in FIELDS]
+
+    def answers(self, cases: list[Case]) -> list[Any]:
+        try:
+            return list(
+                self._tarantool.eval(SCRIPT, self._form, [(case.kind, case.tuple_, case.operations) for case in cases])[0]
+            )
+        except ConnectionLostError:
+            wait_for("the server's end", lambda: not self._tarantool.is_running)
+            said = self._tarantool.log_tail(60)
+            assert "xrow_update_map_extract_opt_item" in said, f"the server ended, and not by the fault that is known:\n{said}"
+            self._tarantool.start()
+        if len(cases) == 1:
+            self._counts.crashes += 1
+            return [None]
+        half = len(cases) // 2
+        return self.answers(cases[:half]) + self.answers(cases[half:])
+
+
 def prepared(generator: Generator, counts: Counts) -> Case:
     """A case that the server can be given: what this version leaves undefined could end it."""
     while True:
@@ -408,12 +438,12 @@ def prepared(generator: Generator, counts: Counts) -> Case:
 )
 def test_tuples_are_the_servers(tarantool: TarantoolServer, seed: int, number: int) -> None:
     generator, counts = Generator(seed), Counts()
-    form = [{"name": name, "type": kind, "is_nullable": name != "id"} for name, kind in FIELDS]
+    server = Answering(tarantool, counts)
     for _ in range(number // BATCH):
         cases = [prepared(generator, counts) for _ in range(BATCH)]
-        requests = [(case.kind, case.tuple_, case.operations) for case in cases]
-        (answers,) = tarantool.eval(SCRIPT, form, requests)
-        for case, theirs in zip(cases, answers, strict=True):
+        for case, theirs in zip(cases, server.answers(cases), strict=True):
+            if theirs is None:
+                continue
             difference = case.differs(theirs, counts)
             if difference:
                 ours = case.ours.hex() if isinstance(case.ours, bytes) else case.ours
@@ -424,6 +454,7 @@ def test_tuples_are_the_servers(tarantool: TarantoolServer, seed: int, number: i
     assert counts.changed > number / 5, counts
     assert counts.refused > number / 10, counts
     assert counts.undefined < number / 10, counts
+    assert counts.crashes <= 2 + number / 20_000, counts
 
 
 def _readable(case: Case) -> str:

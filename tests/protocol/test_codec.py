@@ -264,6 +264,7 @@ def _shown(value: Any) -> bytes | None:
 
 @MANY
 @given(data=st.binary(max_size=40).map(lambda data: b"\x93" + data))
+@example(data=b"\x93\x00\x00\x00\xc0\xc4")
 def test_what_is_no_tuple_is_none_in_every_way(data: bytes) -> None:
     outcomes: list[object] = []
     for read in (
