@@ -23,6 +23,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from spark_jobs import tables
 from spark_jobs.changelog import Changelog
 from spark_jobs.current import Current
 from spark_jobs.errors import JobError, sentence
@@ -56,6 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
     """Start a job's query. Raises JobError."""
+    options.path = tables.qualified(session, options.path)
     sink = job.sink(session, topics, options)
     writer = topics.stream(session, job.control_topics).writeStream.foreachBatch(_feeder(session, sink))
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
@@ -96,7 +98,7 @@ def _await(query: StreamingQuery) -> None:
         while not query.awaitTermination(_SIGNAL_CHECK_SECONDS):
             if stopping:
                 query.stop()
-    except (Py4JError, Py4JNetworkError, PySparkException):
+    except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
         # Sent to all processes of a service, the signal ends Java at the same time, and with it the query.
         if not stopping:
             raise

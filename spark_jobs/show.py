@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from pyspark.errors import PySparkException
 
+from spark_jobs import tables
 from spark_jobs.current import read_current
 from spark_jobs.errors import JobError, sentence
 from spark_jobs.session import build_session
@@ -24,7 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         session = build_session("tarantool-cdc show")
         for path in options.path:
-            for row in read_current(session, path).select("_key", "_row", "_seq").toLocalIterator():
+            for row in read_current(session, tables.qualified(session, path)).select("_key", "_row", "_seq").toLocalIterator():
                 print(f'{{"path":"{path}","key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
     except (JobError, PySparkException) as error:
         print(f"show: {sentence(error)}", file=sys.stderr)

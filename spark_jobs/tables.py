@@ -7,10 +7,21 @@ number, which Delta refuses to take twice; a merge is guarded by `_seq`, so that
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
+
+
+def qualified(session: SparkSession, path: str) -> str:
+    """The path with its file system's scheme, a relative one from the working directory: in SQL, `delta` takes no other."""
+    jvm: Any = session.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs.Path(path)
+    if hadoop.toUri().getScheme() is not None:
+        return path
+    configuration = session.sparkContext._jsc.hadoopConfiguration()
+    return str(hadoop.getFileSystem(configuration).makeQualified(hadoop).toString())
 
 
 def exists(session: SparkSession, path: str) -> bool:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,7 +15,6 @@ from confluent_kafka.cimpl import NewTopic
 from pyspark.sql import SparkSession
 
 from cdc.local.interface import KafkaServer
-from cdc.local.jars import SPARK, jar_folder
 from spark_jobs import run
 from spark_jobs.current import read_current
 from spark_jobs.source import Topics
@@ -125,24 +121,6 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
     assert [row["_row"] for row in read_current(spark, users).collect()] == ['{"id":8,"name":"c","balance":8}']
     orders = str(tmp_path / "current" / "tables" / "orders")
     assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
-
-
-def test_the_command_runs_to_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
-    patch = [{"op": "+", "field": "balance", "value": 2}, {"op": "=", "field": "field_4", "value": 0.5}]
-    daemon.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1), update(1, patch, 2))
-    jars = ["--master", "local[2]", "--jars-dir", str(jar_folder(SPARK))]
-    outcome = subprocess.run(
-        [sys.executable, "-m", "spark_jobs", "current", *daemon.arguments(tmp_path), *jars],
-        # As in `python -m cdc.local.spark`; half of the time would go to compiling what runs once.
-        env={**os.environ, "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=TIMEOUT_SECONDS * 4,
-    )
-    assert outcome.returncode == 0, outcome.stderr
-    users = read_current(spark, str(tmp_path / "tables" / "users"))
-    assert [row["_row"] for row in users.collect()] == ['{"id":1,"name":"a","balance":3,"field_4":0.5}']
 
 
 def test_the_command_ends_with_a_sentence(
