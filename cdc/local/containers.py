@@ -159,10 +159,11 @@ class KafkaContainer(Kafka):
         *,
         port: int | None = None,
         heap: str = "1g",
+        is_lasting: bool = False,
         name: str = "Kafka",
     ) -> None:
         """As `Kafka`; `directory` isn't used."""
-        super().__init__(directory, properties, port=port, heap=heap, name=name)
+        super().__init__(directory, properties, port=port, heap=heap, is_lasting=is_lasting, name=name)
         self._container: Any = None
 
     def close(self) -> None:
@@ -180,6 +181,7 @@ class KafkaContainer(Kafka):
             container.start()
             return ContainerRun(self.name, container, log_start)
         self._container = DockerContainer(KAFKA_IMAGE).with_env("KAFKA_HEAP_OPTS", f"-Xmx{self._heap}")
+        self._container.with_env("KAFKA_OPTS", " ".join(self._compilation))
         for key, value in {**self._node_properties(), **SINGLE_NODE_PROPERTIES, **self._properties}.items():
             self._container.with_env(_image_variable(key), value)
         return _start(self.name, self._container, self._port)

@@ -20,6 +20,7 @@ from cdc.local.supervised import Supervised
 _LOG_CONFIGURATION = Path(__file__).with_name("kafka-log4j2.xml")
 _FORMAT_TIMEOUT_SECONDS = 180  # three at a time, on a machine under load
 _PROBE_TIMEOUT_SECONDS = 1
+_QUICK_COMPILATION = "-XX:TieredStopAtLevel=1"
 
 SINGLE_NODE_PROPERTIES: Mapping[str, str] = {
     "offsets.topic.replication.factor": "1",
@@ -51,13 +52,19 @@ class Kafka(LocalServer):
         *,
         port: int | None = None,
         heap: str = "1g",
+        is_lasting: bool = False,
         name: str = "Kafka",
     ) -> None:
-        """Nothing is started yet. `properties` win over the ones set here; `heap` is Java's -Xmx."""
+        """Nothing is started yet. `properties` win over the ones set here; `heap` is Java's -Xmx.
+
+        One that `is_lasting` is compiled as well as Java can, for measurements. That costs more than half of a start's CPU time,
+        which a broker of some minutes never gets back.
+        """
         super().__init__(name, may_move=port is None)
         self._directory = directory.absolute()
         self._properties = dict(properties or {})
         self._heap = heap
+        self._compilation = [] if is_lasting else [_QUICK_COMPILATION]
         self._port = free_port() if port is None else port
         self._controller_port = free_port()
         self._cluster_id = ""
@@ -87,10 +94,10 @@ class Kafka(LocalServer):
         if not self._cluster_id:
             self._cluster_id = self._cluster_id_to_be()
             formatting = ["kafka.tools.StorageTool", "format", "-t", self._cluster_id, "-c", str(configuration)]
-            self._run_to_end([*java, "-XX:TieredStopAtLevel=1", *tools, *formatting])
+            self._run_to_end([*java, _QUICK_COMPILATION, *tools, *formatting])
         return ChildProcess(
             self.name,
-            [*java, f"-Xmx{self._heap}", *tools, "kafka.Kafka", str(configuration)],
+            [*java, *self._compilation, f"-Xmx{self._heap}", *tools, "kafka.Kafka", str(configuration)],
             log_file=self._log_file,
             working_directory=self._directory,
         )

@@ -76,10 +76,11 @@ class LocalServers:
         *,
         port: int | None = None,
         heap: str = "1g",
+        is_lasting: bool = False,
     ) -> KafkaServer:
-        """A running cluster in `directory/name`. Raises `LocalServerError` if it doesn't start."""
+        """A running cluster in `directory/name`, with the options of `Kafka`. Raises `LocalServerError` if it doesn't start."""
         make = KafkaContainer if self.kind is ServerKind.CONTAINER else Kafka
-        server = make(self.directory / name, properties, port=port, heap=heap, name=name)
+        server = make(self.directory / name, properties, port=port, heap=heap, is_lasting=is_lasting, name=name)
         self._started.callback(server.close)
         server.start()
         return server

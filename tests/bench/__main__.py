@@ -40,7 +40,7 @@ def measure(options: argparse.Namespace, servers: LocalServers, directory: Path)
     machine = _machine()
     bench = Bench(
         servers=servers,
-        kafka=servers.start_kafka(),
+        kafka=servers.start_kafka(is_lasting=True),
         directory=directory,
         token=uuid.uuid4().hex[:8],
         rows=options.rows,
