@@ -20,12 +20,14 @@ from cdc.commands.check_start import Finding
 from cdc.config import Config, Member
 from cdc.daemon import admission
 from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS
+from cdc.daemon.start import rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError
 from cdc.events import topics
 from cdc.identity import instance_uuid
 from cdc.kafka import rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.topic_admin import list_topics
+from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
 from cdc.protocol.session import SnapshotFinished, SnapshotRows
@@ -34,9 +36,9 @@ from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, 
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
 from cdc.stream.checkpoint import Checkpoint
-from cdc.upstream import overview, resume, selection
-from cdc.upstream.selection import Answer, Choice, Needed, Rules, Standing
-from cdc.vclock import VClock
+from cdc.upstream import overview, resume, selection, start
+from cdc.upstream.selection import Answer, Choice, Needed, Standing
+from cdc.upstream.start import Known
 
 Say = Callable[[str], None]
 
@@ -60,14 +62,14 @@ def check(config: Config, say: Say) -> bool:
         say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
         findings += check_start.of_kafka(config, stored)
     findings += check_start.of_state_path(config, stored)
-    needed = _needed(config, stored) if kafka.is_good else None
-    found = [_look(config, member, stored, needed, say) for member in config.source.members()]
+    known = supposed_before(config, stored) if kafka.is_good else None
+    found = [_look(config, member, stored, known, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
         findings += _published(config, schema, existing if kafka.is_good else None, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
-    is_followed = needed is not None and _choose(config, [member.answer for member in found], needed, say)
+    is_followed = known is not None and _choose(config, [member.answer for member in found], start.needed(known), say)
     for finding in findings:
         say(str(finding))
     return (
@@ -96,14 +98,7 @@ class _Member:
     is_foreign: bool = False
 
 
-def _needed(config: Config, stored: Checkpoint) -> Needed:
-    position = stored.position
-    due = resume.snapshot_due(position, mode=config.snapshot.mode, is_first_connect=True)
-    reached = position.vclock if position is not None else VClock()
-    return Needed(reached, reached, takes_snapshot=due is not None, ignored=frozenset(config.source.exclude_origins))
-
-
-def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed | None, say: Say) -> _Member:
+def _look(config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say) -> _Member:
     """One member by itself. What goes wrong is a finding."""
     try:
         # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
@@ -129,37 +124,40 @@ def _look(config: Config, member: Member, stored: Checkpoint, needed: Needed | N
     except PositionError as error:
         say(f"{member.address}: FAILED: {error}")
         return _Member(answer, contents, is_foreign=True)
-    standing = selection.standing(answer, needed) if needed is not None else None
-    if needed is None:
-        pass  # what it would be followed from, Kafka doesn't say
-    elif standing is Standing.GOOD:
-        due = resume.snapshot_due(stored.position, mode=config.snapshot.mode, is_first_connect=True)
-        say(f"{member.address}: would " + (_beginning(due, stored) if due else f"go on from {needed.published}"))
-        if not needed.takes_snapshot and ballot.gc_vclock:
-            headroom = overview.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
-            say(f"{member.address}: keeps the logs of {headroom} rows before the checkpoint")
-    elif standing is not None:
-        say(selection.explained(answer, standing, needed))
+    if known is not None:  # else Kafka doesn't say what it would be followed from
+        for sentence in _suitability(answer, ballot, known):
+            say(sentence)
     return _Member(answer, contents)
 
 
-def _beginning(due: resume.TakeSnapshot, stored: Checkpoint) -> str:
-    if stored.position is None and due.publish:
-        return "take a snapshot: this is the first start, and all rows will be published, as `r`"
-    return f"take a snapshot: {due.reason}"
+def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
+    """What one member would be good for, by itself."""
+    needed = start.needed(known)
+    standing = selection.standing(answer, needed)
+    if standing is not Standing.GOOD:
+        yield selection.explained(answer, standing, needed)
+        return
+    snapshot = start.plan(known, ballot).snapshot
+    if snapshot is None:
+        yield f"{answer.address}: would go on from {needed.published}"
+        if ballot.gc_vclock:
+            headroom = overview.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
+            yield f"{answer.address}: keeps the logs of {headroom} rows before the checkpoint"
+    elif known.checkpoint is None and snapshot.publish:
+        yield f"{answer.address}: would take a snapshot: this is the first start, and all rows will be published, as `r`"
+    else:
+        yield f"{answer.address}: would take a snapshot: {snapshot.reason}"
 
 
 def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> bool:
     """Say which member would be followed, and why. Returns whether one would be, now or after waiting for others."""
-    source = config.source
-    rules = Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, source.divergence_wait_ms)
     try:
-        choice = selection.choose(answers, needed, rules)
+        choice = selection.choose(answers, needed, rules(config))
         if not isinstance(choice, Choice):
             if len(answers) > 1:
                 say(f"nobody can be followed now: {choice.reason}")
             # What would become of it if nothing changed while it waits.
-            choice = selection.choose(answers, needed, rules, waited_ms=float("inf"))
+            choice = selection.choose(answers, needed, rules(config), waited_ms=float("inf"))
     except CdcError as error:
         if not (len(answers) == 1 and error is answers[0].error):
             say(f"FAILED: {error}")

@@ -1,8 +1,8 @@
 """`tarantool-cdc replay`: the files of a server instead of a connection to it, through the same pipeline to the same checkpoint.
 
-    ballot of the files ─▶ resume.decide ─┬─▶ .snap ─▶ wait until it is durable ─┐
-                                          └──────────────▶ .xlog files ◀─────────┘
-                                                             │ the last one is read: done, or wait for more
+    ballot of the files ─▶ start.plan ─┬─▶ .snap ─▶ wait until it is durable ─┐
+                                       └──────────────▶ .xlog files ◀─────────┘
+                                                          │ the last one is read: done, or wait for more
 
 The files answer as a server with these logs would: the first log that leads on to the last stands for gc_vclock, their end for
 the vclock. So `run` can go on where a replay has ended, and the other way round. A replay can't make a snapshot, it can only
@@ -38,7 +38,8 @@ from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
-from cdc.upstream import resume
+from cdc.upstream import resume, start
+from cdc.upstream.start import Known, StartPlan, TakeSnapshot
 from cdc.vclock import VClock
 
 POLL_SECONDS: Final = 0.1
@@ -65,21 +66,22 @@ class Replay(Daemon):
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:  # noqa: ARG002 - the end of the files is the goal
         """Read the files from the checkpoint on. Returns whether all of them have been read."""
         self.status.state = "connecting"
-        is_first = self._connect_count == 0
+        known = self._known()
         self._connect_count += 1
         replayer = Replayer(
             self._config,
             self._directory,
             publisher,
             self._checkpoint,
+            known,
             status=self.status,
             is_stopping=self._is_stopping,
             writer=self._writer,
             follows=self._follows,
         )
         try:
-            forced, self._forced_snapshot = self._forced_snapshot, None
-            return replayer.run(is_first=is_first, forced_snapshot=forced, needs_in_snapshot=self._needs_in_snapshot)
+            self._forced_snapshot = None
+            return replayer.run(self._needs_in_snapshot if known.forced is not None else None)
         except PublishAborted:
             raise
         except CdcError as error:
@@ -101,6 +103,7 @@ class Replayer:
         directory: LogDirectory,
         publisher: Publisher,
         checkpoint: Checkpoint,
+        known: Known,
         *,
         status: Status,
         is_stopping: threading.Event,
@@ -115,42 +118,37 @@ class Replayer:
         self._status = status
         self._is_stopping = is_stopping
         self._follows = follows
-        self._excluded = frozenset(config.source.exclude_origins)
+        self._excluded = known.ignored
         self._log = structlog.get_logger().bind(name=config.name, directory=str(directory.path))
         position = checkpoint.position
         self._published = position.vclock if position is not None else None
         self._ballot = ballot(directory, self._published)
-        stored = writer.position if writer is not None else None
-        self._origin = self._origin_at(stored.vclock if stored is not None else self._published)
+        self._origin = self._origin_at(known.store.vclock if known.store is not None else self._published)
+        self._plan = self._decide(known)
         self._runner = PipelineRunner(
-            config, publisher, checkpoint, self._origin, status=status, is_stopping=is_stopping, writer=writer
+            config, publisher, checkpoint, self._plan, self._origin, status=status, is_stopping=is_stopping, writer=writer
         )
         status.upstream_version = ".".join(map(str, self._origin.version))
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
 
-    def run(self, *, is_first: bool, forced_snapshot: str | None, needs_in_snapshot: tuple[int, int] | None = None) -> bool:
-        """Take a snapshot if one is needed, then read the logs. Returns whether all has been read. Raises what breaks.
+    def run(self, needs_in_snapshot: tuple[int, int] | None = None) -> bool:
+        """Take a snapshot if one is planned, then read the logs. Returns whether all has been read. Raises what breaks.
 
-        A forced snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
+        The snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
         """
-        config, runner = self._config, self._runner
-        mode = config.snapshot.mode
-        decision: resume.Continue | resume.TakeSnapshot | None
-        decision = resume.forced(forced_snapshot, runner.forced_snapshot, mode=mode)
+        snapshot = self._plan.snapshot
         try:
-            if decision is None:
-                decision = self._decide(is_first=is_first)
-            if isinstance(decision, resume.TakeSnapshot):
-                file = self._snapshot_for(decision, needs_in_snapshot if forced_snapshot is not None else None)
-                self._log.info("taking a snapshot", reason=decision.reason, file=file.path.name)
-                if not self._take_snapshot(file, publish=decision.publish):
+            if snapshot is not None:
+                file = self._snapshot_for(snapshot, needs_in_snapshot)
+                self._log.info("taking a snapshot", reason=snapshot.reason, file=file.path.name)
+                if not self._take_snapshot(file, publish=snapshot.publish):
                     return False
             else:
                 self._check_replicaset()
-            return mode == "initial_only" or self._stream()
+            return self._config.snapshot.mode == "initial_only" or self._stream()
         finally:
-            runner.pipeline.close()
+            self._runner.pipeline.close()
 
     def collect_submitted(self) -> None:
         """Wait until what was submitted is durable. Raises PublishAborted if it won't be, and what else ended the publisher."""
@@ -158,19 +156,9 @@ class Replayer:
 
     # Where to begin.
 
-    def _decide(self, *, is_first: bool) -> resume.Continue | resume.TakeSnapshot:
-        source, pipeline = self._config.source, self._runner.pipeline
+    def _decide(self, known: Known) -> StartPlan:
         try:
-            return resume.decide(
-                self._checkpoint.position,
-                self._ballot,
-                store=pipeline.position if pipeline.is_catching_up else None,
-                mode=self._config.snapshot.mode,
-                on_gap=source.on_gap,
-                on_divergence=source.on_divergence,
-                is_first_connect=is_first,
-                ignored=self._excluded,
-            )
+            return start.plan(known, self._ballot)
         except PositionError as error:
             error.message = f"{self._directory.path}: {error.message}"
             raise
@@ -196,10 +184,10 @@ class Replayer:
         if snapshots:
             resume.check_replicaset(self._runner.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
 
-    def _snapshot_for(self, decision: resume.TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
+    def _snapshot_for(self, snapshot: TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
         """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
         origin, lsn = needs or (0, 0)
-        need = f"{self._directory.path}: a snapshot is needed ({decision.reason})"
+        need = f"{self._directory.path}: a snapshot is needed ({snapshot.reason})"
         chain = self._directory.chain()
         is_diverged = self._published is not None and bool(resume.lost_history(self._published, self._ballot, self._excluded))
         is_wanted = SpaceFilter(list(self._config.spaces.include), list(self._config.spaces.exclude))
@@ -221,7 +209,7 @@ class Replayer:
                     f"{need}, but {file.path.name} is at {file.vclock}, and the snapshot must have {origin}:{lsn} in it{lacking}",
                     _NEWER_SNAPSHOT,
                 )
-            vinyl = self._directory.head(file).vinyl.items() if decision.publish else ()
+            vinyl = self._directory.head(file).vinyl.items() if snapshot.publish else ()
             names = [name for space_id, name in vinyl if is_wanted(space_id, name)]
             if not names:
                 return file

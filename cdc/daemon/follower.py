@@ -1,9 +1,9 @@
 """One connection's work: socket, session, pipeline and publisher, joined by one loop.
 
-    greet ─▶ authenticate ─▶ vote ─▶ resume.decide ─┬─▶ snapshot ─▶ wait until it is durable ─┐
-                                                    └─▶ (register) ─▶ subscribe ◀─────────────┘
-                                                                        │ rows ─▶ pipeline ─▶ publisher
-                                                                        └ settled ─▶ ledger ─▶ ACK
+    greet ─▶ authenticate ─▶ vote ─▶ start.plan ─┬─▶ snapshot ─▶ wait until it is durable ─┐
+                                                 └─▶ (register) ─▶ subscribe ◀─────────────┘
+                                                                     │ rows ─▶ pipeline ─▶ publisher
+                                                                     └ settled ─▶ ledger ─▶ ACK
 
 In registered mode JOIN brings every snapshot, not FETCH_SNAPSHOT: where the master has given up on keeping our logs (its disk
 was full, or it was started anew), only JOIN has it keep them again, and from before the contents. JOIN's last rows lead from the
@@ -12,7 +12,7 @@ them at their own position, behind a hole, and the stream brings them again. Bot
 of what they sent. So a daemon that was anonymous, and is behind, follows as one until what the master had is durable; then it
 connects anew and registers.
 
-It contains the I/O and no decisions: those are resume's, the session's and the pipeline's. It waits for the master's rows, for
+It contains the I/O and no decisions: those are the plan's, the session's and the pipeline's. It waits for the master's rows, for
 room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thread of their own (cdc.sources.acknowledger).
 """
 
@@ -56,6 +56,7 @@ from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
+from cdc.upstream.start import FollowAs, StartPlan
 from cdc.vclock import VClock
 
 __all__ = ["SNAPSHOT_TIMEOUT_SECONDS", "Follower", "Goal", "expect", "greet", "vote"]
@@ -85,6 +86,8 @@ class Follower:
         connection: Connection,
         publisher: Publisher,
         checkpoint: Checkpoint,
+        plan: StartPlan,
+        ballot: Ballot,
         *,
         status: Status,
         is_stopping: threading.Event,
@@ -93,9 +96,12 @@ class Follower:
         requests: SnapshotRequests | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`is_lost` is asked in silence: whether the server has been found not to answer at all."""
+        """`plan` is what to do with the server, whose ballot was `ballot`. `is_lost` is asked in silence: whether the server has
+        been found not to answer at all. Raises StateError.
+        """
         self._is_lost = is_lost
-        self._ignored = frozenset(config.source.exclude_origins)
+        self._plan = plan
+        self._master_vclock = ballot.vclock
         self._requests = SnapshotRequests() if requests is None else requests
         self._requests.restart()
         self._config = config
@@ -107,12 +113,11 @@ class Follower:
         self._goal = goal
         self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
         greeting = connection.session.greeting
-        # A snapshot that nobody follows needs no id.
-        self._is_registered = config.source.mode == "registered" and config.snapshot.mode != "initial_only"
         self._runner = PipelineRunner(
             config,
             publisher,
             checkpoint,
+            plan,
             Origin(greeting.uuid, greeting.version, connection.address),
             status=status,
             is_stopping=is_stopping,
@@ -124,41 +129,27 @@ class Follower:
         self._acknowledger: Acknowledger | None = None
         self._last_heard = time.monotonic()
         self.has_streamed = False
-        status.upstream_version = greeting.version_text
+        status.upstream_version, status.master_vclock = greeting.version_text, ballot.vclock
 
     @property
     def _pipeline(self) -> Pipeline:
         return self._runner.pipeline
 
-    def run(self, ballot: Ballot, *, is_first_connect: bool, forced_snapshot: str | None) -> bool:
-        """Take a snapshot if one is needed, then follow the stream.
+    def run(self) -> bool:
+        """Take a snapshot if one is planned, then follow the stream.
 
         Returns whether the goal was reached; False means that a stop was asked for, or that another connection goes on. Raises
         what breaks.
         """
-        config = self._config
+        snapshot = self._plan.snapshot
         if self._goal.target is None:
-            self._goal.target = resume.target(ballot.vclock, self._ignored)
-        self._status.master_vclock = ballot.vclock
-        decision: resume.Continue | resume.TakeSnapshot | None
-        decision = resume.forced(forced_snapshot, self._runner.forced_snapshot, mode=config.snapshot.mode)
-        if decision is None:
-            decision = resume.decide(
-                self._checkpoint.position,
-                ballot,
-                store=self._pipeline.position if self._pipeline.is_catching_up else None,
-                mode=config.snapshot.mode,
-                on_gap=config.source.on_gap,
-                on_divergence=config.source.on_divergence,
-                is_first_connect=is_first_connect,
-                ignored=self._ignored,
-            )
+            self._goal.target = resume.target(self._master_vclock, self._plan.ignored)
         try:
-            if isinstance(decision, resume.TakeSnapshot):
-                self._log.info("taking a snapshot", reason=decision.reason)
-                if not self._take_snapshot(publish=decision.publish):
+            if snapshot is not None:
+                self._log.info("taking a snapshot", reason=snapshot.reason)
+                if not self._take_snapshot(publish=snapshot.publish):
                     return False
-            if config.snapshot.mode == "initial_only":
+            if self._config.snapshot.mode == "initial_only":
                 return True
             return self._stream()
         finally:
@@ -178,7 +169,7 @@ class Follower:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
         connection = self._connection
         intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
-        if self._is_registered:
+        if self._plan.wants_id:
             if registration.find_id(connection) is None:
                 registration.check_others(connection, self._config)
             connection.session.join(self._config.source.instance_name)
@@ -199,7 +190,7 @@ class Follower:
                             intake.rows(frames)
                         case SnapshotFinished():
                             intake.end()
-                            is_complete = not self._is_registered
+                            is_complete = not self._plan.wants_id
                         case StreamRows(frames):
                             self._runner.take(self._pipeline.feed(frames, now_us()))
                         case Joined():
@@ -210,11 +201,6 @@ class Follower:
         return intake.wait_until_durable()
 
     # Stream.
-
-    def _has_to_catch_up(self, vclock: VClock) -> bool:
-        """Whether to follow as an anonymous replica before an id is asked for."""
-        since = time.monotonic() - self._goal.caught_up_at
-        return resume.is_behind(vclock, self._status.master_vclock, self._ignored, since)
 
     def _register(self, vclock: VClock) -> bool:
         """Get an id in the replica set. Returns False if a stop was asked for meanwhile."""
@@ -233,21 +219,25 @@ class Follower:
         connection, pipeline, status = self._connection, self._pipeline, self._status
         position = pipeline.position
         assert position.replicaset_uuid is not None
-        catches_up = False
-        if self._is_registered and registration.find_id(connection) is None:
-            catches_up = self._has_to_catch_up(position.vclock)
-            if not catches_up and not self._register(self._told(position.vclock)):
-                return False
+        follow_as = self._plan.follow_as(
+            has_id=self._plan.wants_id and registration.find_id(connection) is not None,
+            vclock=position.vclock,
+            master=self._master_vclock,
+            seconds_since_caught_up=time.monotonic() - self._goal.caught_up_at,
+        )
+        if follow_as is FollowAs.NEW_MEMBER and not self._register(self._told(position.vclock)):
+            return False
+        ignored, catches_up = self._plan.ignored, follow_as is FollowAs.BEHIND
         connection.session.subscribe(
             position.replicaset_uuid,
             self._told(position.vclock),
-            self._ignored,
-            is_anonymous=catches_up or not self._is_registered,
+            ignored,
+            is_anonymous=follow_as in (FollowAs.ANONYMOUS, FollowAs.BEHIND),
             instance_name=self._config.source.instance_name,
         )
         subscribed = expect(connection, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
-        if subscribed.replica_id in self._ignored:
+        if subscribed.replica_id in ignored:
             raise ProtocolError(
                 f"the server {connection.address} is instance {subscribed.replica_id}, which source.exclude_origins leaves out",
                 "An ACK names what it has of them, which a quorum would count: name another member in source.uris.",
@@ -263,7 +253,7 @@ class Follower:
         self._last_heard = time.monotonic()
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
         try:
-            return self._follow_stream(resume.target(subscribed.vclock, self._ignored) if catches_up else None)
+            return self._follow_stream(resume.target(subscribed.vclock, ignored) if catches_up else None)
         finally:
             self._acknowledger.close()
 
@@ -349,4 +339,4 @@ class Follower:
             self._acknowledger.check()
 
     def _told(self, vclock: VClock) -> VClock:
-        return resume.vclock_for_upstream(vclock, self._status.master_vclock, self._ignored)
+        return resume.vclock_for_upstream(vclock, self._master_vclock, self._plan.ignored)

@@ -3,9 +3,9 @@
     source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ─collect_commits─▶ ledger, without a store
                                   └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
 
-Where the pipeline begins follows from two positions, the checkpoint's and the store's (resume.reconcile). Whether the rows come
-over a connection or out of files, this module refuses to know, and it never waits but for room: each batch does, whatever it
-is, so that no more is queued than one batch over the bound. A batch holds about a MiB (PipelineOptions.batch_bytes_max).
+Where the pipeline begins, a plan says (cdc.upstream.start). Whether the rows come over a connection or out of files, this module
+refuses to know, and it never waits but for room: each batch does, whatever it is, so that no more is queued than one batch over
+the bound. A batch holds about a MiB (PipelineOptions.batch_bytes_max).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import select
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from uuid import UUID
 
@@ -21,12 +21,12 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
+from cdc.daemon.start import begin
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.images.overlay import Images
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.position import Position
-from cdc.schema.tracker import published_forms
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
@@ -36,7 +36,7 @@ from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import news
-from cdc.upstream import resume
+from cdc.upstream.start import StartPlan
 from cdc.vclock import VClock
 
 
@@ -57,6 +57,7 @@ class PipelineRunner:
         config: Config,
         publisher: Publisher,
         checkpoint: Checkpoint,
+        plan: StartPlan,
         origin: Origin,
         *,
         status: Status,
@@ -65,7 +66,7 @@ class PipelineRunner:
         flushes_at_once: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins at the checkpoint, or before it if the images have yet to come there. Raises PositionError or StateError.
+        """Begins where the plan says. Raises StateError.
 
         `flushes_at_once`: the store is written with every commit. `while_waiting` is called every source.ack_interval_ms while
         there is no room.
@@ -73,6 +74,7 @@ class PipelineRunner:
         self._config = config
         self._publisher = publisher
         self._checkpoint = checkpoint
+        self._plan = plan
         self._origin = origin
         self._status = status
         self._is_stopping = is_stopping
@@ -98,8 +100,6 @@ class PipelineRunner:
         self._is_inside = False
         self.last_timestamp: float | None = None
         """Of the newest row that was handed over."""
-        self.forced_snapshot: str | None = None
-        """Why only a snapshot can fill the store, if so."""
         self.pipeline = self._begin()
         """What the rows go into; `prepare_snapshot` may put another in its place."""
         if writer is not None:
@@ -115,10 +115,10 @@ class PipelineRunner:
         Raises StateError.
         """
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
-        if self._writer is not None and (self.pipeline.is_catching_up or newest_seq > self.pipeline.position.seq):
-            # The store can't be brought to where consumers are.
-            self._writer.restart()
-            self.pipeline = self._new_pipeline(self._checkpoint, images=self._writer.begin((), self._origin.version))
+        if self._writer is not None and newest_seq > self.pipeline.position.seq:
+            # What consumers have beyond the checkpoint, the store's rows can't be compared with.
+            self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
+            self.pipeline = self._begin()
         return newest_seq
 
     def _newest_seq(self) -> int:
@@ -286,56 +286,21 @@ class PipelineRunner:
     # Beginning.
 
     def _begin(self) -> Pipeline:
-        checkpoint, writer = self._checkpoint, self._writer
-        if writer is None:
-            if checkpoint.position is not None and checkpoint.position.rekeyed:
-                self.forced_snapshot = "rows were being published again from the state store, which isn't there any more"
-            return self._new_pipeline(checkpoint)
-        writer.flush(is_forced=True)
-        stored = writer.checkpoint()
-        plan = resume.reconcile(checkpoint.position, stored.position)
-        self.forced_snapshot = plan.reason
-        if not plan.is_store_good:
-            self._log.warning(
-                "filling the state store anew, from a snapshot",
-                reason=plan.reason or "there is no checkpoint, so what the store has was never published",
-            )
-            writer.restart()
-            stored = Checkpoint()
-        kept = published_forms(stored.spaces.values())
-        version = self._origin.version
-        if plan.catches_up and _newly_published(self._new_pipeline(checkpoint)):
-            self.forced_snapshot = "newly published spaces"
-            writer.restart()
-            return self._new_pipeline(checkpoint, images=writer.begin((), version))
-        if not plan.catches_up:
-            pipeline = self._new_pipeline(checkpoint, images=writer.begin(kept, version))
-            # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
-            # and should it be taken in again before that, nobody would notice that they are missing.
-            writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
-            new = _newly_published(pipeline)
-            if new and checkpoint.position is not None:
-                self.forced_snapshot = self.forced_snapshot or f"newly published: {', '.join(new)}"
-            return pipeline
-        assert checkpoint.position is not None
-        self._log.info("bringing the state store up to the checkpoint", store=str(stored.position and stored.position.vclock))
-        return self._new_pipeline(stored, images=writer.begin(kept, version), catch_up_to=checkpoint.position)
+        plan = self._plan
+        if plan.clears_store is not None:
+            self._log.warning("filling the state store anew, from a snapshot", reason=plan.clears_store)
+        if plan.catch_up_to is not None:
+            self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
+        return begin(plan, self._checkpoint, self._writer, self._origin.version, self._new_pipeline)
 
-    def _new_pipeline(
-        self, checkpoint: Checkpoint, images: Images | None = None, catch_up_to: Position | None = None
-    ) -> Pipeline:
+    def _new_pipeline(self, begins_at: Checkpoint, *, images: Images | None, catch_up_to: Position | None) -> Pipeline:
         return Pipeline(
             self._options,
-            checkpoint.position or Position(),
-            list(checkpoint.spaces.values()),
+            begins_at.position or Position(),
+            list(begins_at.spaces.values()),
             server_uuid=self._origin.server_uuid,
             version=self._origin.version,
             new_spool=lambda: FileSpool(Path(self._config.state.path)),
             images=images,
             catch_up_to=catch_up_to,
         )
-
-
-def _newly_published(pipeline: Pipeline) -> list[str]:
-    """Names of spaces that weren't published up to the pipeline's position."""
-    return [form.name for form in pipeline.published_forms() if not form.schema_version]

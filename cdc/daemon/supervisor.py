@@ -24,6 +24,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -34,6 +35,7 @@ from cdc.daemon.admission import Foothold, Orders
 from cdc.daemon.backoff import BackOff
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.monitor import UpstreamMonitor
+from cdc.daemon.start import known_before, rules
 from cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -66,8 +68,9 @@ from cdc.store.store import set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.upstream import resume, selection
-from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait
+from cdc.upstream import selection, start
+from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Standing, Wait
+from cdc.upstream.start import Known
 from cdc.vclock import VClock
 
 STEADY_SECONDS: Final = 10.0
@@ -226,8 +229,8 @@ class Daemon:
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
         """One connection to a member that suits. Returns whether the goal was reached."""
         self.status.state = "connecting"
-        needed = self._needed()
-        self._monitor.needed = needed
+        known = self._known()
+        self._monitor.needed = needed = start.needed(known)
         choice = self._choose(needed)
         member = self._config.source.members()[choice.place]
         self._place, self._was_steady = choice.place, False
@@ -236,7 +239,7 @@ class Daemon:
         try:
             ballot = vote(connection)
             _check_again(choice, Answer(connection.address, ballot=ballot), needed)
-            is_first_connect = self._connect_count == 0
+            plan = start.plan(replace(known, forced=known.forced or choice.snapshot), ballot)
             self._connect_count += 1
             self.status.reconnect_count = self._connect_count - 1
             follower = Follower(
@@ -244,6 +247,8 @@ class Daemon:
                 connection,
                 publisher,
                 self._checkpoint,
+                plan,
+                ballot,
                 status=self.status,
                 is_stopping=self._is_stopping,
                 goal=goal,
@@ -252,9 +257,9 @@ class Daemon:
                 is_lost=self._monitor.is_lost,
             )
             try:
-                forced, self._forced_snapshot = self._forced_snapshot or choice.snapshot, None
+                self._forced_snapshot = None
                 self._monitor.follow(choice.place)
-                return follower.run(ballot, is_first_connect=is_first_connect, forced_snapshot=forced)
+                return follower.run()
             except PublishAborted:
                 raise
             except CdcError as error:
@@ -275,25 +280,10 @@ class Daemon:
 
     # Choosing.
 
-    def _needed(self) -> Needed:
-        """What a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
-        position, source = self._checkpoint.position, self._config.source
-        due = resume.snapshot_due(position, mode=self._config.snapshot.mode, is_first_connect=self._connect_count == 0)
-        takes_snapshot = due is not None or self._forced_snapshot is not None
-        logs_from = position.vclock if position is not None else VClock()
-        if self._writer is not None:
-            self._writer.flush(is_forced=True)
-            stored = self._writer.position
-            plan = resume.reconcile(position, stored)
-            takes_snapshot = takes_snapshot or plan.reason is not None
-            if plan.catches_up and stored is not None:
-                logs_from = stored.vclock
-        return Needed(
-            published=position.vclock if position is not None else VClock(),
-            logs_from=logs_from,
-            takes_snapshot=takes_snapshot,
-            ignored=frozenset(source.exclude_origins),
-        )
+    def _known(self) -> Known:
+        """What the next connection begins from. Raises StateError."""
+        is_first = self._connect_count == 0
+        return known_before(self._config, self._checkpoint, self._writer, forced=self._forced_snapshot, is_first_connect=is_first)
 
     def _choose(self, needed: Needed) -> Choice:
         """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
@@ -302,16 +292,9 @@ class Daemon:
             return Choice(0, "there is no other", is_settled=True)
         answers = self._monitor.take(self._failures)
         self._monitor.show(answers, needed)
-        rules = Rules(
-            prefer=config.source.prefer,
-            mode=config.snapshot.mode,
-            on_gap=config.source.on_gap,
-            on_divergence=config.source.on_divergence,
-            wait_ms=config.source.divergence_wait_ms,
-        )
         now = time.monotonic()
         waited_ms = (now - self._short_since) * 1000 if self._short_since is not None else 0.0
-        choice = selection.choose(answers, needed, rules, waited_ms=waited_ms)
+        choice = selection.choose(answers, needed, rules(config), waited_ms=waited_ms)
         if isinstance(choice, Wait):
             if not choice.is_short:
                 self._short_since = None

@@ -6,7 +6,7 @@ takes the slow way, which tells the outside about new forms (`publish_schema_cha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,13 +19,23 @@ from cdc.images.overlay import Images
 from cdc.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key
-from cdc.schema.forms import ChangeKind, SpaceForm
+from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import INDEX_SPACE, SchemaTracker
 from cdc.stream.batch import BatchBuilder
 
 Origin = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""
+
+
+def newly_published(stored: Iterable[StoredSpace], is_included: SpaceFilter) -> tuple[str, ...]:
+    """Names of spaces whose changes come out from now on, and haven't up to where the schema is `stored`."""
+    forms = SchemaTracker(stored).forms()
+    return tuple(form.name for form in forms if not form.schema_version and _is_published(form, is_included))
+
+
+def _is_published(form: SpaceForm, is_included: SpaceFilter) -> bool:
+    return form.is_replicated and is_included(form.space_id, form.name)
 
 
 class Spaces:
@@ -70,7 +80,7 @@ class Spaces:
 
     def is_published(self, form: SpaceForm) -> bool:
         """Whether this space's changes come out."""
-        return form.is_replicated and self._is_included(form.space_id, form.name)
+        return _is_published(form, self._is_included)
 
     def is_wanted(self, space_id: int) -> bool:
         """Whether a space is published, as far as its name tells."""

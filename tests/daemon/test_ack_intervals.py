@@ -18,6 +18,7 @@ import pytest
 from cdc.config import Config, parse
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.runner import PipelineRunner
+from cdc.daemon.start import known_before
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.sources.handshake import greet, vote
@@ -25,6 +26,7 @@ from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.upstream.start import plan
 from cdc.vclock import VClock
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.master import Master, MasterConnection
@@ -131,11 +133,14 @@ class Running:
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)
         self.is_stopping = threading.Event()
         self.connection = greet(config.source.members()[0], uuid4(), frame_bytes_max=config.source.frame_bytes_max)
+        checkpoint, ballot = Checkpoint(), vote(self.connection)
         self.follower = Follower(
             config,
             self.connection,
             self.publisher,
-            Checkpoint(),
+            checkpoint,
+            plan(known_before(config, checkpoint, self.writer), ballot),
+            ballot,
             status=self.status,
             is_stopping=self.is_stopping,
             goal=Goal(until_caught_up=False),
@@ -147,7 +152,7 @@ class Running:
 
     def _run(self) -> None:
         try:
-            self.follower.run(vote(self.connection), is_first_connect=True, forced_snapshot=None)
+            self.follower.run()
         except BaseException as error:  # the test says what it was
             self.errors.append(error)
             raise

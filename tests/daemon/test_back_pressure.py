@@ -11,16 +11,19 @@ import pytest
 from cdc.config import Config, parse
 from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.position import Position, SnapshotState
+from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.options import PipelineOptions
+from cdc.upstream.start import plan
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
@@ -81,10 +84,13 @@ class Way:
 
     def runner(self) -> PipelineRunner:
         """Begins at the checkpoint."""
+        assert self.checkpoint.position is not None
+        ballot = Ballot(self.checkpoint.position.vclock, VClock(), is_read_only=False, is_ready=True)
         return PipelineRunner(
             self.config,
             self.publisher,
             self.checkpoint,
+            plan(known_before(self.config, self.checkpoint, self.writer), ballot),
             Origin(SERVER, (2, 6, 0), "m"),
             status=self.status,
             is_stopping=self.is_stopping,

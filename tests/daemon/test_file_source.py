@@ -15,6 +15,7 @@ import pytest
 
 from cdc import config
 from cdc.daemon.file_source import Replayer
+from cdc.daemon.start import known_before
 from cdc.errors import LogFileError, PositionError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -77,7 +78,9 @@ def files(tmp_path: Path) -> Path:
     return log_files.unpack_to(tmp_path / "files")
 
 
-def replayer(taken: Taken, files: Path, checkpoint: Checkpoint | None = None, **sections: dict[str, Any]) -> Replayer:
+def replayer(
+    taken: Taken, files: Path, checkpoint: Checkpoint | None = None, forced: str | None = None, **sections: dict[str, Any]
+) -> Replayer:
     values: dict[str, Any] = {
         "name": "replay",
         "source": {"uris": ["127.0.0.1:1"]},
@@ -86,20 +89,18 @@ def replayer(taken: Taken, files: Path, checkpoint: Checkpoint | None = None, **
     }
     for name, section in sections.items():
         values.setdefault(name, {}).update(section)
+    checkpoint, parsed = checkpoint or Checkpoint(), config.parse(values, "here")
     return Replayer(
-        config.parse(values, "here"),
+        parsed,
         LogDirectory(files),
         cast(Publisher, taken),
-        Checkpoint() if checkpoint is None else checkpoint,
+        checkpoint,
+        known_before(parsed, checkpoint, None, forced=forced),
         status=Status("replay"),
         is_stopping=threading.Event(),
         writer=None,
         follows=False,
     )
-
-
-def run(one: Replayer, forced: str | None = None) -> bool:
-    return one.run(is_first=True, forced_snapshot=forced)
 
 
 def at(lsn: int, replicaset_uuid: UUID | None = None) -> Checkpoint:
@@ -109,7 +110,7 @@ def at(lsn: int, replicaset_uuid: UUID | None = None) -> Checkpoint:
 
 
 def test_snapshots_before_a_vinyl_space_have_everything(taken: Taken, files: Path) -> None:
-    assert run(replayer(taken, files))
+    assert replayer(taken, files).run()
     events = taken.events()
     assert not [kind for _, kind in events if kind == "r"]
     assert events["vinyl", "c"] == 1
@@ -119,27 +120,27 @@ def test_snapshots_before_a_vinyl_space_have_everything(taken: Taken, files: Pat
 
 
 def test_newest_snapshot_without_the_vinyl_space(taken: Taken, files: Path) -> None:
-    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+    assert replayer(taken, files, spaces={"exclude": ["vinyl"]}).run()
     assert taken.events() == {("rows", "r"): 2, ("certain", "r"): 2, ("rows", "c"): 1, ("rows", "u"): 1}
 
 
 def test_only_a_snapshot(taken: Taken, files: Path) -> None:
     for log in files.glob("*.xlog"):
         log.unlink()
-    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+    assert replayer(taken, files, spaces={"exclude": ["vinyl"]}).run()
     assert taken.events() == {("rows", "r"): 2, ("certain", "r"): 2}
     assert taken.batches[-1].position.vclock == VClock({1: 335})
 
 
 def test_initial_only(taken: Taken, files: Path) -> None:
-    assert run(replayer(taken, files, spaces={"exclude": ["vinyl"]}, snapshot={"mode": "initial_only"}))
+    assert replayer(taken, files, spaces={"exclude": ["vinyl"]}, snapshot={"mode": "initial_only"}).run()
     assert {kind for _, kind in taken.events()} == {"r"}
 
 
 def test_no_snapshot_that_has_the_rows_of_vinyl(taken: Taken, files: Path) -> None:
     (files / "00000000000000000000.snap").unlink()
     with pytest.raises(PositionError, match=r"no \.snap that is whole and has all rows.*vinyl spaces \(vinyl\).*spaces\.exclude"):
-        run(replayer(taken, files))
+        replayer(taken, files).run()
     assert not taken.batches
 
 
@@ -147,13 +148,13 @@ def test_no_snapshot(taken: Taken, files: Path) -> None:
     for snapshot in files.glob("*.snap"):
         snapshot.unlink()
     with pytest.raises(PositionError, match=r"newest \.snap into the directory"):
-        run(replayer(taken, files))
+        replayer(taken, files).run()
 
 
 def test_logs_that_do_not_lead_on_from_the_snapshot(taken: Taken, files: Path) -> None:
     (files / "00000000000000000344.xlog").unlink()
     with pytest.raises(PositionError, match=r"missing from 0+344\.snap, which is at \{1: 335\}, to 0+346\.xlog.* \{1: 337\}"):
-        run(replayer(taken, files, spaces={"exclude": ["vinyl"]}))
+        replayer(taken, files, spaces={"exclude": ["vinyl"]}).run()
 
 
 def test_continues(taken: Taken, files: Path, tmp_path: Path) -> None:
@@ -162,25 +163,25 @@ def test_continues(taken: Taken, files: Path, tmp_path: Path) -> None:
     for name in ("00000000000000000000.snap", "00000000000000000000.xlog", "00000000000000000343.xlog"):
         (earlier / name).write_bytes((files / name).read_bytes())
     checkpoint = Checkpoint()
-    assert run(replayer(taken, earlier, checkpoint))
+    assert replayer(taken, earlier, checkpoint).run()
     assert checkpoint.position is not None
     assert checkpoint.position.vclock == VClock({1: 335})
     before = taken.events()
-    assert run(replayer(taken, files, checkpoint))
+    assert replayer(taken, files, checkpoint).run()
     assert checkpoint.position.vclock == VClock({1: 337})
     assert taken.events() - before == {("rows", "c"): 1, ("rows", "u"): 1}
 
 
 def test_checkpoint_of_another_replica_set(taken: Taken, files: Path) -> None:
     with pytest.raises(PositionError, match="belongs to replica set"):
-        run(replayer(taken, files, at(335, OTHER)))
+        replayer(taken, files, at(335, OTHER)).run()
 
 
 def test_divergence(taken: Taken, files: Path) -> None:
     with pytest.raises(PositionError, match=r"files: the server lacks changes that were published: it is at \{1: 337\}"):
-        run(replayer(taken, files, at(338)))
+        replayer(taken, files, at(338)).run()
     diverging = replayer(taken, files, at(338), source={"on_divergence": "resnapshot"}, spaces={"exclude": ["vinyl"]})
-    assert run(diverging)
+    assert diverging.run()
     assert taken.events()["rows", "r"] == 2
 
 
@@ -188,27 +189,27 @@ def test_gap(taken: Taken, files: Path) -> None:
     for number in (0, 343):
         (files / f"{number:020}.xlog").unlink()
     with pytest.raises(PositionError, match=r"keeps them from \{1: 335\}, the checkpoint is at \{1: 100\}"):
-        run(replayer(taken, files, at(100), source={"on_gap": "fail"}))
-    assert run(replayer(taken, files, at(100), spaces={"exclude": ["vinyl"]}))
+        replayer(taken, files, at(100), source={"on_gap": "fail"}).run()
+    assert replayer(taken, files, at(100), spaces={"exclude": ["vinyl"]}).run()
     assert taken.events()["rows", "r"] == 2
 
 
 def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
     with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, behind the checkpoint at \{1: 337\}.*box\.snapshot"):
-        run(replayer(taken, files, at(337)), forced="only a snapshot can fill the store")
+        replayer(taken, files, at(337), "only a snapshot can fill the store").run()
 
 
 def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, files: Path) -> None:
     """It would be taken, and lead to the same place, again and again."""
     for forced, needs, fails in (("renamed", (1, 336), True), ("renamed", (1, 335), False)):
-        one = replayer(taken, files, at(330), spaces={"exclude": ["vinyl"]})
+        one = replayer(taken, files, at(330), forced, spaces={"exclude": ["vinyl"]})
         if not fails:
-            assert one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+            assert one.run(needs)
             continue
         with pytest.raises(
             PositionError, match=r"\(renamed\), but .*344\.snap is at \{1: 335\}, and .* must have 1:336 in it"
         ) as raised:
-            one.run(is_first=True, forced_snapshot=forced, needs_in_snapshot=needs)
+            one.run(needs)
         assert "box.snapshot()" in raised.value.hint
 
 
@@ -219,6 +220,6 @@ def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None
     path.write_bytes(data)
     one = replayer(taken, files, spaces={"exclude": ["vinyl"]})
     with pytest.raises(LogFileError, match=r"0+344\.xlog: .* at offset"):
-        run(one)
+        one.run()
     one.collect_submitted()
     assert taken.batches[-1].position.vclock == VClock({1: 336})

@@ -19,6 +19,7 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.upstream.start import StartPlan
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.deliveries import OpenDelivery
@@ -84,7 +85,10 @@ def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Pip
             raise ConnectionLostError("the connection broke while sending")
 
     origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
-    return PipelineRunner(config, publisher, stored, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut)
+    plan = StartPlan(BEGIN)
+    return PipelineRunner(
+        config, publisher, stored, plan, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut
+    )
 
 
 @pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, ProtocolError)])

@@ -17,6 +17,7 @@ from cdc.position import Position, SnapshotState
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
 from cdc.upstream.selection import Answer, Choice, NobodyError
+from cdc.upstream.start import needed
 from cdc.vclock import VClock
 from tests.upstream.test_selection import BEHIND, GOOD, PUBLISHED, answer
 
@@ -47,7 +48,7 @@ class Scene:
 
     def choose(self) -> Choice:
         """As `_follow` does, up to the connection."""
-        choice = self.daemon._choose(self.daemon._needed())
+        choice = self.daemon._choose(needed(self.daemon._known()))
         self.daemon._place, self.daemon._was_steady = choice.place, False
         return choice
 
@@ -200,13 +201,13 @@ def test_one_alone_is_chosen_unasked(scene: Scene) -> None:
 
 def test_what_is_needed(scene: Scene) -> None:
     daemon = scene.daemon
-    needed = daemon._needed()
-    assert (needed.published, needed.logs_from, needed.takes_snapshot) == (PUBLISHED, PUBLISHED, False)
+    wanted = needed(daemon._known())
+    assert (wanted.published, wanted.logs_from, wanted.takes_snapshot) == (PUBLISHED, PUBLISHED, False)
     daemon._forced_snapshot = "a reason"
-    assert daemon._needed().takes_snapshot
+    assert needed(daemon._known()).takes_snapshot
     daemon._forced_snapshot, daemon._checkpoint.position = None, None
-    assert daemon._needed().takes_snapshot
-    assert daemon._needed().published == VClock()
+    assert needed(daemon._known()).takes_snapshot
+    assert needed(daemon._known()).published == VClock()
 
 
 def test_an_aborted_transaction_is_nobodys(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The daemon's core against a fake master, without a socket, a clock or Kafka: Session, resume, Pipeline and Ledger as the
+"""The daemon's core against a fake master, without a socket, a clock or Kafka: Session, start, Pipeline and Ledger as the
 follower joins them, and a compacted topic in memory for the checkpoint.
 
 What is committed is what a read_committed consumer would have seen; everything else is lost by a crash. With `images`, a store
@@ -12,15 +12,19 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
+from cdc.daemon.start import begin
+from cdc.events.topics import SpaceFilter
+from cdc.images.overlay import Images
 from cdc.position import Position
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
-from cdc.schema.tracker import published_forms
 from cdc.stream.batch import Batch, Broadcast, Message
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.stream.pipeline import Pipeline
-from cdc.upstream import resume
+from cdc.stream.spaces import newly_published
+from cdc.upstream import resume, start
+from cdc.upstream.start import FollowAs, Known, StartPlan, TakeSnapshot
 from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.fakes.pipelines import NOW_US, messages, pipeline, take
@@ -83,7 +87,7 @@ class Replica:
         self.has_caught_up = False
         """Whether a replica that is to be registered has just followed anonymously to where the master was."""
         self.topics = Topics()
-        self.decision: resume.Continue | resume.TakeSnapshot | None = None
+        self.plan: StartPlan | None = None
         self.connection: MasterConnection | None = None
         self._session: Session | None = None
         self._pipeline: Pipeline | None = None
@@ -108,11 +112,17 @@ class Replica:
         assert self.connection is not None
         return self.connection
 
+    @property
+    def snapshot(self) -> TakeSnapshot | None:
+        """The one that the connection began with, if it did."""
+        assert self.plan is not None
+        return self.plan.snapshot
+
     def connect(self) -> None:
         """Greeting, ID, AUTH, VOTE, the decision, a snapshot if it says so, SUBSCRIBE."""
         self.connection = MasterConnection(self._master)
         self._session = Session(INSTANCE)
-        self.decision = None
+        self.plan = None
         self._unsettled.clear()
         self._exchange()
         if self.session.can_identify:
@@ -124,34 +134,25 @@ class Replica:
         (voted,) = self._exchange()
         assert isinstance(voted, Voted)
         checkpoint = self.topics.checkpoint()
-        self._pipeline, reason = self._begin(checkpoint)
-        forced, self.forced_snapshot = self.forced_snapshot, None
-        self.decision = resume.forced(forced, reason, mode=self._mode)
-        if self.decision is None:
-            self.decision = resume.decide(
-                checkpoint.position,
-                voted.ballot,
-                mode=self._mode,
-                on_gap=self._on_gap,
-                on_divergence="fail",
-                is_first_connect=True,
-                store=self.pipeline.position if self.pipeline.is_catching_up else None,
-            )
-        if isinstance(self.decision, resume.TakeSnapshot) and self.pipeline.is_catching_up:
-            self._pipeline = self._afresh(checkpoint)
-        if isinstance(self.decision, resume.TakeSnapshot):
-            self.session.join() if self._is_registered else self.session.fetch_snapshot()
+        self.plan = plan = start.plan(self._known(checkpoint), voted.ballot)
+        self.forced_snapshot = None
+        self._pipeline = begin(plan, checkpoint, self._writer, self.session.greeting.version, self._new_pipeline)
+        if plan.snapshot is not None:
+            self.session.join() if plan.wants_id else self.session.fetch_snapshot()
             self._submit(self._exchange())
             self.commit()
         position = self.pipeline.position
         assert position.replicaset_uuid is not None
-        is_anonymous = not self._is_registered
-        if self._is_registered and not self._has_id():
-            since = 0.0 if self.has_caught_up else math.inf
-            is_anonymous = resume.is_behind(position.vclock, voted.ballot.vclock, frozenset(), since)
-            if not is_anonymous:
-                self._register(position.vclock)
+        follow_as = plan.follow_as(
+            has_id=plan.wants_id and self._has_id(),
+            vclock=position.vclock,
+            master=voted.ballot.vclock,
+            seconds_since_caught_up=0.0 if self.has_caught_up else math.inf,
+        )
+        if follow_as is FollowAs.NEW_MEMBER:
+            self._register(position.vclock)
         self.has_caught_up = False
+        is_anonymous = follow_as in (FollowAs.ANONYMOUS, FollowAs.BEHIND)
         self.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         subscribed, *rest = self._exchange()
         assert isinstance(subscribed, Subscribed)
@@ -173,42 +174,32 @@ class Replica:
         *_, registered = self._exchange()
         assert isinstance(registered, Registered)
 
-    def _begin(self, checkpoint: Checkpoint) -> tuple[Pipeline, str | None]:
-        """What the follower does: a pipeline at the checkpoint or at the store, and why a snapshot has to fill the store."""
-        writer = self._writer
-        if writer is None:
-            return self._new_pipeline(checkpoint), None
-        writer.flush(is_forced=True)
-        stored = writer.checkpoint()
-        plan = resume.reconcile(checkpoint.position, stored.position)
-        if not plan.is_store_good:
-            writer.restart()
-            stored = Checkpoint()
-        images = writer.begin(published_forms(stored.spaces.values()), self.session.greeting.version)
-        if plan.catches_up and any(not form.schema_version for form in self._new_pipeline(checkpoint).published_forms()):
-            return self._afresh(checkpoint), "newly published spaces"
-        if plan.catches_up:
-            return self._new_pipeline(stored, images=images, catch_up_to=checkpoint.position), plan.reason
-        target = self._new_pipeline(checkpoint, images=images)
-        forms, reason = target.published_forms(), plan.reason
-        writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
-        new = [form.name for form in forms if not form.schema_version]
-        if new and checkpoint.position is not None:
-            reason = reason or f"newly published: {', '.join(new)}"
-        return target, reason
+    def _known(self, checkpoint: Checkpoint) -> Known:
+        store = None
+        if self._writer is not None:
+            self._writer.flush(is_forced=True)
+            store = self._writer.checkpoint().position
+        filter_ = SpaceFilter(self._options.get("include", [".*"]), self._options.get("exclude", []))
+        return Known(
+            checkpoint=checkpoint.position,
+            has_store=self._writer is not None,
+            store=store,
+            newly_published=newly_published(checkpoint.spaces.values(), filter_),
+            forced=self.forced_snapshot,
+            is_first_connect=True,
+            mode=self._mode,
+            on_gap=self._on_gap,
+            wants_id=self._is_registered,
+        )
 
-    def _afresh(self, checkpoint: Checkpoint) -> Pipeline:
-        assert self._writer is not None
-        self._writer.restart()
-        return self._new_pipeline(checkpoint, images=self._writer.begin((), self.session.greeting.version))
-
-    def _new_pipeline(self, checkpoint: Checkpoint, **more: Any) -> Pipeline:
+    def _new_pipeline(self, begins_at: Checkpoint, *, images: Images | None, catch_up_to: Position | None) -> Pipeline:
         return pipeline(
-            checkpoint.position or Position(),
-            checkpoint.spaces.values(),
+            begins_at.position or Position(),
+            begins_at.spaces.values(),
             server_uuid=self.session.greeting.uuid,
             version=self.session.greeting.version,
-            **more,
+            images=images,
+            catch_up_to=catch_up_to,
             **self._options,
         )
 
@@ -286,6 +277,6 @@ class Replica:
         return [event for piece in self._cut(self.relay.data_to_send()) for event in self.session.receive_data(piece)]
 
     def _submit(self, events: Iterable[Event]) -> None:
-        publish = not isinstance(self.decision, resume.TakeSnapshot) or self.decision.publish
+        publish = self.snapshot is None or self.snapshot.publish
         for batch in take(self.pipeline, events, publish=publish):
             self.submit(batch)

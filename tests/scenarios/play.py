@@ -36,7 +36,6 @@ from typing import Any, Final
 from cdc.errors import CdcError, KeysChangedError
 from cdc.protocol.constants import Key, Type
 from cdc.stream.batch import Batch
-from cdc.upstream.resume import TakeSnapshot
 from tests.fakes.master import Master
 from tests.fakes.pipelines import MemorySpool
 from tests.fakes.replica import Replica
@@ -192,9 +191,8 @@ class Stage:
         try:
             replica.connect()
         finally:
-            decision = replica.decision
-            if isinstance(decision, TakeSnapshot):
-                yield f"snapshot: {decision.reason}"
+            if replica.plan is not None and replica.plan.snapshot is not None:
+                yield f"snapshot: {replica.plan.snapshot.reason}"
             yield from map(_message, map(read, replica.news()))
         subscribed = replica.relay.subscribed or {}
         version = subscribed[Key.SERVER_VERSION]

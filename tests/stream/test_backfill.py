@@ -13,7 +13,8 @@ from cdc.position import Position, SnapshotState
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream import backfill
 from cdc.stream.backfill import Republication
-from cdc.upstream import resume
+from cdc.upstream import start
+from cdc.upstream.start import Known
 from cdc.vclock import VClock
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.shop import Sent, Shop
@@ -160,7 +161,7 @@ def test_before_the_first_row_of_the_stream() -> None:
     shop.replica.flush()
     shop.replica.crash()
     shop.replica.connect()
-    assert isinstance(shop.replica.decision, resume.Continue)
+    assert shop.replica.snapshot is None
     shop.news()
     assert ids(shop.rest()) == [1, 2, 3, 4, 5]
     assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
@@ -180,7 +181,7 @@ def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
         shop.replica.flush()
     shop.replica.crash()
     shop.replica.connect()
-    assert isinstance(shop.replica.decision, resume.Continue)
+    assert shop.replica.snapshot is None
     shop.master.insert("users", 7)
     assert ids(shop.events()) == []
     assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
@@ -204,9 +205,13 @@ def test_store_that_lacks_a_snapshot_is_told_from_one_that_lacks_a_request() -> 
         return Position(vclock=VClock({1: 5}), snapshot=snapshot)
 
     first, asked = SnapshotState(1, is_complete=True), SnapshotState(2, is_complete=True, request_count=1)
-    assert resume.reconcile(at(asked), at(first)).reason is None
-    assert resume.reconcile(at(SnapshotState(2, is_complete=True)), at(first)).reason is not None
-    assert resume.reconcile(at(SnapshotState(3, is_complete=True)), at(asked)).reason is not None
+
+    def is_useless(checkpoint: SnapshotState, store: SnapshotState) -> bool:
+        return start.needed(Known(at(checkpoint), has_store=True, store=at(store))).takes_snapshot
+
+    assert not is_useless(asked, first)
+    assert is_useless(SnapshotState(2, is_complete=True), first)
+    assert is_useless(SnapshotState(3, is_complete=True), asked)
 
 
 @pytest.mark.parametrize("name", ["nobody", "_space"])

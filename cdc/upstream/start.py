@@ -1,0 +1,218 @@
+"""Where a connection begins: one decision, from all that is known to everything there is to do.
+
+    checkpoint K, state store S, ballot, configuration ──▶ plan ─┬─▶ go on from K
+    newly published spaces, what an earlier stream said          ├─▶ bring the store from S up to K, and go on from there
+                                                                 ├─▶ a snapshot, compared with the store's rows or with nothing
+                                                                 └─▶ PositionError: the policy is to stop
+
+K is what consumers have. With images there is also S ≤ K, at which the state store has the rows: what lies between them is read
+again, for the store alone. A snapshot is compared with the rows of the store, so these must be what consumers have: either the
+store is exactly at K, or it is emptied.
+
+The choice of a member asks the same question before there is a ballot (`needed`), so whoever is chosen can be followed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Final
+
+from cdc.errors import PositionError
+from cdc.position import Position
+from cdc.protocol.ballot import Ballot
+from cdc.upstream import resume
+from cdc.upstream.resume import Policy, SnapshotMode
+from cdc.upstream.selection import Needed
+from cdc.vclock import VClock
+
+CAUGHT_UP_SECONDS: Final = 10.0
+"""For so long what was caught up with counts as that: a busy master is ahead again at the next connection."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known before a connection begins.
+
+    `checkpoint` is None before the first snapshot. `store` is the state store's position, None while it is empty; it is looked
+    at only if the daemon `has_store`. `newly_published`: names of spaces that the checkpoint knows as not published and that
+    the configuration publishes. `forced`: why a snapshot has to come, as found by an earlier stream or by the choice of this
+    member. `wants_id`: the daemon is to be registered in the replica set.
+    """
+
+    checkpoint: Position | None = None
+    has_store: bool = False
+    store: Position | None = None
+    newly_published: tuple[str, ...] = ()
+    forced: str | None = None
+    is_first_connect: bool = False
+    mode: SnapshotMode = "initial"
+    on_gap: Policy = "resnapshot"
+    on_divergence: Policy = "fail"
+    ignored: frozenset[int] = frozenset()
+    wants_id: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSnapshot:
+    """Read the contents first. `publish` is false where only the schema is wanted from them."""
+
+    reason: str
+    publish: bool = True
+
+
+class FollowAs(Enum):
+    """What the daemon is to the replica set while it follows the stream."""
+
+    ANONYMOUS = "anonymous"
+    BEHIND = "anonymous until all that the master had is durable; the next connection asks for an id"
+    NEW_MEMBER = "registered, once an id has been asked for"
+    MEMBER = "registered"
+
+
+@dataclass(frozen=True, slots=True)
+class StartPlan:
+    """What to do at the start of a connection, in this order.
+
+    `clears_store`: why the state store has to be emptied, if it has. `position`: where the rows begin. `snapshot`: the one to
+    take before them, if any. `catch_up_to`: rows up to there are published already and only change the state store.
+    `wants_id`: JOIN brings the snapshot, and the stream is followed as a member.
+    """
+
+    position: Position
+    snapshot: TakeSnapshot | None = None
+    catch_up_to: Position | None = None
+    clears_store: str | None = None
+    wants_id: bool = False
+    ignored: frozenset[int] = frozenset()
+
+    def follow_as(self, *, has_id: bool, vclock: VClock, master: VClock, seconds_since_caught_up: float) -> FollowAs:
+        """What to follow as from `vclock`, where the master was at `master` and knows an id for us or doesn't.
+
+        A daemon that has no id yet and is behind follows anonymously first: a master from 3.3 on keeps logs for an anonymous
+        replica too, and the end of a REGISTER moves what it keeps to where it is itself. Logs that lead there from `vclock`,
+        which the daemon has yet to read and to make durable, might go any time.
+        """
+        if not self.wants_id:
+            return FollowAs.ANONYMOUS
+        if has_id:
+            return FollowAs.MEMBER
+        if seconds_since_caught_up > CAUGHT_UP_SECONDS and not vclock.covers(resume.target(master, self.ignored)):
+            return FollowAs.BEHIND
+        return FollowAs.NEW_MEMBER
+
+
+class _Store(Enum):
+    """What the state store's rows are good for."""
+
+    ABSENT = "there is none"
+    LEVEL = "they are what consumers have"
+    BEHIND = "the stream leads from them to what consumers have"
+    USELESS = "they are neither"
+
+
+def needed(known: Known) -> Needed:
+    """What a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
+    store, _ = _compare(known)
+    published = known.checkpoint.vclock if known.checkpoint is not None else VClock()
+    return Needed(
+        published=published,
+        logs_from=known.store.vclock if store is _Store.BEHIND and known.store is not None else published,
+        takes_snapshot=_snapshot_anyway(known) is not None,
+        ignored=known.ignored,
+    )
+
+
+def plan(known: Known, ballot: Ballot) -> StartPlan:
+    """What to do with the server that has this ballot. Raises PositionError where the policy is to fail."""
+    store, useless_because = _compare(known)
+    begins_at_store = store is _Store.BEHIND
+    snapshot = _snapshot_anyway(known)
+    if snapshot is None:
+        assert known.checkpoint is not None
+        snapshot = _snapshot_for(known, ballot, known.store if begins_at_store else None)
+    at_checkpoint = StartPlan(known.checkpoint or Position(), snapshot, wants_id=known.wants_id, ignored=known.ignored)
+    if snapshot is not None and store in (_Store.BEHIND, _Store.USELESS):
+        return replace(at_checkpoint, clears_store=useless_because or snapshot.reason)
+    if begins_at_store and known.store is not None:
+        return replace(at_checkpoint, position=known.store, catch_up_to=at_checkpoint.position)
+    return at_checkpoint
+
+
+def _compare(known: Known) -> tuple[_Store, str | None]:
+    """How the store's rows relate to what consumers have; where they are useless, why. Raises PositionError."""
+    kafka, store = known.checkpoint, known.store
+    if not known.has_store:
+        return _Store.ABSENT, None
+    if kafka is None or kafka.snapshot is None:
+        if store is None:
+            return _Store.LEVEL, None
+        return _Store.USELESS, "there is no checkpoint, so what the state store has was never published"
+    if store is None or store.snapshot is None:
+        # Rows that it may have all the same are none of this daemon's.
+        return _Store.USELESS, "there is nothing in the state store"
+    resume.check_replicaset_of_store(kafka, store)
+    if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
+        # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.
+        if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
+            return _Store.LEVEL, None
+        return _Store.USELESS, "the state store lacks the end of the last snapshot"
+    if store.vclock == kafka.vclock:
+        return _Store.LEVEL, None
+    if kafka.vclock.covers(store.vclock):
+        return _Store.BEHIND, None
+    return _Store.USELESS, f"the state store is at {store.vclock}, the checkpoint at {kafka.vclock}"
+
+
+def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
+    """The snapshot that is to be taken whatever the server's ballot says, if there is one."""
+    position, mode = known.checkpoint, known.mode
+    if known.forced is not None:
+        # What the stream couldn't lead to has to come out, under any mode.
+        return TakeSnapshot(known.forced)
+    if position is None or position.snapshot is None:
+        if mode == "never":
+            return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)
+        return TakeSnapshot("there is no checkpoint")
+    store, reason = _compare(known)
+    if store is not _Store.USELESS:
+        if known.has_store and known.newly_published:
+            reason = f"newly published: {', '.join(known.newly_published)}"
+        elif not known.has_store and position.rekeyed:
+            reason = "rows were being published again from the state store, which isn't there any more"
+    if reason is not None:
+        return TakeSnapshot(reason, publish=mode != "never")
+    if not position.snapshot.is_complete:
+        return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
+    if mode == "always" and known.is_first_connect:
+        return TakeSnapshot("snapshot.mode is always")
+    return None
+
+
+def _snapshot_for(known: Known, ballot: Ballot, store: Position | None) -> TakeSnapshot | None:
+    """The snapshot that the ballot asks for, if it does; `store` is where the stream would have to begin, if not at the
+    checkpoint. Raises PositionError where the policy is to fail.
+    """
+    position = known.checkpoint
+    assert position is not None
+    report = resume.lost_history(position.vclock, ballot, known.ignored)
+    if report:
+        if known.on_divergence == "fail":
+            raise PositionError(
+                f"the server lacks changes that were published: it is at {ballot.vclock}, the checkpoint at {position.vclock} "
+                f"({report})",
+                resume.DIVERGENCE_HINT,
+            )
+        return TakeSnapshot(f"the server lacks changes that were published ({report})")
+    report = resume.missing_logs((store or position).vclock, ballot, known.ignored)
+    if not report:
+        return None
+    after = "the state store's position" if store is not None else "the checkpoint"
+    if resume.fails_on_gap(known.on_gap, known.mode):
+        at = f"the state store is at {store.vclock}, " if store is not None else ""
+        raise PositionError(
+            f"the server no longer has the logs after {after}: it keeps them from {ballot.gc_vclock}, "
+            f"{at}the checkpoint is at {position.vclock} ({report})",
+            resume.GAP_HINT,
+        )
+    return TakeSnapshot(f"the server no longer has the logs after {after} ({report})")
