@@ -88,12 +88,6 @@ class VClock(Mapping[int, int]):
         """Whether everything that `other` has seen has been seen here too (greater or equal in every component)."""
         return all(self[origin] >= lsn for origin, lsn in other._components.items())
 
-    def follow(self, origin: int, lsn: int) -> VClock:
-        """The position after the change `(origin, lsn)`. Lsns of one origin only grow; ValueError otherwise."""
-        if lsn <= self[origin]:
-            raise ValueError(f"lsn {lsn} of origin {origin} doesn't follow {self}")
-        return VClock({**self._components, origin: lsn})
-
     def lacking(self, other: VClock) -> dict[int, tuple[int, int]]:
         """The components in which `other` is ahead: origin → (own lsn, other's lsn). Empty if this covers `other`."""
         return {origin: (self[origin], lsn) for origin, lsn in other._components.items() if self[origin] < lsn}

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -36,7 +35,6 @@ from spark_jobs.space_table import SpaceTable, made_for
 from spark_jobs.transforms import SOURCE_FIELDS_OF_CURRENT, above, folded_rows, latest, whole_rows
 
 _FORGET_EVERY_SECONDS: Final = 3600
-_LOG: Final = logging.getLogger(__name__)
 
 
 class Current(Job):

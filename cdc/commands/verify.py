@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.config import Config
-from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS, expect, greet, vote
+from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -48,9 +48,10 @@ from cdc.schema.keys import KeyCodec
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, published_forms, replicaset_uuid_in
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
-from cdc.store.files import DATA_FILE
+from cdc.sources.handshake import expect, greet, vote
+from cdc.store.files import DATA_FILE, translate_lmdb_errors
 from cdc.store.spool import FileSpool
-from cdc.store.store import StateStore, translate_lmdb_errors
+from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline

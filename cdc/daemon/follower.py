@@ -50,7 +50,7 @@ from cdc.protocol.session import (
 from cdc.sources import registration
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
-from cdc.sources.handshake import expect, greet, vote
+from cdc.sources.handshake import expect
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
@@ -58,8 +58,6 @@ from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.upstream.start import FollowAs, StartPlan
 from cdc.vclock import VClock
-
-__all__ = ["SNAPSHOT_TIMEOUT_SECONDS", "Follower", "Goal", "expect", "greet", "vote"]
 
 SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
 """Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""

@@ -63,8 +63,7 @@ from cdc.ops.status import Status
 from cdc.position import Position
 from cdc.protocol.failure import XlogGapError
 from cdc.sources.handshake import greet, vote
-from cdc.store.files import is_there
-from cdc.store.store import set_aside
+from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer

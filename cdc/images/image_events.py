@@ -126,11 +126,6 @@ class ImageChanges:
         self._images.delete(key)
         return shown, OPEN_DELETE_IMAGE, content
 
-    def show(self, tuple_: bytes) -> tuple[bytes, bytes]:
-        """A tuple's key and row as JSON."""
-        values = tuple_values(tuple_)
-        return self.space.key_of(values), self.space.rows[len(values)](values)
-
     def _row(self, tuple_: bytes) -> bytes:
         values = tuple_values(tuple_)
         return self.space.rows[len(values)](values)

@@ -121,7 +121,6 @@ class ErrorCode:
 
 CLUSTER_SPACE: Final = 320
 """`_cluster`: id and UUID of each registered instance."""
-CLUSTER_BY_ID: Final = 0
 CLUSTER_BY_UUID: Final = 1
 
 FEATURES_SENT: Final = (0, 1, 2, 3)

@@ -24,9 +24,9 @@ from uuid import UUID
 from cdc.errors import SchemaError, excerpt
 from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
-from cdc.protocol.extensions import DeepValue
+from cdc.protocol.extensions import DeepValue, pack, unpack
 from cdc.schema.forms import ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
-from cdc.tuples.operations import apply_plainly, normalise
+from cdc.tuples.update import update, upsert
 
 SCHEMA_SPACE: Final = 272
 SPACE_SPACE: Final = 280
@@ -338,7 +338,10 @@ def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length:
         if kind == Type.UPSERT:
             return key, _bounded(body[Key.TUPLE])
         raise SchemaError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
-    return key, _bounded(apply_plainly(row, normalise(operations, base=body.get(Key.INDEX_BASE, 0), names=names)))
+    carry_out = upsert if kind == Type.UPSERT else update
+    # The operations are a list of lists, so what they write lies two levels deeper than it will in the row.
+    bounded = pack(_bounded(operations, LEVELS_MAX + 2))
+    return key, _bounded(unpack(carry_out(pack(row), bounded, base=body.get(Key.INDEX_BASE, 0), names=names)))
 
 
 def _bounded(value: Any, levels: int = LEVELS_MAX) -> Any:

@@ -64,12 +64,9 @@ from cdc.store.files import (
     lock,
     open_environment,
     remove_files,
-    set_aside,
     translate_lmdb_errors,
     write_condition,
 )
-
-__all__ = ["CLEAR", "Change", "StateStore", "set_aside", "translate_lmdb_errors"]
 
 SLICE_CHANGES: Final = 16_384
 """Changes in one LMDB transaction; each may hold a page of memory or, seldom, a few."""

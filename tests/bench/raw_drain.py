@@ -11,11 +11,11 @@ from typing import Final
 import msgpack
 
 from cdc.config import SourceSection
-from cdc.daemon.follower import expect, greet
 from cdc.local.interface import TarantoolServer
 from cdc.protocol.constants import Key
 from cdc.protocol.session import Subscribed
 from cdc.sources.connection import COALESCE_SECONDS, LOW_WATER_BYTES
+from cdc.sources.handshake import expect, greet
 from cdc.vclock import VClock
 
 _RECEIVE_BYTES: Final = 1024 * 1024

@@ -25,11 +25,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cdc.errors import StateError, StateLostError
+from cdc.images.overlay import CLEAR, Change
 from cdc.schema.keys import space_prefix
 from cdc.store import files
 from cdc.store import store as module
+from cdc.store.files import set_aside, translate_lmdb_errors
 from cdc.store.spool import FileSpool
-from cdc.store.store import CLEAR, Change, StateStore, set_aside, translate_lmdb_errors
+from cdc.store.store import StateStore
 from tests.fakes.profiles import examples
 
 STORE_FILES = {"data.mdb", "lock.mdb", "condition", "owner.lock"}
