@@ -260,7 +260,8 @@ class KafkaSection(_Section):
     """How long changes may wait while nothing is committed until the daemon says that it isn't ready. A broker that dies or falls
     silent costs up to its session's time (broker.session.timeout.ms, 9 s) and 5 s, and is no reason to wake anybody."""
     stop_timeout_ms: int = Field(default=30_000, ge=0, le=3_600_000)
-    """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start."""
+    """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start. If a
+    transaction had to be left open, the last line says for how long readers of committed messages may have to wait."""
     partitions: int = Field(default=4, ge=1, le=10_000)
     """Of topics that the daemon creates; adding partitions later moves keys (docs/events.md)."""
     replication_factor: int = Field(default=1, ge=1, le=100)

@@ -100,6 +100,8 @@ class Daemon:
         self._instance_uuid = instance_uuid(config.name)
         self._is_stopping = threading.Event()
         self._publisher: Publisher | None = None
+        # What the publishers before this one committed.
+        self._committed: Position | None = None
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._foothold: Foothold | None = None
@@ -336,16 +338,14 @@ class Daemon:
                     raise error
                 self._timed_out_at = position
                 self._log.warning("a source transaction could not be published in time; trying once more", reason=str(error))
-                _discard(self._publisher)
-                self._publisher = None
+                self._discard_publisher()
             case ProducerLostError() if self._publisher is not None:
                 # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
                 # producer finds out which, and only in the second case goes on.
                 what = "was fenced; looking who has the name" if isinstance(error, FencedError) else "is lost; making another"
                 self._log.warning(f"the Kafka producer {what}", reason=str(error))
                 self._slow_down()
-                _discard(self._publisher)
-                self._publisher = None
+                self._discard_publisher()
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
                 self._forced_snapshot = error.message
@@ -395,7 +395,9 @@ class Daemon:
         )
         takes_prefix = self._orders.take_prefix and not self._writers
         try:
-            self._checkpoint = publisher.start(expected_writers=self._writers, takes_prefix=takes_prefix)
+            self._checkpoint = publisher.start(
+                expected_writers=self._writers, takes_prefix=takes_prefix, known=self._newest_committed()
+            )
         except PublishAborted as error:
             _discard(publisher)
             # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
@@ -413,6 +415,17 @@ class Daemon:
         self._back_off.reset()
         return publisher
 
+    def _newest_committed(self) -> Position | None:
+        """The newest position that Kafka has said to be committed, as this process or the store before it knows."""
+        stored = self._writer.position if self._writer is not None else None
+        return max((found for found in (self._committed, stored) if found is not None), key=lambda found: found.seq, default=None)
+
+    def _discard_publisher(self) -> None:
+        assert self._publisher is not None
+        self._committed = self._publisher.committed or self._committed
+        _discard(self._publisher)
+        self._publisher = None
+
     def _go_back(self) -> None:
         assert self._publisher is not None
         self.status.state = "waiting for kafka"
@@ -426,8 +439,7 @@ class Daemon:
             if checkpoint is None:
                 # Only taking the name anew tells whether a transaction is being ended slowly or hangs.
                 self._log.warning("Kafka doesn't show the end of the last commit; taking the name anew")
-                _discard(self._publisher)
-                self._publisher = None
+                self._discard_publisher()
                 return
             self._checkpoint = checkpoint
             self._publisher.reset()
@@ -451,6 +463,17 @@ class Daemon:
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")
+        if self._publisher.open_seconds is not None:
+            self._log.warning(
+                "a Kafka transaction could not be ended: readers of committed messages don't get past it until the next start, "
+                "or until Kafka ends it by itself",
+                timeout_seconds=self._publisher.open_seconds,
+            )
+        elif self._publisher.unreadable is not None:
+            self._log.warning(
+                "all is committed, but Kafka may not show the last of it to readers of committed messages before the next start",
+                reason=self._publisher.unreadable,
+            )
 
 
 def _discard(publisher: Publisher) -> None:

@@ -6,7 +6,8 @@ read_committed sees whole source transactions, each event once; a restart goes o
 at_least_once: an idempotent producer writes events, which are visible at once; after all of them are acknowledged a second,
 small transactional producer writes the checkpoint. A restart repeats the whole transactions after it. The second producer
 makes both modes alike where it counts: the checkpoint is read the same way, and a second daemon of the same name fences
-the first.
+the first. A space's new form on the schema topic is visible when all events before it are, and before any after it: who
+applies it would take what comes late for something that the form has ended.
 
 No callback runs per message. In a transaction the commit speaks for all its messages; outside one, only failures are
 reported, and a flush that returns says that everything before it arrived.
@@ -14,6 +15,7 @@ reported, and a flush that returns says that everything before it arrived.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
@@ -53,6 +55,10 @@ class Delivery(Protocol):
 
     def abort(self) -> None:
         """Give up what isn't committed. Raises PublishError."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction may be open, as far as Kafka has told."""
 
     def close(self) -> None:
         """Let go of the connection."""
@@ -234,6 +240,10 @@ class ExactlyOnce(_Producing):
     def _first_error(self, error: KafkaError) -> KafkaError:
         return self._transactions.first_error(error)
 
+    @property
+    def is_open(self) -> bool:
+        return self._transactions.is_open
+
     def close(self) -> None:
         # Messages of an open transaction are of no use to anybody.
         self._producer.purge()
@@ -249,8 +259,10 @@ class AtLeastOnce(_Producing):
         is_stopping: Callable[[], bool],
         row_work_lock: AbstractContextManager[object],
         topic: str,
+        schema_topic: str,
     ) -> None:
         super().__init__(producer, is_stopping, row_work_lock)
+        self._schema_topic = schema_topic
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         self._checkpoint_topic = topic
@@ -269,15 +281,27 @@ class AtLeastOnce(_Producing):
         self._transactions.end_hanging(partitions, commit=commit)
 
     def produce(self, batch: Batch) -> None:
-        self._hand_over(batch.messages)
+        if batch.stored:  # only then it may have new forms
+            for is_form, messages in itertools.groupby(batch.messages, lambda message: _topic(message) == self._schema_topic):
+                if is_form:
+                    self._flush()
+                self._hand_over(list(messages))
+                if is_form:
+                    self._flush()
+        else:
+            self._hand_over(batch.messages)
         self._check()
 
-    def commit(self, records: Iterable[Record]) -> None:
+    def _flush(self) -> None:
+        """Wait until everything so far has arrived."""
         while self._producer.flush(CALL_TIMEOUT_SECONDS):
             self._check()
             if self._is_stopping():
                 raise PublishAborted("stopped while messages were on their way")
         self._check()
+
+    def commit(self, records: Iterable[Record]) -> None:
+        self._flush()
         self._transactions.begin()
         for key, value in records:
             self._checkpoint_producer.produce(self._checkpoint_topic, value, key)
@@ -294,6 +318,10 @@ class AtLeastOnce(_Producing):
                 return
         # What has failed is published again, as everything else.
         self.failure = None
+
+    @property
+    def is_open(self) -> bool:
+        return self._transactions.is_open
 
     def close(self) -> None:
         self._producer.purge()

@@ -1,9 +1,10 @@
 """Transactions that Kafka took for ended and never ended.
 
-A coordinator notes that a transaction is committed or aborted, then has a marker written to each partition of it. A broker
-that is killed in between writes them when it comes back; but if it doesn't know the partitions again yet when it begins,
-it takes them for deleted and leaves their markers out (seen with 4.3.1 in one node, killed within a second of the topics'
-creation: "these partitions are likely deleted already and hence can be skipped"). What was written then hangs:
+A coordinator notes that a transaction is committed or aborted, then has a marker written to each partition of it. Kafka 4.3.1
+leaves the marker out of a partition that has no leader in that moment, as it takes it for deleted (KAFKA-20734; "these partitions
+are likely deleted already and hence can be skipped"). It was seen when a killed broker came back and wrote what was missing, and
+when a partition's only broker had fallen silent for its session's time, or was killed between the last message and the commit.
+The commit comes through all the same, and what was written hangs:
 
     coordinator     PREPARE_COMMIT * killed        "complete"   ▶ init_transactions succeeds
     partition       … data ─────────────────────────────────────▶ no marker: a read_committed reader stops before `data`,
@@ -16,8 +17,8 @@ decides over what hangs there.
 
 Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
 them that is newer than the checkpoint was committed, and so was the rest of its transaction; if there is none, nobody has
-seen any of it, and it may as well never have been. If the checkpoint doesn't hang, it says itself: what hangs and is newer
-was aborted.
+seen any of it, and it may as well never have been, unless the daemon's process or store knows that it was committed. If the
+checkpoint doesn't hang, it says itself: what hangs and is newer was aborted.
 
 Topics that begin with the daemon's prefix need not be its own: those of a daemon `shop.eu` begin with `shop.` too, and anybody
 may write to them. Which are its own can't be told by the names of its spaces, for what hangs may be the first event of a new one.

@@ -26,15 +26,15 @@ import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.events import topics
 from cdc.events.json_values import encode
-from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.broker_limits import broker_limits
-from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.clients import KafkaClients
 from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
-from cdc.kafka.hanging import Place
+from cdc.kafka.readability import Readability, others_transaction
+from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.position import Position
 from cdc.schema.forms import StoredSpace
@@ -46,8 +46,6 @@ from cdc.stream.open_transaction import OpenTransaction
 
 IDLE_SECONDS: Final = 0.5
 COMPLAINT_SECONDS: Final = 10.0
-MARKERS_SECONDS: Final = 3.0
-"""How long Kafka may take to write the markers of a transaction that it says has ended."""
 
 
 class _State(Enum):
@@ -98,11 +96,15 @@ class Publisher:
         at every row, one to look into the store, the other to hand a message over; without this they would contend for it
         at every row."""
         self._next_complaint = 0.0
+        self._view = ReadersView(config, name, self._clients)
+        self._readability = Readability(name, config.topic_prefix, self._view, self._is_stopping)
         self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
         self._started: Delivery | None = None
         self._open = OpenTransaction()
         # How long a transaction with events may be open.
         self._timeout_seconds = math.inf
+        # How long any transaction may be open, also one that has nothing but a checkpoint.
+        self._transaction_seconds = 0.0
         self.committed: Position | None = None
         """What the checkpoint says, as far as this publisher knows."""
         self.statistics = statistics or PublisherStatistics()
@@ -137,21 +139,28 @@ class Publisher:
 
     # Starting and stopping.
 
-    def start(self, *, expected_writers: Collection[str | None] = (), takes_prefix: bool = False) -> Checkpoint:
+    def start(
+        self,
+        *,
+        expected_writers: Collection[str | None] = (),
+        takes_prefix: bool = False,
+        known: Position | None = None,
+    ) -> Checkpoint:
         """Take the name, make the control topics, read the checkpoint, claim the prefix, and begin to take batches.
 
         `expected_writers` are given by a process that had the name before: itself, and who wrote before it, as Kafka may
         not show its own record yet. If anybody else has written since, that one is not fenced in turn. With `takes_prefix`
-        the prefix is claimed though it is another daemon's. Raises ConnectionLostError while Kafka is away (try again on a
+        the prefix is claimed though it is another daemon's. `known` is the newest position that the caller knows to be
+        committed: readers may not see it yet. Raises ConnectionLostError while Kafka is away (try again on a
         new Publisher), PublishError or ConfigurationError.
         """
         with translate_kafka_errors():
-            return self._start(expected_writers, takes_prefix=takes_prefix)
+            return self._start(expected_writers, known, takes_prefix=takes_prefix)
 
-    def _start(self, expected_writers: Collection[str | None], *, takes_prefix: bool) -> Checkpoint:
+    def _start(self, expected_writers: Collection[str | None], known: Position | None, *, takes_prefix: bool) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
-        if expected_writers and self._read().writer not in expected_writers:
+        if expected_writers and self._view.checkpoint().writer not in expected_writers:
             raise FencedError(f"another daemon has taken the name {self._name!r}", NAME_HINT)
         self._started = self._make_delivery()
         try:
@@ -160,7 +169,7 @@ class Publisher:
             error.message = f"transactional id {self._name!r}: {error.message}"
             raise
         try:
-            stored = self._begin(takes_prefix=takes_prefix)
+            stored = self._begin(known, takes_prefix=takes_prefix)
         except FencedError as error:
             # By another daemon, or because Kafka was too slow: the next start looks which.
             raise ConnectionLostError(f"the name {self._name!r} was lost at once: {error.message}") from error
@@ -168,8 +177,8 @@ class Publisher:
         self._thread.start()
         return stored
 
-    def _begin(self, *, takes_prefix: bool) -> Checkpoint:
-        stored = self._read_to_the_end()
+    def _begin(self, known: Position | None, *, takes_prefix: bool) -> Checkpoint:
+        stored = self._read_to_the_end(known)
         if not takes_prefix:
             ownership.check(stored, self._config.topic_prefix, self._name)
         claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
@@ -197,6 +206,18 @@ class Publisher:
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self._state is _State.STOPPED
+
+    @property
+    def open_seconds(self) -> float | None:
+        """For how long, after `stop`, a transaction that couldn't be ended may keep readers waiting; None if there is none."""
+        has_ended_without_us = isinstance(self._error, FencedError | TransactionTimeoutError)
+        is_open = self._started is not None and self._started.is_open and not has_ended_without_us
+        return self._transaction_seconds if is_open else None
+
+    @property
+    def unreadable(self) -> str | None:
+        """Why it isn't known, after `stop`, that readers of committed messages can reach all of them; None if it is known."""
+        return self._readability.unreadable
 
     # What the daemon does all day.
 
@@ -273,45 +294,21 @@ class Publisher:
 
         Raises ConnectionLostError or ConfigurationError.
         """
-        admin = self._clients.admin()
-        if self._own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS)):
-            return None
-        return self._read()
+        return None if self._view.still_open() else self._view.checkpoint()
 
     def newest_seq(self) -> int:
         """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
-        admin = self._clients.admin()
-        _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
-        return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+        return self._view.newest_seq()
 
-    def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
-        """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""
-        control = {self._topics.control(name) for name in topics.CONTROL}
-        others = {place: start for place, start in open_.items() if place[0] not in control}
-        consumer = self._clients.consumer
-        written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()
-        return {place: start for place, start in open_.items() if place[0] in control or place in written}
-
-    def _prefixed_topics(self, admin: Admin) -> dict[str, int]:
-        prefix = self._config.topic_prefix + "."
-        counts = list_topics(admin, self._config.bootstrap_servers)
-        return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
-
-    def _read(self) -> Checkpoint:
-        topic = self._topics.control(topics.CHECKPOINT)
-        return checkpoint_topic.read(self._clients.consumer("read_committed"), topic, self._name)
-
-    def _read_to_the_end(self) -> Checkpoint:
+    def _read_to_the_end(self, known: Position | None) -> Checkpoint:
         """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
         stored = self.reload()
         if stored is None:
-            self._end_hanging()
+            open_, was_committed = self._view.what_hangs(known)
+            self._readability.end(self._delivery, open_, commit=was_committed)
             stored = self.reload()
         if stored is None:
-            raise ConnectionLostError(
-                f"another producer's transaction is open in topics of {self._config.topic_prefix}",
-                "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",
-            )
+            raise others_transaction(self._config.topic_prefix)
         return stored
 
     def _check_claim(self) -> None:
@@ -325,21 +322,6 @@ class Publisher:
             self._delivery.commit([checkpoint.owner_record(self._name, None)])
             raise
 
-    def _end_hanging(self) -> None:
-        clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
-        open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
-        open_ = self._own(open_)
-        known = self._read().position
-        seq = known.seq if known else 0
-        if (self._topics.control(topics.CHECKPOINT), 0) in open_:
-            was_committed = hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
-        else:
-            was_committed = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_) <= seq
-        structlog.get_logger().warning(
-            "Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=was_committed
-        )
-        self._delivery.end_hanging(open_, commit=was_committed)
-
     # The publisher's thread.
 
     def _run(self) -> None:
@@ -351,6 +333,15 @@ class Publisher:
                 self._end(error)
             except CdcError as error:
                 self._fail(error)
+                self._leave_nothing_open()
+
+    def _leave_nothing_open(self) -> None:
+        """Whoever has to act on what failed may take hours: readers of committed messages don't have to wait for that."""
+        try:
+            with translate_kafka_errors():
+                self._delivery.abort()
+        except CdcError as error:
+            structlog.get_logger().info("what was under way can't be aborted", name=self._name, reason=error.message)
 
     def _end(self, error: PublishAborted | ProducerLostError) -> None:
         """What has been published since the last commit is lost: abort it, or say that only a new producer can go on."""
@@ -409,9 +400,12 @@ class Publisher:
                 self._commit_position(last, {})
             if self._is_drained and not open_.began_at:
                 self._state = _State.STOPPED
+                self._readability.await_end(self._delivery)
                 return
             if self._is_stopping.is_set() or self._is_drained:
                 raise PublishAborted("stopped before everything was committed")
+            if not open_.began_at and self._readability.is_look_due(time.monotonic(), is_idle=batch is None):
+                self._readability.look(self._delivery)
 
     def _commit(self, open_: OpenTransaction) -> Position:
         assert open_.end is not None
@@ -464,6 +458,7 @@ class Publisher:
         self.statistics.recent_commit_seconds.append(ended - started)
         self.statistics.last_commit_at = ended
         self.statistics.trouble = None
+        self._readability.committed(started, ended)
         with self._lock:
             self._backlog.committed(ended, self._open_count)
             self._open_count = 0
@@ -513,6 +508,7 @@ class Publisher:
         """librdkafka's trouble with brokers, which it goes on trying to end."""
         self.statistics.trouble = error.str()
         now = time.monotonic()
+        self._readability.complained(now)
         if now >= self._next_complaint:
             self._next_complaint = now + COMPLAINT_SECONDS
             structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
@@ -529,8 +525,9 @@ class Publisher:
             )
         timeout_ms = self._clients.transaction_timeout_ms(limits)
         transactional = self._clients.transactional(self._complain, timeout_ms)
+        self._transaction_seconds = timeout_ms / 1000
         if self._config.delivery == "exactly_once":
-            self._timeout_seconds = timeout_ms / 1000
+            self._timeout_seconds = self._transaction_seconds
             return ExactlyOnce(transactional, stopping, self.row_work_lock, topic)
         delivery: AtLeastOnce
 
@@ -538,5 +535,5 @@ class Publisher:
             delivery.on_failed_delivery(error, message)
 
         producer = self._clients.idempotent(self._complain, report)
-        delivery = AtLeastOnce(producer, transactional, stopping, self.row_work_lock, topic)
+        delivery = AtLeastOnce(producer, transactional, stopping, self.row_work_lock, topic, self._topics.control(topics.SCHEMA))
         return delivery

@@ -29,6 +29,7 @@ from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import plan
 from cdc.vclock import VClock
 from tests.fakes.deliveries import OpenDelivery
+from tests.fakes.kafka import Cluster, clients
 from tests.fakes.master import Master, MasterConnection
 from tests.live.waiting import wait_for
 
@@ -125,7 +126,7 @@ class Running:
 
     def __init__(self, config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> None:
         delivery.gate.set()
-        self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True))
+        self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
         monkeypatch.setattr(self.publisher, "_started", delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda _: None)
         self.publisher._thread.start()

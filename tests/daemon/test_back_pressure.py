@@ -28,6 +28,7 @@ from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.deliveries import OpenDelivery
+from tests.fakes.kafka import Cluster, clients
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import frames_of
 from tests.live.waiting import wait_for
@@ -56,7 +57,7 @@ class Way:
 
     def __init__(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         self.delivery = OpenDelivery()
-        self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True))
+        self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
         monkeypatch.setattr(self.publisher, "_started", self.delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda _: None)
         self.publisher._thread.start()

@@ -23,6 +23,7 @@ from cdc.upstream.start import StartPlan
 from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.deliveries import OpenDelivery
+from tests.fakes.kafka import Cluster, clients
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import frames_of
 
@@ -55,7 +56,7 @@ def delivery() -> OpenDelivery:
 @pytest.fixture
 def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
     """Its thread runs, without a broker."""
-    publisher = Publisher("x", config.kafka, Writer("w", has_store=False))
+    publisher = Publisher("x", config.kafka, Writer("w", has_store=False), clients(Cluster()))
     monkeypatch.setattr(publisher, "_started", delivery)
     monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
     publisher._thread.start()

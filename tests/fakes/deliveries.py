@@ -38,5 +38,10 @@ class OpenDelivery:
         """Forget them."""
         self.open = []
 
+    @property
+    def is_open(self) -> bool:
+        """Whether something is neither committed nor forgotten."""
+        return bool(self.open)
+
     def close(self) -> None:
         """Nothing to let go."""

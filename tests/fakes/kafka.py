@@ -1,28 +1,31 @@
 """A cluster as its clients see it, that fails when it is told to: what publishers are tested with where no broker can be had to.
 
-It knows topics, transactions with fencing and a time-out, and deliveries that are refused. What is committed is in `records`.
+It knows topics, transactions with fencing and a time-out, deliveries that are refused, and commits that some topics don't show.
 """
 
 from __future__ import annotations
 
 import itertools
 import time
+from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 
 from cdc.kafka.broker_limits import BrokerLimits
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import Complain, KafkaClients
 
 Record = tuple[str, int | None, bytes | None, bytes | None]
 """Topic, the partition if one was named, key and value."""
 
 FENCED = KafkaError(KafkaError._FENCED, "Producer fenced by newer instance", fatal=True)
-NOT_NOW = KafkaError(KafkaError._STATE, "Operation not valid in state AbortableError")
+NO_ANSWER = KafkaError(KafkaError._TIMED_OUT, retriable=True)
+SILENCE_SECONDS = 0.01
+"""How long a call waits for an answer that doesn't come."""
 
 
 @dataclass
@@ -31,14 +34,31 @@ class Cluster:
 
     partitions: dict[str, int] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
+    """What is committed."""
+    leave_out: Counter[str] = field(default_factory=Counter)
+    """Topics that so many of the next commits leave out (see cdc.kafka.hanging)."""
+    hanging: dict[str, int] = field(default_factory=dict)
+    """Such topics, and how many of their records readers of committed messages can reach."""
+    complain: Complain = lambda _: None
+    """Tells the newest transactional producer's owner of trouble with a broker."""
+    can_tell: bool = True
+    """Whether ends of partitions can be asked for."""
     attempts: int = 0
     """Messages that were sent, whatever became of them."""
     timeout_seconds: float = 900.0
     """How long a transaction may be open."""
     refuse: Callable[[Record], KafkaError | None] = lambda _: None
-    """What becomes of a message outside of transactions."""
+    """What becomes of a message; in a transaction its commit tells."""
+    lost_answers: int = 0
+    """How many of the next commits come through, but the answer doesn't."""
+    is_silent: bool = False
+    """Whether nothing answers."""
+    slow: set[str] = field(default_factory=set)
+    """Topics where messages outside of transactions arrive only when they are waited for."""
     fail_commit: Callable[[], KafkaError | None] = lambda: None
     """What becomes of a commit."""
+    fail_abort: Callable[[], KafkaError | None] = lambda: None
+    """What becomes of an abort."""
     is_open: bool = False
     """Whether a transaction is."""
     created_within: list[str] = field(default_factory=list)
@@ -56,9 +76,31 @@ class Cluster:
             brokers={1: None},
         )
 
-    def values(self, topic: str) -> list[bytes | None]:
+    def written(self, topic: str) -> list[Record]:
+        """What a topic holds."""
+        return [record for record in self.records if record[0] == topic]
+
+    def reachable(self, topic: str) -> list[Record]:
         """What a reader of committed records finds in a topic."""
-        return [value for found, _, _, value in self.records if found == topic]
+        return self.written(topic)[: self.hanging.get(topic)]
+
+    def values(self, topic: str) -> list[bytes | None]:
+        """The values of what such a reader finds."""
+        return [value for _, _, _, value in self.reachable(topic)]
+
+    def end(self, queue: list[Record], *, commit: bool) -> None:
+        """A transaction ends, and with it what hangs in its topics."""
+        for topic in {record[0] for record in queue}:
+            before = self.written(topic)
+            if commit and self.leave_out[topic] > 0:
+                self.leave_out[topic] -= 1
+                self.hanging.setdefault(topic, len(before))
+            elif topic in self.hanging:
+                reachable = self.hanging.pop(topic)
+                if not commit:
+                    self.records = [record for record in self.records if record[0] != topic] + before[:reachable]
+        if commit:
+            self.records += queue
 
 
 class FakeProducer:
@@ -70,6 +112,8 @@ class FakeProducer:
         self._queue: list[Record] = []
         self._epoch = -1
         self._began_at: float | None = None
+        # Whether the transaction has been committed, and that is still to be told.
+        self._is_unanswered = False
 
     def init_transactions(self, _: float) -> None:
         """Fence whoever was before."""
@@ -91,34 +135,62 @@ class FakeProducer:
     def commit_transaction(self, _: float) -> None:
         """All or nothing."""
         self._check()
+        self._await_answer()
+        if self._is_unanswered:
+            self._is_unanswered = False
+            return
         error = self._cluster.fail_commit()
         if error is not None:
             raise KafkaException(error)
-        self._cluster.records += self._queue
+        for refused in filter(None, map(self._cluster.refuse, self._queue)):
+            raise KafkaException(KafkaError(refused.code(), txn_requires_abort=True))
+        self._cluster.end(self._queue, commit=True)
         self._queue, self._began_at = [], None
         self._cluster.is_open = False
+        if self._cluster.lost_answers:
+            self._cluster.lost_answers -= 1
+            self._is_unanswered = True
+            raise KafkaException(NO_ANSWER)
 
     def abort_transaction(self, _: float) -> None:
         """Nothing."""
         self._check()
+        self._await_answer()
+        error = self._cluster.fail_abort()
+        if error is not None:
+            raise KafkaException(error)
+        self._cluster.end(self._queue, commit=False)
         self._queue, self._began_at = [], None
         self._cluster.is_open = False
 
     def poll(self, _: float) -> int:
-        """Nothing happens by itself."""
+        """What is outside of transactions arrives by itself, but for the slow topics."""
+        if not self._cluster.is_silent:
+            self._deliver([record for record in self._queue if record[0] not in self._cluster.slow])
         return 0
 
     def flush(self, _: float) -> int:
         """Deliver what waits, or report that it can't be."""
+        if self._cluster.is_silent:
+            time.sleep(SILENCE_SECONDS)
+            return len(self._queue)
+        self._deliver(self._queue)
+        return 0
+
+    def _await_answer(self) -> None:
+        if self._cluster.is_silent:
+            time.sleep(SILENCE_SECONDS)
+            raise KafkaException(NO_ANSWER)
+
+    def _deliver(self, records: list[Record]) -> None:
         if self._on_failure is not None:
-            queue, self._queue = self._queue, []
-            for record in queue:
+            self._queue = [record for record in self._queue if record not in records]
+            for record in records:
                 error = self._cluster.refuse(record)
                 if error is None:
                     self._cluster.records.append(record)
                 else:
                     self._on_failure(error, None)
-        return 0
 
     def purge(self, **_: bool) -> None:
         """Throw away what waits, which is reported."""
@@ -140,7 +212,7 @@ class FakeProducer:
 
 
 class FakeAdmin:
-    """Topics, and ends of partitions where nothing is ever open."""
+    """Topics, and ends of partitions."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -152,9 +224,15 @@ class FakeAdmin:
         self._cluster.partitions |= {topic.topic: topic.num_partitions for topic in new}
         return {topic.topic: _done(None) for topic in new}
 
-    def list_offsets(self, wanted: dict[TopicPartition, Any], **_: object) -> dict[TopicPartition, Future[Any]]:
+    def list_offsets(
+        self, wanted: dict[TopicPartition, Any], *, isolation_level: IsolationLevel, **_: object
+    ) -> dict[TopicPartition, Future[Any]]:
         """As if each record of a topic was in each of its partitions."""
-        return {place: _done(SimpleNamespace(offset=len(self._cluster.values(place.topic)))) for place in wanted}
+        cluster = self._cluster
+        if not cluster.can_tell:
+            return {place: _failed(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) for place in wanted}
+        ask = cluster.reachable if isolation_level is IsolationLevel.READ_COMMITTED else cluster.written
+        return {place: _done(SimpleNamespace(offset=len(ask(place.topic)))) for place in wanted}
 
     def describe_configs(self, resources: list[Any], **_: object) -> dict[Any, Future[Any]]:
         """Nobody may ask."""
@@ -164,7 +242,8 @@ class FakeAdmin:
 class FakeConsumer:
     """Reads one partition of a topic to its end."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, isolation: str) -> None:
+        self._read = cluster.reachable if isolation == "read_committed" else cluster.written
         self._cluster = cluster
         self._messages: list[Any] = []
 
@@ -175,8 +254,8 @@ class FakeConsumer:
     def assign(self, places: list[TopicPartition]) -> None:
         """What there is now, and its end."""
         for place in places:
-            found = [(key, value) for topic, _, key, value in self._cluster.records if topic == place.topic]
-            self._messages += [_message(place, key, value) for key, value in found]
+            found = self._read(place.topic)[max(0, place.offset) :]
+            self._messages += [_message(place, key, value) for _, _, key, value in found]
             self._messages.append(_message(place, None, None, KafkaError(KafkaError._PARTITION_EOF)))
 
     def poll(self, _: float) -> Any:
@@ -197,16 +276,17 @@ class FakeClients:
         """Of this cluster."""
         return FakeAdmin(self.cluster)
 
-    def consumer(self, _: str) -> FakeConsumer:
-        """Of what is committed."""
-        return FakeConsumer(self.cluster)
+    def consumer(self, isolation: str) -> FakeConsumer:
+        """Of what is committed, or of all."""
+        return FakeConsumer(self.cluster, isolation)
 
     def transaction_timeout_ms(self, _: BrokerLimits) -> int:
         """As the cluster has it."""
         return int(self.cluster.timeout_seconds * 1000)
 
-    def transactional(self, _: object, __: int) -> FakeProducer:
+    def transactional(self, complain: Complain, _: int) -> FakeProducer:
         """With the one name that there is."""
+        self.cluster.complain = complain
         return FakeProducer(self.cluster)
 
     def idempotent(self, _: object, on_failure: Callable[[KafkaError | None, Any], None]) -> FakeProducer:
@@ -228,4 +308,10 @@ def _message(place: TopicPartition, key: bytes | None, value: bytes | None, erro
 def _done(result: Any) -> Future[Any]:
     future = Future[Any]()
     future.set_result(result)
+    return future
+
+
+def _failed(error: KafkaError) -> Future[Any]:
+    future = Future[Any]()
+    future.set_exception(KafkaException(error))
     return future

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import select
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Literal
@@ -12,6 +13,7 @@ from confluent_kafka import KafkaError
 
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
+from cdc.kafka import readability, readers_view
 from cdc.kafka.publisher import Publisher
 from cdc.position import Position
 from cdc.stream.batch import Batch, Broadcast
@@ -23,6 +25,12 @@ Mode = Literal["exactly_once", "at_least_once"]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
 Start = Callable[..., Publisher]
 WRITER = Writer("writer", has_store=False)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This Kafka writes its markers at once, or not at all."""
+    monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.1)
 
 
 @pytest.fixture
@@ -51,10 +59,14 @@ def start(cluster: Cluster) -> Iterator[Start]:
             publisher.stop(20)
 
 
+def row(number: int) -> bytes:
+    """An event's value, as far as the publisher reads it."""
+    return b'{"source":{"name":"shop","seq":%d}}' % number
+
+
 def batch(number: int, *messages: Broadcast, is_boundary: bool = True) -> Batch:
     """One row of one space, at lsn `number`."""
-    row = ("shop.things", b"%d" % number, b"row %d" % number)
-    found = messages or (row,)
+    found = messages or (("shop.things", b"%d" % number, row(number)),)
     return Batch(list(found), 10, 1, 1, Position(VClock({1: number}), number), is_boundary, {}, ["shop.things"], 1.0)
 
 
@@ -81,7 +93,7 @@ def test_what_is_settled_is_there(cluster: Cluster, start: Start, mode: Mode) ->
     publisher = start(mode)
     publisher.submit(batch(1))
     assert [position.seq for position in wait(publisher)] == [1]
-    assert cluster.values("shop.things") == [b"row 1"]
+    assert cluster.values("shop.things") == [row(1)]
     assert publisher.committed == Position(VClock({1: 1}), 1)
 
 
@@ -123,7 +135,7 @@ def test_a_failed_delivery_is_forgotten_after_the_abort(cluster: Cluster, start:
     for number in (1, 2, 3):
         publisher.submit(batch(number))
         wait(publisher)
-    assert cluster.values("shop.things") == [b"row 1", b"row 2", b"row 3"]
+    assert cluster.values("shop.things") == [row(1), row(2), row(3)]
     assert (publisher.statistics.abort_count, publisher.statistics.failure) == (1, None)
 
 
@@ -192,7 +204,7 @@ def test_a_source_transaction_that_takes_too_long(cluster: Cluster, start: Start
     again.submit(batch(2, is_boundary=False))
     again.submit(batch(3))
     assert [position.seq for position in wait(again)] == [3]
-    assert cluster.values("shop.things") == [b"row 1", b"row 2", b"row 3"]
+    assert cluster.values("shop.things") == [row(1), row(2), row(3)]
 
 
 def test_a_large_source_transaction_has_all_the_time_that_there_is(cluster: Cluster, start: Start) -> None:
@@ -200,7 +212,7 @@ def test_a_large_source_transaction_has_all_the_time_that_there_is(cluster: Clus
     publisher.submit(batch(1))
     publisher.submit(batch(2, is_boundary=False))
     assert [position.seq for position in wait(publisher)] == [1]
-    assert cluster.values("shop.things") == [b"row 1"]
+    assert cluster.values("shop.things") == [row(1)]
     publisher.abandon("the test ends")
 
 
@@ -239,3 +251,121 @@ def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: S
         again.start(expected_writers={"writer"})
     again.stop(0)
     other.stop(20)
+
+
+def leave_out_next(cluster: Cluster) -> None:
+    """The next commit is left out of all topics, as of partitions that had no leader in that moment."""
+    cluster.leave_out.update({"shop.checkpoint": 1, "shop.things": 1})
+
+
+def until(what: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_orderly_end_shows_all_that_was_committed(cluster: Cluster, start: Start, mode: Mode) -> None:
+    publisher = start(mode, commit_interval_ms=60_000)
+    publisher.submit(batch(1))
+    leave_out_next(cluster)
+    assert publisher.stop(20)
+    assert (publisher.unreadable, publisher.open_seconds) == (None, None)
+    assert row(1) in cluster.values("shop.things")
+    assert not cluster.hanging
+    assert start(mode).committed == Position(VClock({1: 1}), 1)
+
+
+def test_an_end_says_what_readers_may_not_reach(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readability, "END_SECONDS", 0.1)
+    publisher = start("exactly_once", commit_interval_ms=60_000)
+    publisher.submit(batch(1))
+    cluster.can_tell = False
+    assert publisher.stop(20), "all was committed"
+    assert "can't be asked for" in (publisher.unreadable or "")
+    assert publisher.open_seconds is None
+
+
+def test_an_end_waits_until_partitions_have_leaders_again(cluster: Cluster, start: Start) -> None:
+    publisher = start("exactly_once", commit_interval_ms=60_000)
+    publisher.submit(batch(1))
+    leave_out_next(cluster)
+    cluster.can_tell = False
+    threading.Timer(1.0, lambda: setattr(cluster, "can_tell", True)).start()
+    assert publisher.stop(20)
+    assert publisher.unreadable is None
+    assert not cluster.hanging
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_hangs_is_shown_when_it_is_quiet(cluster: Cluster, start: Start, mode: Mode) -> None:
+    publisher = start(mode)
+    leave_out_next(cluster)
+    publisher.submit(batch(1))
+    wait(publisher)
+    until(lambda: not cluster.hanging)
+    assert row(1) in cluster.values("shop.things")
+
+
+def test_after_a_complaint_no_abort_takes_what_was_committed(cluster: Cluster, start: Start) -> None:
+    """An abort decides over everything in its partitions, also over what an earlier commit was left out of."""
+    publisher = start("exactly_once")
+    cluster.complain(KafkaError(KafkaError._TRANSPORT))
+    leave_out_next(cluster)
+    # The first row, then what ends the transaction that was left open, then the second row.
+    commits = iter([None, None, KafkaError(KafkaError._MSG_TIMED_OUT, txn_requires_abort=True)])
+    cluster.fail_commit = lambda: next(commits, None)
+    publisher.submit(batch(1))
+    wait(publisher)
+    publisher.submit(batch(2))
+    with pytest.raises(PublishAborted):
+        wait(publisher)
+    assert row(1) in cluster.values("shop.things")
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_hangs_at_a_start(cluster: Cluster, start: Start, *, is_known: bool) -> None:
+    """It is committed if it is known to have been; if not, nobody has seen any of it, and it is as if it had never been."""
+    publisher = start("exactly_once")
+    leave_out_next(cluster)
+    publisher.submit(batch(1))
+    wait(publisher)
+    assert cluster.hanging
+    next_one = Publisher("x", publisher._config, WRITER, clients(cluster))
+    stored = next_one.start(known=publisher.committed if is_known else None)
+    next_one.stop(20)
+    assert (stored.position.seq if stored.position else None) == (1 if is_known else 0)
+    assert (row(1) in cluster.values("shop.things")) is is_known
+    assert not cluster.hanging
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_end_that_has_to_leave_a_transaction_open(cluster: Cluster, start: Start, mode: Mode) -> None:
+    """It says for how long readers wait; the next start ends it."""
+    publisher = start(mode, commit_interval_ms=60_000)
+    publisher.submit(batch(1))
+    cluster.fail_commit = cluster.fail_abort = lambda: KafkaError(KafkaError._TIMED_OUT, retriable=True)
+    assert not publisher.stop(0.3)
+    assert publisher.open_seconds == 900
+    cluster.fail_commit = cluster.fail_abort = lambda: None
+    again = start(mode)
+    assert not cluster.is_open
+    again.submit(batch(1))
+    wait(again)
+    assert again.stop(20)
+    assert again.open_seconds is None
+
+
+@pytest.mark.parametrize("slow", ["shop.things", "shop.schema", "shop.others"])
+def test_a_new_form_is_shown_behind_what_it_ends_and_before_what_it_begins(cluster: Cluster, start: Start, slow: str) -> None:
+    """Although each partition takes its own time."""
+    publisher = start("at_least_once", commit_interval_ms=60_000)
+    cluster.slow = {slow}
+    publisher.submit(batch(1))
+    found = batch(2)
+    found.messages += [("shop.schema", b"form", b"form"), ("shop.others", b"3", row(3))]
+    found.stored = {512: None}
+    publisher.submit(found)
+    assert publisher.stop(20)
+    assert [value for topic, _, _, value in cluster.records if topic != "shop.checkpoint"] == [row(1), row(2), b"form", row(3)]

@@ -1,0 +1,73 @@
+"""How much of a daemon's topics readers of committed messages can reach, and what keeps them from the rest."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from cdc.config import KafkaSection
+from cdc.events import topics
+from cdc.kafka import checkpoint_topic, hanging
+from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.hanging import Place
+from cdc.kafka.topic_admin import list_topics
+from cdc.position import Position
+from cdc.stream.checkpoint import Checkpoint
+
+MARKERS_SECONDS: Final = 3.0
+"""How long Kafka may take to write the markers of a transaction that it says has ended."""
+
+
+class ReadersView:
+    """Asks Kafka anew each time. All methods raise ConnectionLostError while Kafka doesn't answer."""
+
+    def __init__(self, config: KafkaSection, name: str, clients: KafkaClients) -> None:
+        self._config = config
+        self._name = name
+        self._clients = clients
+        self._topics = topics.TopicNames(config.topic_prefix)
+
+    def checkpoint(self) -> Checkpoint:
+        """What readers see of it. Raises ConfigurationError if it can't be understood."""
+        topic = self._topics.control(topics.CHECKPOINT)
+        return checkpoint_topic.read(self._clients.consumer("read_committed"), topic, self._name)
+
+    def still_open(self) -> dict[Place, int]:
+        """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""
+        admin = self._clients.admin()
+        return self._own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS))
+
+    def what_hangs(self, known: Position | None) -> tuple[dict[Place, int], bool]:
+        """Where readers don't get on, and whether what is there was committed; `known` is known to have been.
+
+        The producer has just begun, so nothing is under way.
+        """
+        clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
+        open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
+        open_ = self._own(open_)
+        position = self.checkpoint().position
+        seq = position.seq if position else 0
+        newest_open = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_)
+        if (self._topics.control(topics.CHECKPOINT), 0) not in open_:
+            return open_, newest_open <= seq
+        if known is not None and known.seq > seq and newest_open <= known.seq:
+            return open_, True
+        return open_, hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
+
+    def newest_seq(self) -> int:
+        """The highest `seq` of all events that readers can reach, 0 if there are none."""
+        admin = self._clients.admin()
+        _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
+        return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+
+    def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
+        """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""
+        control = {self._topics.control(name) for name in topics.CONTROL}
+        others = {place: start for place, start in open_.items() if place[0] not in control}
+        consumer = self._clients.consumer
+        written = hanging.written_by(consumer("read_uncommitted"), self._config.topic_prefix, others) if others else set()
+        return {place: start for place, start in open_.items() if place[0] in control or place in written}
+
+    def _prefixed_topics(self, admin: Admin) -> dict[str, int]:
+        prefix = self._config.topic_prefix + "."
+        counts = list_topics(admin, self._config.bootstrap_servers)
+        return {topic: count for topic, count in counts.items() if topic.startswith(prefix)}
