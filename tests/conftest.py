@@ -150,6 +150,14 @@ def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredK
 
 
 @pytest.fixture(scope="session")
+def frail_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+    """One broker for all tests that stop, kill or freeze it: leave it running."""
+    with local_servers(tmp_path_factory.mktemp("frail-kafka")) as started:
+        # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
+        yield started.start_kafka(properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}, heap="512m")
+
+
+@pytest.fixture(scope="session")
 def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
     """Three brokers for all tests that kill or freeze some of them: leave them running."""
     if server_kind() is not ServerKind.PROCESS:

@@ -9,7 +9,6 @@ from typing import Protocol
 import pytest
 
 from cdc.local.interface import KafkaServer, TarantoolServer
-from cdc.local.servers import local_servers
 from tests.live.scene import Scene
 
 
@@ -17,14 +16,6 @@ class SceneFactory(Protocol):
     """Makes a scene; it ends with the test, and its servers' own fixtures end the servers."""
 
     def __call__(self, kafka: KafkaServer, master: TarantoolServer = ...) -> Scene: ...
-
-
-@pytest.fixture(scope="session")
-def frail_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
-    """One broker for all tests that stop, kill or freeze it: leave it running."""
-    with local_servers(tmp_path_factory.mktemp("frail-kafka")) as started:
-        # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
-        yield started.start_kafka(properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}, heap="512m")
 
 
 @pytest.fixture
