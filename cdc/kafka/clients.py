@@ -84,6 +84,12 @@ def time_outs(message_bytes_max: int) -> dict[str, int]:
     }
 
 
+def answer_seconds(config: KafkaSection) -> float:
+    """How long a request is waited for until it is sent again, while the first copy may still be under way."""
+    settings = {**time_outs(config.message_bytes_max), **config.properties}
+    return _milliseconds("socket.timeout.ms", settings["socket.timeout.ms"]) / 1000
+
+
 class KafkaClients:
     """Makes clients of one cluster for the daemon of one name."""
 

@@ -30,7 +30,7 @@ from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Publis
 from cdc.events import topics
 from cdc.events.json_values import encode
 from cdc.kafka.broker_limits import broker_limits
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import KafkaClients, answer_seconds
 from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
 from cdc.kafka.readability import Readability, others_transaction
@@ -474,6 +474,7 @@ class Publisher:
         Raises ProducerLostError if it can't be ended: this producer is of no use then, only a new one is.
         """
         self._topic_admin.forget()  # one may be gone, which is known only if it is looked for
+        started = time.monotonic()
         try:
             self._delivery.abort()
         except (PublishAborted, ProducerLostError) as again:
@@ -485,6 +486,10 @@ class Publisher:
         if self._is_ending:
             self._fail(error)
             return
+        if time.monotonic() - started >= answer_seconds(self._config):
+            # The request was sent more than once. A copy that comes late would abort what the next transaction has by then,
+            # and the rest of it would be committed. Kafka refuses the copy once another producer has the name.
+            raise ProducerLostError(f"{error.message}; and then it took Kafka long to abort the transaction")
         with self._lock:
             self._error = error
             self._state = _State.ABORTED

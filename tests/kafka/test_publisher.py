@@ -14,12 +14,13 @@ from confluent_kafka import KafkaError
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.kafka import readability, readers_view
+from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.position import Position
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Writer
 from cdc.vclock import VClock
-from tests.fakes.kafka import FENCED, Cluster, clients
+from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, clients
 
 Mode = Literal["exactly_once", "at_least_once"]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
@@ -184,6 +185,50 @@ def test_what_was_aborted_is_not_said_to_be_committed(cluster: Cluster, start: S
     publisher.reset()
     publisher.stop(20)
     assert publisher.committed == Position(VClock({1: 1}), 1)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_whose_answer_is_lost_counts_once(cluster: Cluster, start: Start, mode: Mode) -> None:
+    publisher = start(mode)
+    cluster.lost_answers = 2
+    for number in (1, 2, 3):
+        publisher.submit(batch(number))
+        wait(publisher)
+    assert cluster.lost_answers == 0
+    assert cluster.values("shop.things") == [row(1), row(2), row(3)]
+    assert publisher.statistics.abort_count == 0
+
+
+@pytest.mark.parametrize(
+    "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD]
+)
+def test_what_cannot_heal_leaves_no_transaction_open(cluster: Cluster, start: Start, code: int) -> None:
+    """Whoever has to act may take hours, and readers would wait for its end."""
+    publisher = start("exactly_once")
+    cluster.refuse = lambda record: KafkaError(code) if record[0] == "shop.things" else None
+    publisher.submit(batch(1))
+    with pytest.raises(PublishError, match="can't be committed"):
+        wait(publisher)
+    publisher.stop(20)
+    assert not cluster.is_open
+    assert publisher.open_seconds is None
+    assert cluster.values("shop.things") == []
+
+
+def test_after_a_slow_abort_only_a_new_producer_goes_on(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A late copy of the request would abort a part of the next transaction."""
+    monkeypatch.setattr("cdc.kafka.publisher.answer_seconds", lambda _: 0.1)
+    publisher = start("exactly_once")
+    until = time.monotonic() + 0.3
+    cluster.fail_commit = fails_once_to_commit(KafkaError._MSG_TIMED_OUT)
+    cluster.fail_abort = lambda: NO_ANSWER if time.monotonic() < until else None
+    publisher.submit(batch(1))
+    with pytest.raises(ProducerLostError, match="long to abort"):
+        wait(publisher)
+    again = start("exactly_once")
+    again.submit(batch(1))
+    wait(again)
+    assert cluster.values("shop.things") == [row(1)]
 
 
 def test_a_source_transaction_that_takes_too_long(cluster: Cluster, start: Start) -> None:
