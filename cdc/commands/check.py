@@ -26,7 +26,7 @@ from cdc.events import topics
 from cdc.identity import instance_uuid
 from cdc.kafka import rights
 from cdc.kafka.clients import KafkaClients
-from cdc.kafka.topic_admin import list_topics
+from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
@@ -61,6 +61,9 @@ def check(config: Config, say: Say) -> bool:
         where = f"at {position.vclock}" if position else "not there yet"
         say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
         findings += check_start.of_kafka(config, stored)
+        names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in COMPACTED]
+        admin = KafkaClients(config.name, config.kafka).admin()
+        findings += check_start.of_policies(config, cleanup_policies(admin, [name for name in names if name in existing]))
     findings += check_start.of_state_path(config, stored)
     known = supposed_before(config, stored) if kafka.is_good else None
     found = [_look(config, member, stored, known, say) for member in config.source.members()]

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,7 +20,8 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold
 from cdc.errors import CdcError, StateError
-from cdc.events.topics import SpaceFilter
+from cdc.events.topics import CHECKPOINT, SpaceFilter, TopicNames
+from cdc.kafka.topic_admin import COMPACTED
 from cdc.ops import asking
 from cdc.store.files import is_locked
 from cdc.stream import ownership
@@ -71,6 +72,23 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
             f"Stop that one before {config.name!r} is run, or give this one another state.path.",
         )
     admission.check_alone(config, stored, Foothold.writers_in(directory), lambda: False)
+
+
+def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:
+    """Control topics that lose what must stay, given those that tell their cleanup.policy. The daemon doesn't make them so."""
+    names = TopicNames(config.kafka.topic_prefix)
+    for control in sorted(COMPACTED):
+        topic = names.control(control)
+        policy = policies.get(topic, "compact")
+        if policy != "compact":
+            lost = "the daemon's position" if control == CHECKPOINT else "the form of a space that hasn't changed for long"
+            yield Finding(
+                topic,
+                f"its cleanup.policy is {policy!r}, by which {lost} is deleted one day. Mend it: kafka-configs.sh "
+                f"--bootstrap-server {config.kafka.bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
+                "--add-config cleanup.policy=compact",
+                is_failure=False,
+            )
 
 
 def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:

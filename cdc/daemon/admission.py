@@ -17,7 +17,7 @@ import structlog
 from confluent_kafka import KafkaException
 
 from cdc.config import Config
-from cdc.errors import StateError
+from cdc.errors import ConfigurationError, StateError
 from cdc.events import topics
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
@@ -61,8 +61,14 @@ def read(config: Config) -> Checkpoint:
     """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError."""
     kafka, topic = config.kafka, checkpoint_topic_name(config)
     clients = KafkaClients(config.name, kafka)
-    if topic not in list_topics(clients.admin(), kafka.bootstrap_servers):
+    count = list_topics(clients.admin(), kafka.bootstrap_servers).get(topic)
+    if count is None:
         return Checkpoint()
+    if count > 1:
+        raise ConfigurationError(
+            f"the topic {topic} has {count} partitions, and the daemon keeps its position in one",
+            "Delete it: the daemon makes it as it has to be.",
+        )
     return checkpoint_topic.read(clients.consumer("read_committed"), topic, config.name)
 
 

@@ -192,6 +192,8 @@ class KafkaClients:
         config = self._config
         return {
             **time_outs(config.message_bytes_max),
+            # By default a producer's regular questions make a topic again that somebody deletes, with the brokers' own settings.
+            "allow.auto.create.topics": False,
             **config.properties,
             "bootstrap.servers": config.bootstrap_servers,
         }

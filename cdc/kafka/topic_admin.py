@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import Final
 
+import structlog
 from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # it is documented
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
@@ -30,8 +32,9 @@ that would need more than 10,000, and with fewer answers in time."""
 _LOGIN_SECONDS: Final = 2.0
 """How long to wait for an answer until it is looked whether there is none because the login is refused."""
 
+COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA})
+"""Control topics whose newest record of each key must stay, however old it gets."""
 _CHECKPOINT_CONFIG: Final = {
-    "cleanup.policy": "compact",
     # A record comes with every commit: small segments and eager compaction keep what a start has to read small.
     "segment.bytes": str(16 * 1024 * 1024),
     "min.cleanable.dirty.ratio": "0.1",
@@ -60,6 +63,20 @@ def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
             return {name: len(topic.partitions) for name, topic in found.items()}
 
 
+def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
+    """The cleanup.policy of these topics, as far as this user may ask for it (DESCRIBE_CONFIGS)."""
+    wanted = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
+    found: dict[str, str] = {}
+    if not wanted:
+        return found
+    for resource, answer in admin.describe_configs(wanted, request_timeout=ADMIN_TIMEOUT_SECONDS).items():
+        try:
+            found[resource.name] = answer.result()["cleanup.policy"].value
+        except KafkaException as error:
+            structlog.get_logger().debug("a topic doesn't tell its settings", topic=resource.name, reason=error.args[0].str())
+    return found
+
+
 class TopicAdmin:
     """Makes sure that topics exist, with sensible settings, before anything is written to them."""
 
@@ -68,6 +85,8 @@ class TopicAdmin:
         self._admin = admin
         self._is_stopping = is_stopping
         self._known: set[str] = set()
+        # Those that were made sure of before something was wrong with Kafka.
+        self._former: set[str] = set()
 
     def is_ready(self, wanted: Iterable[str]) -> bool:
         """Whether all these topics have been made sure of."""
@@ -75,6 +94,7 @@ class TopicAdmin:
 
     def forget(self) -> None:
         """Something is wrong with Kafka: make sure of every topic anew."""
+        self._former |= self._known
         self._known.clear()
 
     def ensure(self, wanted: Iterable[str]) -> None:
@@ -88,7 +108,10 @@ class TopicAdmin:
         missing = self._missing(unknown)
         if missing and self._config.create_topics:
             self._create(missing)
-            missing = self._await(missing)
+            created, missing = missing, self._await(missing)
+            for topic in created:
+                if topic in self._former and topic not in missing:
+                    structlog.get_logger().warning(self._loss(topic))
         if missing:
             more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
             raise PublishError(
@@ -96,6 +119,14 @@ class TopicAdmin:
                 "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
             )
         self._known.update(unknown)
+
+    def _loss(self, topic: str) -> str:
+        """What to say of a topic that was there and had to be made again."""
+        sentence = f"the topic {topic} was deleted and has been made again, without what it had"
+        suffix = topic.removeprefix(f"{self._config.topic_prefix}.")
+        if suffix in topics.CONTROL:
+            return sentence
+        return f"{sentence}: `tarantool-cdc snapshot {suffix}` sends its rows again"
 
     def _missing(self, wanted: list[str]) -> list[str]:
         # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.
@@ -126,7 +157,7 @@ class TopicAdmin:
         }
         if suffix == topics.CHECKPOINT:
             settings |= _CHECKPOINT_CONFIG
-        elif suffix == topics.SCHEMA:
+        if suffix in COMPACTED:
             settings["cleanup.policy"] = "compact"
         return NewTopic(
             topic,

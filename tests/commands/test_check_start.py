@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_patterns, of_state_path
+from cdc.commands.check_start import of_patterns, of_policies, of_state_path
 from cdc.config import Config, parse
 from cdc.store.files import is_locked
 from cdc.store.store import StateStore
@@ -69,6 +69,18 @@ def test_a_master_without_spaces_is_no_mistake() -> None:
     assert not found.is_failure
     assert "has no spaces of its own yet" in str(found)
     assert failures(of_patterns(config(spaces={"include": ["users"]}), [(280, "_space")]))
+
+
+def test_control_topics_that_lose_what_they_have() -> None:
+    good = {"shop.checkpoint": "compact", "shop.schema": "compact"}
+    assert not list(of_policies(config(), good))
+    assert not list(of_policies(config(), {})), "who may not ask learns nothing"
+    for topic in good:
+        for policy in ("delete", "compact,delete"):
+            (found,) = map(str, of_policies(config(), good | {topic: policy}))
+            assert found.startswith(f"{topic}: warning: its cleanup.policy is {policy!r}")
+            command = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
+            assert found.endswith(f"kafka-configs.sh --bootstrap-server k:1 {command}")
 
 
 def at(path: Path | str, **state: str) -> list[str]:

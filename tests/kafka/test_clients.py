@@ -97,3 +97,17 @@ def test_properties_that_are_not_taken_are_named_without_their_values(properties
     assert texts, "none of the clients minds"
     assert all("kafka.properties" in first for first, *_ in texts)
     assert not [text for found in texts for text in found if MARK in text]
+
+
+def test_no_client_has_a_broker_make_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A deleted topic is made again by the daemon alone, with its own settings."""
+    settings: list[dict[str, object]] = []
+
+    def made(_: object, given: dict[str, object], **__: object) -> None:
+        settings.append(given)
+
+    monkeypatch.setattr(KafkaClients, "_made", lambda _, *given, **named: made(*given, **named))
+    some = clients()
+    some.admin(), some.prober(1000), some.consumer("read_committed"), some.passing()
+    some.transactional(lambda _: None, 1000), some.idempotent(lambda _: None, lambda *_: None)
+    assert [given["allow.auto.create.topics"] for given in settings] == [False] * 6

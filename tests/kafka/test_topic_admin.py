@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+import structlog
 from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.cimpl import NewTopic
 
@@ -126,6 +127,26 @@ def test_topics_that_were_made_sure_of_and_are_gone() -> None:
     topics.forget()
     topics.ensure(["shop.things"])
     assert cluster.partitions == {"shop.things": 4}
+
+
+def test_a_topic_that_was_deleted_is_told_with_what_sends_its_rows_again() -> None:
+    cluster = Cluster()
+    topics = admin(cluster)
+    with structlog.testing.capture_logs() as logs:
+        topics.ensure(["shop.users", "shop.schema"])
+        assert not logs, "nothing was lost yet"
+        topics.forget()
+        topics.ensure(["shop.users", "shop.schema", "shop.new"])
+        assert not logs, "they are there"
+        cluster.partitions.clear()
+        topics.forget()
+        topics.ensure(["shop.users", "shop.schema", "shop.newer"])
+    said = [entry["event"] for entry in logs]
+    assert said == [
+        "the topic shop.users was deleted and has been made again, without what it had: `tarantool-cdc snapshot users` sends its "
+        "rows again",
+        "the topic shop.schema was deleted and has been made again, without what it had",
+    ]
 
 
 @dataclass

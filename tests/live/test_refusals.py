@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
 
+from cdc.kafka.clients import Admin, time_outs
+from cdc.kafka.topic_admin import cleanup_policies
 from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.topics import TopicReader
@@ -105,6 +108,34 @@ def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
         events = [event for event in parse(reader, may_repeat=True).events if event.op == "c"]
     assert {event.value["after"]["field_1"] for event in events} == set(range(101, 151))
+
+
+def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
+    """Nobody makes them again before there is something to write; then the daemon does, as it makes them."""
+    scene.daemon.settings["kafka"]["partitions"] = 3
+    scene.daemon.settings["kafka"]["properties"]["topic.metadata.propagation.max.ms"] = 1_000
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
+    scene.daemon.start()
+    scene.catch_up()
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    deleted = [f"{scene.prefix}.{name}" for name in ("things", "schema")]
+    for answer in admin.delete_topics(deleted).values():
+        answer.result()
+    wait_for("the topics are gone", lambda: not set(deleted) & admin.list_topics(timeout=10).topics.keys())
+    # Longer than the producers' regular questions are apart, each of which could bring them back.
+    refreshes = time.monotonic() + 3 * time_outs(1024)["topic.metadata.refresh.interval.ms"] / 1000
+    while time.monotonic() < refreshes:
+        scene.daemon.wait_until_streaming()
+        assert not set(deleted) & admin.list_topics(timeout=10).topics.keys()
+    scene.tarantool.eval("box.schema.space.create('others'):create_index('primary')")
+    scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
+    scene.catch_up()
+    topics = admin.list_topics(timeout=10).topics
+    assert [len(topics[topic].partitions) for topic in deleted] == [3, 1]
+    assert cleanup_policies(cast(Admin, admin), deleted) == dict(zip(deleted, ("delete", "compact"), strict=True))
+    assert f"the topic {scene.prefix}.things was deleted and has been made again" in scene.daemon.run.log_text()
+    assert scene.daemon.terminate() == 0
 
 
 def test_at_least_once_outlives_a_freeze_that_messages_do_not(frail_scene: Scene) -> None:
