@@ -91,7 +91,7 @@ class Replay(Daemon):
             raise
         finally:
             if replayer.has_streamed:
-                self._back_off.reset()
+                self._failover.works()
 
 
 class Replayer:

@@ -56,7 +56,9 @@ from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
+from cdc.upstream.selection import Needed
 from cdc.upstream.start import FollowAs, StartPlan
+from cdc.upstream.watch import Phase
 from cdc.vclock import VClock
 
 SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
@@ -125,7 +127,10 @@ class Follower:
         )
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._acknowledger: Acknowledger | None = None
-        self._last_heard = time.monotonic()
+        self.last_heard_at = time.monotonic()
+        """When the server said something last, or was last given time to say something (monotonic seconds)."""
+        self.phase = Phase.CONNECTING
+        """What the connection is at."""
         self.has_streamed = False
         status.upstream_version, status.master_vclock = greeting.version_text, ballot.vclock
 
@@ -158,8 +163,12 @@ class Follower:
 
         Raises PublishAborted if it won't be, and what else ended the publisher.
         """
-        self._status.state = "connecting"
+        self.phase, self._status.state = Phase.CONNECTING, "connecting"
         self._runner.wait_until_settled()
+
+    def needed(self) -> Needed:
+        """What another member must have, were the daemon to go on there now. From any thread."""
+        return self._runner.needed()
 
     # Snapshot.
 
@@ -167,6 +176,7 @@ class Follower:
         """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
         connection = self._connection
         intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
+        self.phase = Phase.SNAPSHOT
         if self._plan.wants_id:
             if registration.find_id(connection) is None:
                 registration.check_others(connection, self._config)
@@ -174,7 +184,7 @@ class Follower:
         else:
             connection.session.fetch_snapshot()
         connection.send()
-        self._last_heard = time.monotonic()
+        self.last_heard_at = time.monotonic()
         with intake:
             is_complete = False
             while not is_complete:
@@ -207,7 +217,7 @@ class Follower:
         self._log.info("registering", vclock=str(vclock))
         connection.session.register(vclock, self._config.source.instance_name)
         connection.send()
-        self._last_heard = time.monotonic()
+        self.last_heard_at = time.monotonic()
         while not self._is_stopping.is_set():
             if any(isinstance(event, Registered) for event in self._receive(SNAPSHOT_TIMEOUT_SECONDS)):
                 return True
@@ -241,14 +251,14 @@ class Follower:
                 "An ACK names what it has of them, which a quorum would count: name another member in source.uris.",
             )
         status.replicaset_uuid = str(position.replicaset_uuid)
-        status.state, status.error = "streaming", None
+        self.phase, status.state, status.error = Phase.STREAMING, "streaming", None
         self.has_streamed = not catches_up
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
         if not pipeline.published_forms():
             self._log.warning("no space is published: spaces.include and spaces.exclude leave none, or the server has none yet")
         if catches_up:
             self._log.info("catching up as an anonymous replica before an id is asked for")
-        self._last_heard = time.monotonic()
+        self.last_heard_at = time.monotonic()
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
         try:
             return self._follow_stream(resume.target(subscribed.vclock, ignored) if catches_up else None)
@@ -307,7 +317,7 @@ class Follower:
         self._runner.collect_commits()
         self._check_connection()
         timeout = self._ack_interval
-        if status.state == "streaming" and self._requests.is_running:
+        if self.phase is Phase.STREAMING and self._requests.is_running:
             timeout = min(timeout, REQUEST_TURN_SECONDS if publisher.queued_bytes else 0.0)
         is_reading = self._runner.has_room
         events: list[Event] = []
@@ -317,11 +327,11 @@ class Follower:
             connection.wait(timeout, publisher.wake_fd, for_data=False)
         now = time.monotonic()
         if events or not is_reading:
-            self._last_heard = now
-        elif now - self._last_heard > silence_timeout_seconds or self._is_lost():
-            raise SilenceError(f"the server {connection.address} has been silent for {now - self._last_heard:.1f} s")
+            self.last_heard_at = now
+        elif now - self.last_heard_at > silence_timeout_seconds or self._is_lost():
+            raise SilenceError(f"the server {connection.address} has been silent for {now - self.last_heard_at:.1f} s")
         status.received_bytes = connection.received_bytes
-        status.last_heard_at = self._last_heard
+        status.last_heard_at = self.last_heard_at
         self._runner.show()
         return events
 

@@ -1,8 +1,8 @@
 """Asking all members how they are: for a choice among them, for an operator, and for one that has fallen silent.
 
-    daemon's thread  ── take ──▶ ballots of all, at once, in source.vote_timeout_ms at most ──▶ upstreams.choose
-    survey's thread  ── every source.survey_interval_ms ──▶ status.upstreams; a gap that a quiet master doesn't tell of
-                     └─ the followed one silent for source.probe_after_ms ──▶ lost, if it doesn't answer and another would do
+    daemon's thread  ── take ──▶ ballots of all, at once, in source.vote_timeout_ms at most ──▶ Failover.choose
+    survey's thread  ── when the Watch says so ──▶ status.upstreams; a gap that a quiet master doesn't tell of
+                                               └─▶ lost, if the followed one doesn't answer and another would do
 
 Each question is a connection of its own with a greeting and a VOTE, which needs no user. Who doesn't answer in time is
 unreachable, whatever its reason: a stopped process whose system accepts, a lost route, a name server that takes its time. Its
@@ -16,7 +16,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
-from typing import Final
+from typing import Final, Protocol
 
 import structlog
 
@@ -26,8 +26,9 @@ from cdc.ops.status import Status
 from cdc.protocol.session import Greeted, Session, Voted
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect
-from cdc.upstream import overview, selection
+from cdc.upstream import overview
 from cdc.upstream.selection import Answer, Needed, Standing
+from cdc.upstream.watch import Link, Phase, Watch
 
 _NOBODY: Final = uuid.UUID(int=0)
 """A session wants a UUID, and no request made here carries one."""
@@ -50,31 +51,42 @@ def ask(host: str, port: int, timeout_seconds: float) -> Answer:
         return Answer(address, error=error)
 
 
+class Followed(Protocol):
+    """A connection, as the survey's thread sees it."""
+
+    @property
+    def phase(self) -> Phase:
+        """What it is at."""
+
+    @property
+    def last_heard_at(self) -> float:
+        """When the server said something last, as time.monotonic tells it."""
+
+    def needed(self) -> Needed:
+        """What another member must have, were the daemon to go on there now."""
+
+
 class UpstreamMonitor:
     """Asks, remembers and shows. `take`, `follow` and `blame` are for the daemon's thread, `is_lost` for the follower."""
 
     def __init__(self, source: SourceSection, status: Status) -> None:
         """Nothing is asked yet. `start` begins the regular surveys."""
+        self._source = source
         self._addresses = source.addresses()
         self._timeout = source.vote_timeout_ms / 1000
-        self._interval = source.survey_interval_ms / 1000 or float("inf")
-        self._is_regular = self._interval < float("inf")
-        self._probe_after = source.probe_after_ms / 1000
-        self._silence = source.silence_timeout_ms / 1000
-        self._ignored = frozenset(source.exclude_origins)
         self._status = status
         self._log = structlog.get_logger().bind(name=status.name)
         self._lock = threading.Lock()
         # The latest question to each member; one that hasn't ended is not asked twice.
         self._inquiries: dict[int, tuple[float, Future[Answer]]] = {}
         self._failures: dict[int, CdcError] = {}
-        self._followed: int | None = None
+        self._followed: tuple[int, Followed] | None = None
         # When the followed one was last heard before it was found lost.
         self._lost_since: float | None = None
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.needed = Needed(takes_snapshot=True)
-        """What the daemon needs of a member at its next choice; while it streams the status tells."""
+        """What the daemon needs of a member at its next choice; while it streams, the connection tells."""
 
     # For the daemon.
 
@@ -105,11 +117,14 @@ class UpstreamMonitor:
                 answers.append(Answer(f"{host}:{port}", error=ConnectionLostError(sentence)))
         return answers
 
-    def follow(self, place: int | None) -> None:
+    def follow(self, place: int, followed: Followed) -> None:
         """This member is being followed from now on."""
-        self._followed, self._lost_since = place, None
-        if place is not None:
-            self._failures.pop(place, None)
+        self._followed, self._lost_since = (place, followed), None
+        self._failures.pop(place, None)
+
+    def unfollow(self) -> None:
+        """Nobody is."""
+        self._followed = self._lost_since = None
 
     def blame(self, place: int, error: CdcError) -> None:
         """A connection to this member failed: for /status, until it is followed."""
@@ -117,8 +132,8 @@ class UpstreamMonitor:
 
     def show(self, answers: Sequence[Answer], needed: Needed) -> None:
         """Put the answers into the status, and say what has changed to the worse."""
-        before = self._status.upstreams
-        found = overview.overview(answers, needed, self._followed, dict(self._failures))
+        before, link = self._status.upstreams, self._link()
+        found = overview.overview(answers, needed, link.place if link is not None else None, dict(self._failures))
         self._status.upstreams, self._status.surveyed_at = found, time.monotonic()
         for index, upstream in enumerate(found):
             earlier = before[index] if before else None
@@ -139,61 +154,40 @@ class UpstreamMonitor:
 
     def is_lost(self) -> bool:
         """Whether the followed member doesn't answer, has not been heard since it was asked, and another would do."""
-        return self._lost_since is not None and self._lost_since == self._status.last_heard_at
+        followed, lost_since = self._followed, self._lost_since
+        return followed is not None and lost_since is not None and lost_since == followed[1].last_heard_at
 
     # The survey's own thread.
 
     def _run(self) -> None:
-        next_probe = time.monotonic()
-        next_survey = next_probe if self._is_regular else self._interval
-        has_seen_stream = not self._is_regular
-        while True:
-            now = time.monotonic()
-            due = min(next_survey, max(next_probe, self._doubt_at()), now + _TURN_SECONDS)
-            if self._is_stopping.wait(max(0.0, due - now)):
-                return
-            now, heard_at = time.monotonic(), self._status.last_heard_at
-            is_streaming = self._status.state == "streaming"
-            is_in_doubt = now >= max(next_probe, self._doubt_at())
-            # What a member has can be judged well only once there is a position: then it is asked at once.
-            if now < next_survey and not is_in_doubt and (has_seen_stream or not is_streaming):
+        source = self._source
+        watch = Watch(
+            len(self._addresses),
+            time.monotonic(),
+            survey_seconds=source.survey_interval_ms / 1000,
+            probe_after_seconds=source.probe_after_ms / 1000,
+            silence_seconds=source.silence_timeout_ms / 1000,
+        )
+        while not self._is_stopping.wait(watch.pause(time.monotonic(), self._link())):
+            link = self._link()
+            if not watch.is_due(time.monotonic(), link):
                 continue
-            has_seen_stream = is_streaming or not self._is_regular
+            # What is needed is looked at before ballots are asked for.
             needed = self._needed_now()
             answers = self.take()
             self.show(answers, needed)
-            now = time.monotonic()
-            next_survey = now + self._interval
-            if is_in_doubt:
-                next_probe = now + self._probe_after
-            # A regular survey does as well, if the member has been silent for long enough by its end.
-            if now >= self._doubt_at() and self._should_be_left(answers, needed):
-                self._lost_since = heard_at
+            if watch.is_lost(time.monotonic(), self._link(), answers, needed) and link is not None:
+                self._lost_since = link.last_heard_at
 
-    def _doubt_at(self) -> float:
-        """When the followed member's silence will be suspicious; a snapshot may be slow to begin, and is dear to break off."""
-        status = self._status
-        if len(self._addresses) == 1 or self._followed is None or not status.last_heard_at:
-            return float("inf")
-        match status.state:
-            case "streaming":
-                return status.last_heard_at + self._probe_after
-            case "snapshot":
-                return status.last_heard_at + max(self._silence, self._probe_after)
-        return float("inf")
-
-    def _should_be_left(self, answers: Sequence[Answer], needed: Needed) -> bool:
+    def _link(self) -> Link | None:
         followed = self._followed
-        if followed is None or selection.standing(answers[followed], needed) is not Standing.UNREACHABLE:
-            return False
-        return any(selection.standing(answer, needed) is Standing.GOOD for answer in answers)
+        return Link(followed[0], followed[1].phase, followed[1].last_heard_at) if followed is not None else None
 
     def _needed_now(self) -> Needed:
-        status = self._status
-        if status.state != "streaming":
+        followed = self._followed
+        if followed is None or followed[1].phase is not Phase.STREAMING:
             return self.needed
-        # What the daemon would have to go on from, were it to go on now. Ballots are asked for after this is looked at.
-        return Needed(published=status.checkpoint, logs_from=status.stored or status.checkpoint, ignored=self._ignored)
+        return followed[1].needed()
 
     def _inquire(self, place: int) -> Future[Answer]:
         now = time.monotonic()
@@ -215,7 +209,6 @@ class UpstreamMonitor:
         return future
 
 
-_TURN_SECONDS: Final = 1.0
 _NEWS: Final = frozenset({Standing.UNREACHABLE.value, Standing.REFUSED.value, Standing.GAP.value, Standing.LOADING.value})
 
 

@@ -36,6 +36,7 @@ from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import news
+from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan
 from cdc.vclock import VClock
 
@@ -262,6 +263,13 @@ class PipelineRunner:
         poller = select.poll()
         poller.register(self._publisher.wake_fd, select.POLLIN)
         poller.poll(timeout_seconds * 1000)
+
+    def needed(self) -> Needed:
+        """What a member must have to be followed from what is durable now. From any thread."""
+        position, writer = self._checkpoint.position, self._writer
+        published = position.vclock if position is not None else VClock()
+        stored = writer.position if writer is not None else None
+        return Needed(published, logs_from=stored.vclock if stored is not None else published, ignored=self._plan.ignored)
 
     def show(self) -> None:
         """Have the status say what waits, and where."""

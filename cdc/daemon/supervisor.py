@@ -25,14 +25,13 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
 
 import structlog
 
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold, Orders
-from cdc.daemon.backoff import BackOff
+from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.start import known_before, rules
@@ -43,7 +42,6 @@ from cdc.errors import (
     PositionError,
     PublishAborted,
     Remedy,
-    SilenceError,
     SnapshotNeededError,
     StateError,
     StateLostError,
@@ -67,14 +65,11 @@ from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.upstream import selection, start
-from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Standing, Wait
+from cdc.upstream import start
+from cdc.upstream.failover import BackOff, Failover
+from cdc.upstream.selection import Answer, Choice, Needed
 from cdc.upstream.start import Known
 from cdc.vclock import VClock
-
-STEADY_SECONDS: Final = 10.0
-"""A member that was followed for so long, and then closed the connection, is asked again like all others; one that fails
-sooner, or falls silent, is passed over while another can be followed."""
 
 
 def tune_garbage_collector() -> None:
@@ -109,12 +104,7 @@ class Daemon:
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
         self._connect_count = 0
-        # The member of the present connection, those of this round that failed, and since when nobody has what is needed.
-        self._place: int | None = None
-        self._failures: dict[int, CdcError] = {}
-        self._was_steady = False
-        self._short_since: float | None = None
-        self._back_off = BackOff()
+        self._failover = Failover(len(config.source.uris), rules(config))
         # Of what Kafka throws away: where the daemon was when it did that last.
         self._kafka_back_off = BackOff()
         self._thrown_back_to: Position | None = None
@@ -234,12 +224,11 @@ class Daemon:
         self._monitor.needed = needed = start.needed(known)
         choice = self._choose(needed)
         member = self._config.source.members()[choice.place]
-        self._place, self._was_steady = choice.place, False
         connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
-        began = time.monotonic()
+        self._failover.connected(time.monotonic())
         try:
             ballot = vote(connection)
-            _check_again(choice, Answer(connection.address, ballot=ballot), needed)
+            self._failover.confirm(Answer(connection.address, ballot=ballot), needed)
             plan = start.plan(replace(known, forced=known.forced or choice.snapshot), ballot)
             self._connect_count += 1
             self.status.reconnect_count = self._connect_count - 1
@@ -259,7 +248,7 @@ class Daemon:
             )
             try:
                 self._forced_snapshot = None
-                self._monitor.follow(choice.place)
+                self._monitor.follow(choice.place, follower)
                 return follower.run()
             except PublishAborted:
                 raise
@@ -267,11 +256,8 @@ class Daemon:
                 self._settle_or_go_back(follower.collect_submitted, error)
                 raise
             finally:
-                self._monitor.follow(None)
-                if follower.has_streamed:
-                    self._back_off.reset()
-                    self._short_since = None
-                    self._was_steady = time.monotonic() - began >= STEADY_SECONDS
+                self._monitor.unfollow()
+                self._failover.ended(time.monotonic(), has_streamed=follower.has_streamed)
         except PositionError as error:
             if connection.address not in error.message:
                 error.message = f"{connection.address}: {error.message}"
@@ -288,34 +274,22 @@ class Daemon:
 
     def _choose(self, needed: Needed) -> Choice:
         """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
-        config = self._config
-        if len(config.source.uris) == 1:
-            return Choice(0, "there is no other", is_settled=True)
-        answers = self._monitor.take(self._failures)
-        self._monitor.show(answers, needed)
-        now = time.monotonic()
-        waited_ms = (now - self._short_since) * 1000 if self._short_since is not None else 0.0
-        choice = selection.choose(answers, needed, rules(config), waited_ms=waited_ms)
-        if isinstance(choice, Wait):
-            if not choice.is_short:
-                self._short_since = None
-            elif self._short_since is None:
-                self._short_since = now
-            raise NobodyError(choice.reason)
-        self._log.info("chosen", upstream=answers[choice.place].address, reason=choice.reason)
+        answers: list[Answer] = []
+        if self._failover.has_others:
+            answers = self._monitor.take(self._failover.passed_over)
+            self._monitor.show(answers, needed)
+        choice = self._failover.choose(answers, needed, time.monotonic())
+        if answers:
+            self._log.info("chosen", upstream=answers[choice.place].address, reason=choice.reason)
         return choice
 
-    def _pass_over(self, error: CdcError) -> bool:
+    def _looks_elsewhere(self, error: CdcError) -> bool:
         """Whether this was the failure of one of several members, so that the others are to be looked at, at once."""
-        place, self._place = self._place, None
-        if place is None or len(self._config.source.uris) == 1 or not selection.is_of_one_member(error):
+        place = self._failover.looks_elsewhere(error)
+        if place is None:
             return False
         self._log.warning("looking for another member", reason=str(error))
         self._monitor.blame(place, error)
-        if self._was_steady:
-            self._failures.clear()  # they are as old
-        if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
-            self._failures[place] = error
         return True
 
     # Trouble.
@@ -323,7 +297,7 @@ class Daemon:
     def _recover(self, error: CdcError) -> None:
         """Do what makes another round worth trying, or raise the error again."""
         match error:
-            case _ if self._pass_over(error):
+            case _ if self._looks_elsewhere(error):
                 pass
             case PublishAborted() if self._is_stopping.is_set():
                 self._log.info("stopping", reason=str(error))
@@ -353,12 +327,11 @@ class Daemon:
                 self._log.warning("only a snapshot leads on", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
-                delay = self._back_off.next()
+                delay = jittered(self._failover.next_delay())
                 self.status.error = str(error)
                 self._log.warning("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
-                # What a stream has told of missing logs, no ballot may tell; everybody else gets another chance.
-                self._failures = {place: found for place, found in self._failures.items() if isinstance(found, XlogGapError)}
+                self._failover.rested()
             case _:
                 raise error
 
@@ -384,7 +357,7 @@ class Daemon:
             self._thrown_back_to = position
             self._kafka_back_off.reset()
         else:
-            self._is_stopping.wait(self._kafka_back_off.next())
+            self._is_stopping.wait(jittered(self._kafka_back_off.next()))
 
     # The publisher's life.
 
@@ -412,7 +385,7 @@ class Daemon:
             self._life.start()
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
-        self._back_off.reset()
+        self._failover.works()
         return publisher
 
     def _newest_committed(self) -> Position | None:
@@ -434,7 +407,7 @@ class Daemon:
                 checkpoint = self._publisher.reload()
             except ConnectionLostError as error:
                 self._log.warning("the checkpoint can't be read yet", reason=str(error))
-                self._is_stopping.wait(self._back_off.next())
+                self._is_stopping.wait(jittered(self._failover.next_delay()))
                 continue
             if checkpoint is None:
                 # Only taking the name anew tells whether a transaction is being ended slowly or hangs.
@@ -481,10 +454,3 @@ def _discard(publisher: Publisher) -> None:
     little reason to run while nothing flows, would end them."""
     publisher.stop(0)
     gc.collect()
-
-
-def _check_again(choice: Choice, answer: Answer, needed: Needed) -> None:
-    """A moment has passed since the member was chosen, and with several members another may be the right one by now."""
-    standing = selection.standing(answer, needed)
-    if not choice.is_settled and standing is not Standing.GOOD:
-        raise ConnectionLostError(f"{answer.address} can't be followed any more: {standing.value}")

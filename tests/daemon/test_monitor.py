@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError
 from cdc.ops.status import Status
 from cdc.upstream.selection import Needed, Standing, standing
+from cdc.upstream.watch import Phase
 from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.live.waiting import wait_for
@@ -176,8 +178,21 @@ def test_those_that_are_passed_over_are_not_asked(listen: Listen) -> None:
 # The survey's own thread.
 
 
+@dataclass
+class Connection:
+    """The one that is followed."""
+
+    checkpoint: VClock
+    phase: Phase = Phase.STREAMING
+    last_heard_at: float = field(default_factory=time.monotonic)
+
+    def needed(self) -> Needed:
+        """What another must have."""
+        return Needed(self.checkpoint, self.checkpoint)
+
+
 class Scene:
-    """A daemon that streams, as its status tells, among members of which each may stop."""
+    """A daemon that streams, among members of which each may stop."""
 
     def __init__(self, listen: Listen, count: int = 2, **options: Any) -> None:
         self.masters = [Master("2.6") for _ in range(count)]
@@ -191,13 +206,11 @@ class Scene:
 
     def stream(self, place: int = 0) -> None:
         """The daemon has caught up with a member, and follows it."""
-        self.status.checkpoint = self.status.received = VClock(self.masters[place].vclock)
-        self.survey.follow(place)
-        self.hear()
-        self.status.state = "streaming"
+        self.connection = Connection(VClock(self.masters[place].vclock))
+        self.survey.follow(place, self.connection)
 
     def hear(self) -> None:
-        self.status.last_heard_at = time.monotonic()
+        self.connection.last_heard_at = time.monotonic()
 
 
 @pytest.fixture
@@ -265,7 +278,7 @@ def test_one_alone_is_not_probed(make_scene: Callable[..., Scene]) -> None:
     wait_for("the survey when it begins to stream", lambda: [one.state for one in scene.status.upstreams] == ["following"], 20)
     scene.is_paused[0].set()
     asked = scene.listeners[0].connection_count
-    scene.status.last_heard_at -= 10
+    scene.connection.last_heard_at -= 10
     time.sleep(0.5)  # several times probe_after_ms, in which nothing is to happen
     assert not scene.survey.is_lost()
     assert scene.listeners[0].connection_count == asked
@@ -283,7 +296,7 @@ def test_no_regular_surveys(make_scene: Callable[..., Scene]) -> None:
 def test_a_snapshot_is_not_broken_off_for_a_short_silence(make_scene: Callable[..., Scene]) -> None:
     scene = make_scene(silence_timeout_ms=1_500)
     scene.stream()
-    scene.status.state = "snapshot"
+    scene.connection.phase = Phase.SNAPSHOT
     scene.is_paused[0].set()
     began = time.monotonic()
     wait_for("it is found lost", scene.survey.is_lost, 10)

@@ -1,4 +1,4 @@
-"""The daemon's rounds over several members: who is asked again at once, who later, and what is waited for."""
+"""The daemon's rounds over several members, as failover decides: who is asked, what is waited for, and what ends it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import pytest
 
 from cdc.config import parse
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, SilenceError, UnsupportedRowError
+from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
 from cdc.position import Position, SnapshotState
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
 from cdc.upstream.selection import Answer, Choice, NobodyError
 from cdc.upstream.start import needed
 from cdc.vclock import VClock
-from tests.upstream.test_selection import BEHIND, GOOD, PUBLISHED, answer
+from tests.upstream.test_selection import GOOD, PUBLISHED, answer
 
-LOST, SILENT = ConnectionLostError("it broke"), SilenceError("it is silent")
+LOST = ConnectionLostError("it broke")
 GAP = XlogGapError("the master has removed logs that are needed")
 DENIED = parse_error({0: 0x8000 | ErrorCode.ACCESS_DENIED}, {0x31: "denied"})
 
@@ -48,18 +48,15 @@ class Scene:
 
     def choose(self) -> Choice:
         """As `_follow` does, up to the connection."""
-        choice = self.daemon._choose(needed(self.daemon._known()))
-        self.daemon._place, self.daemon._was_steady = choice.place, False
-        return choice
+        return self.daemon._choose(needed(self.daemon._known()))
 
-    def fail(self, error: CdcError, *, after_long: bool = False) -> None:
+    def fail(self, error: CdcError) -> None:
         """What becomes of an error of the present connection."""
-        self.daemon._was_steady = after_long
         self.daemon._recover(error)
 
     @property
-    def failed(self) -> dict[int, CdcError]:
-        return self.daemon._failures
+    def failed(self) -> Mapping[int, CdcError]:
+        return self.daemon._failover.passed_over
 
 
 @pytest.fixture
@@ -116,60 +113,6 @@ def test_when_all_refuse_it_ends(scene: Scene) -> None:
     with pytest.raises(NobodyError):
         scene.daemon._recover(caught.value)
     assert not scene.clock.waits
-
-
-def test_one_that_was_followed_for_long_is_asked_again(scene: Scene) -> None:
-    scene.choose()
-    scene.fail(LOST, after_long=True)
-    assert not scene.failed
-    assert scene.choose().place == 0
-
-
-def test_one_that_fell_silent_is_passed_over_however_long_it_was_followed(scene: Scene) -> None:
-    scene.failed[1] = LOST
-    scene.choose()
-    scene.fail(SILENT, after_long=True)
-    assert scene.failed == {0: SILENT}, "what failed long ago is forgotten"
-    assert scene.choose().place == 1
-
-
-def test_logs_that_one_member_has_removed_another_may_have(scene: Scene) -> None:
-    scene.choose()
-    scene.fail(GAP)
-    assert scene.choose().place == 1
-    scene.fail(LOST)
-    with pytest.raises(NobodyError) as caught:
-        scene.choose()
-    scene.daemon._recover(caught.value)
-    assert scene.failed == {0: GAP}, "a ballot may not show it"
-
-
-def test_a_gap_at_all_members_forces_a_snapshot(scene: Scene) -> None:
-    for _ in range(2):
-        scene.choose()
-        scene.fail(GAP)
-    choice = scene.choose()
-    assert choice.is_settled
-    assert "no member has the logs" in (choice.snapshot or "")
-
-
-@pytest.mark.parametrize("scene", [{"on_divergence": "fail", "divergence_wait_ms": 60_000}], indirect=True)
-def test_a_shortfall_is_waited_for_from_its_beginning(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1_000.0
-    monkeypatch.setattr("cdc.daemon.supervisor.time.monotonic", lambda: now)
-    scene.texts[:] = ["away", "away"]
-    with pytest.raises(NobodyError):
-        scene.choose()
-    now += 100  # nobody answered: nothing was short
-    scene.texts[:] = ["away", BEHIND]
-    with pytest.raises(NobodyError, match=r"applies in 60 s"):
-        scene.choose()
-    now += 45
-    with pytest.raises(NobodyError, match=r"applies in 15 s"):
-        scene.choose()
-    now += 15
-    with pytest.raises(PositionError, match="on_divergence"):
-        scene.choose()
 
 
 @pytest.mark.parametrize("error", [UnsupportedRowError("a row"), PositionError("of another replica set")])
