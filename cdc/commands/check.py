@@ -19,7 +19,6 @@ from cdc.commands import check_start
 from cdc.commands.check_start import Finding
 from cdc.config import Config, Member
 from cdc.daemon import admission
-from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.daemon.start import rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError
 from cdc.events import topics
@@ -30,9 +29,9 @@ from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
-from cdc.protocol.session import SnapshotFinished, SnapshotRows
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, replicaset_uuid_in
+from cdc.sources import contents
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
 from cdc.stream.checkpoint import Checkpoint
@@ -112,10 +111,10 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
             mode = "read-only" if ballot.is_read_only else "writable"
             logs = f"logs are kept from {ballot.gc_vclock} on" if ballot.gc_vclock else "all logs are kept"
             say(f"{member.address}: Tarantool {greeting.version_text}, {mode}, at {ballot.vclock}, {logs}")
-            contents = _read_contents(connection)
+            found = _read_contents(connection)
         finally:
             connection.close()
-        say(f"{member.address}: {member.user} may replicate{_registration(config, member, contents)}")
+        say(f"{member.address}: {member.user} may replicate{_registration(config, member, found)}")
     except CdcError as error:
         # Errors of a connection name its address already.
         say(f"{member.address}: FAILED: {str(error).removeprefix(f'{member.address}: ')}")
@@ -123,14 +122,14 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
     answer = Answer(member.address, ballot, greeting.version_text, greeting.uuid)
     try:
         if stored.position is not None:
-            resume.check_replicaset(stored.position, contents.replicaset_uuid)
+            resume.check_replicaset(stored.position, found.replicaset_uuid)
     except PositionError as error:
         say(f"{member.address}: FAILED: {error}")
-        return _Member(answer, contents, is_foreign=True)
+        return _Member(answer, found, is_foreign=True)
     if known is not None:  # else Kafka doesn't say what it would be followed from
         for sentence in _suitability(answer, ballot, known):
             say(sentence)
-    return _Member(answer, contents)
+    return _Member(answer, found)
 
 
 def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
@@ -265,16 +264,12 @@ def _read_contents(connection: Connection) -> _Contents:
     """What the system spaces say, as a snapshot tells it, read no further than them."""
     connection.session.fetch_snapshot(keeps_logs=False)
     connection.send()
-    contents = _Contents()
-    while True:
-        for event in connection.receive(SNAPSHOT_TIMEOUT_SECONDS):
-            match event:
-                case SnapshotRows(frames):
-                    _fold(frames, contents)
-                    if frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
-                        return contents
-                case SnapshotFinished():
-                    return contents
+    found = _Contents()
+    for frames in contents.rows(connection):
+        _fold(frames, found)
+        if frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
+            break
+    return found
 
 
 def _fold(frames: Frames, contents: _Contents) -> None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from cdc.config import Config
-from cdc.daemon.follower import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -42,12 +41,13 @@ from cdc.position import Position
 from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
-from cdc.protocol.session import Heartbeat, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows, Subscribed
+from cdc.protocol.session import Heartbeat, SnapshotStarted, StreamRows, Subscribed
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KeyCodec
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, published_forms, replicaset_uuid_in
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
+from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS, rows
 from cdc.sources.handshake import expect, greet, vote
 from cdc.store.files import DATA_FILE, translate_lmdb_errors
 from cdc.store.spool import FileSpool
@@ -159,7 +159,7 @@ class _Verifier:
                 result = Verification(vclock, uncompared=uncompared)
                 forms = pipeline.published_forms()
                 comparison = _Comparison(config, pipeline.images, forms, position, seen, self._say, result)
-                for frames in _rows(contents):
+                for frames in rows(contents):
                     comparison.take(frames)
                 return comparison.finish()
         finally:
@@ -276,24 +276,6 @@ def _standstill(address: str, pipeline: Pipeline) -> ConnectionLostError:
         f"the stream of {address} stays at {position}, and doesn't bring what the server's snapshot has",
         "Verify again, or name another member of the replica set first in source.uris.",
     )
-
-
-def _rows(connection: Connection) -> Iterator[Frames]:
-    """The rows of the snapshot that was asked for. Raises ConnectionLostError if it stops."""
-    last_heard = time.monotonic()
-    while True:
-        received = connection.received_bytes
-        events = connection.receive(SNAPSHOT_TIMEOUT_SECONDS)
-        if events or connection.received_bytes > received:
-            last_heard = time.monotonic()
-        elif time.monotonic() - last_heard > SNAPSHOT_TIMEOUT_SECONDS:
-            raise ConnectionLostError(f"the server {connection.address} has been silent for {SNAPSHOT_TIMEOUT_SECONDS:.0f} s")
-        for event in events:
-            match event:
-                case SnapshotRows(frames):
-                    yield frames
-                case SnapshotFinished():
-                    return
 
 
 class _Seen:

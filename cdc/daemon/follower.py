@@ -50,6 +50,7 @@ from cdc.protocol.session import (
 from cdc.sources import registration
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
+from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.sources.handshake import expect
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.writer import StateWriter
@@ -61,8 +62,6 @@ from cdc.upstream.start import FollowAs, StartPlan
 from cdc.upstream.watch import Phase
 from cdc.vclock import VClock
 
-SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
-"""Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""
 REQUEST_TURN_SECONDS: Final = 0.005
 """While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""
 

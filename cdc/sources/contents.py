@@ -1,0 +1,39 @@
+"""A server's contents, as FETCH_SNAPSHOT brings them, for whoever only looks at them.
+
+The daemon has other things to do while it reads a snapshot, and reads it in its own loop (cdc.daemon.follower).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Final
+
+from cdc.errors import ConnectionLostError
+from cdc.protocol.codec import Frames
+from cdc.protocol.session import SnapshotFinished, SnapshotRows
+from cdc.sources.connection import Connection
+
+SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
+"""Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""
+
+
+def rows(connection: Connection) -> Iterator[Frames]:
+    """The rows of the snapshot that was asked for. Raises ConnectionLostError if it stops coming."""
+    last_heard = time.monotonic()
+    while True:
+        received = connection.received_bytes
+        events = connection.receive(SNAPSHOT_TIMEOUT_SECONDS)
+        if events or connection.received_bytes > received:
+            last_heard = time.monotonic()
+        elif time.monotonic() - last_heard > SNAPSHOT_TIMEOUT_SECONDS:
+            raise ConnectionLostError(
+                f"the server {connection.address} has been silent for {SNAPSHOT_TIMEOUT_SECONDS:.0f} s within a snapshot",
+                "Look into its log; a transaction that waits for its quorum keeps a snapshot from beginning.",
+            )
+        for event in events:
+            match event:
+                case SnapshotRows(frames):
+                    yield frames
+                case SnapshotFinished():
+                    return
