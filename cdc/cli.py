@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import structlog
 
 from cdc import __version__, config, log
-from cdc.errors import CdcError, ConfigurationError
-from cdc.vclock import VClock
-
-if TYPE_CHECKING:
-    from cdc.daemon.admission import Orders
+from cdc.errors import CdcError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -87,22 +81,17 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _orders(options: argparse.Namespace) -> Orders:
-    from cdc.daemon.admission import Orders
-
-    return Orders(rebuild_state=options.rebuild_state, take_over=options.take_over, take_prefix=options.take_prefix)
-
-
 def _run(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, settings.log.level)
-    from cdc.daemon.supervisor import Daemon
+    from cdc.commands.run import run
 
-    daemon = Daemon(settings, _orders(options))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.stop())
-    daemon.run(until_caught_up=options.until_caught_up)
+    run(settings, until_caught_up=options.until_caught_up, **_orders(options))
     return 0
+
+
+def _orders(options: argparse.Namespace) -> dict[str, bool]:
+    return {name: getattr(options, name) for name in ("rebuild_state", "take_over", "take_prefix")}
 
 
 def _check(options: argparse.Namespace) -> int:
@@ -114,24 +103,16 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _status(options: argparse.Namespace) -> int:
-    from cdc.ops.asking import ask
+    from cdc.commands.status import status
 
-    status = ask(config.load(options.config), "/status")
-    print(json.dumps(status, indent=1) if options.json else readable(status))
+    status(config.load(options.config), print, as_json=options.json)
     return 0
 
 
 def _snapshot(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
-    if settings.state.images == "none":
-        raise ConfigurationError(
-            'state.images is "none": the daemon keeps no rows that it could publish again',
-            'Set it to "full", or restart the daemon with snapshot.mode = "always".',
-        )
-    from cdc.ops.asking import ask
+    from cdc.commands.snapshot import snapshot
 
-    ask(settings, "/snapshot", {"spaces": options.spaces})
-    print(f"the daemon publishes all rows of {', '.join(options.spaces)}; `tarantool-cdc status` tells how far it is")
+    snapshot(config.load(options.config), options.spaces, print)
     return 0
 
 
@@ -170,71 +151,12 @@ def _unregister(options: argparse.Namespace) -> int:
     return 2 if lacks_terminal else 1
 
 
-def readable(status: dict[str, Any]) -> str:
-    """/status for people."""
-    upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
-    commits = f"{kafka['commits']} commits"
-    if kafka["commit_ms_median"] is not None:
-        commits += f", a commit took {kafka['commit_ms_median']} ms (median of the last), {kafka['commit_ms_max']} ms at most"
-    lines = [
-        ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
-        ("upstream", f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"),
-        ("replica set", upstream["replicaset_uuid"]),
-        ("checkpoint", f"{_vclock(position['checkpoint'])} of received {_vclock(position['received'])}"),
-        ("seq", position["seq"]),
-        ("lag", f"{status['lag_seconds']} s"),
-        (
-            "rows",
-            f"{status['rows']} received, those of system and excluded spaces too; the last snapshot published "
-            f"{status['snapshot_rows']}",
-        ),
-        ("kafka", f"{kafka['events']} events, {commits}"),
-        ("uptime", f"{status['uptime_seconds']} s"),
-    ]
-    store, request = status["store"], status["snapshot_request"]
-    if store is not None:
-        lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {_vclock(store['position'])}"))
-    if request is not None:
-        wanted = ", ".join(request["spaces"]) or "nothing yet"
-        lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
-    lines += [("member", _member_line(member)) for member in status["upstreams"]]
-    return "\n".join(f"{name:<12} {value}" for name, value in lines)
-
-
-def _vclock(components: dict[str, int]) -> str:
-    """As everywhere else: {1: 56}."""
-    return str(VClock.from_json(components))
-
-
-def _member_line(member: dict[str, Any]) -> str:
-    parts = [f"{member['address']} {member['state']}"]
-    if member["vclock"] is not None:
-        age = f" {member['age_seconds']:.0f} s ago" if member["age_seconds"] is not None else ""
-        parts.append(f"{member['version']}, {'read-only' if member['read_only'] else 'writable'}, uuid {member['uuid']}")
-        parts.append(f"{age.strip()} at {_vclock(member['vclock'])}, {member['lag_rows']} rows behind the first".strip())
-        if not member["gc_vclock"]:
-            parts.append("all logs are kept")
-        else:
-            parts.append(f"logs from {_vclock(member['gc_vclock'])}")
-            headroom = member["headroom_rows"]
-            if headroom is not None:
-                parts.append(
-                    f"{headroom} rows before the daemon's position are kept" if headroom >= 0 else f"a gap of {-headroom} rows"
-                )
-    if member["error"]:
-        parts.append(member["error"])
-    return "; ".join(parts)
-
-
 def _replay(options: argparse.Namespace) -> int:
     settings = config.load(options.config)
     log.configure(settings.log.format, settings.log.level)
-    from cdc.daemon.file_source import Replay
+    from cdc.commands.run import replay
 
-    replay = Replay(settings, options.directory, follows=options.follow, orders=_orders(options))
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: replay.stop())
-    replay.run()
+    replay(settings, options.directory, follows=options.follow, **_orders(options))
     return 0
 
 

@@ -13,7 +13,6 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.cli import readable
 from cdc.ops import metrics
 from cdc.ops.http import StatusServer
 from cdc.ops.metrics import StatusCollector
@@ -133,14 +132,6 @@ def test_every_metric_is_described(status: Status) -> None:
     }
     assert set(metrics.UPSTREAM_GAUGES) <= set(families)
     assert all(families.values())
-
-
-def test_readable_status_lists_the_members(status: Status) -> None:
-    lines = [line for line in readable(status.to_json()).splitlines() if line.startswith("member ")]
-    assert [line.split()[1:3] for line in lines] == [["a:3301", "following;"], ["b:3301", "gap;"], ["c:3301", "unreachable;"]]
-    assert "at {1: 20, 2: 5}, 0 rows behind the first; logs from {1: 10}; 12 rows before" in lines[0]
-    assert "a gap of 2 rows" in lines[1]
-    assert "can't connect" in lines[2]
 
 
 @pytest.fixture

@@ -1,0 +1,29 @@
+"""`tarantool-cdc run` and `replay`: the daemon, until it is told to stop. SIGTERM and SIGINT stop it cleanly."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+from cdc.config import Config
+from cdc.daemon.admission import Orders
+from cdc.daemon.file_source import Replay
+from cdc.daemon.supervisor import Daemon
+
+
+def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
+    """Follow the master. Raises the error that an operator must see."""
+    orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
+    _stopped_by_signals(Daemon(config, orders)).run(until_caught_up=until_caught_up)
+
+
+def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
+    """Read a server's files. Raises the error that an operator must see."""
+    orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
+    _stopped_by_signals(Replay(config, directory, follows=follows, orders=orders)).run()
+
+
+def _stopped_by_signals(daemon: Daemon) -> Daemon:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: daemon.stop())
+    return daemon

@@ -1,0 +1,20 @@
+"""`tarantool-cdc snapshot`: has the running daemon publish all rows of some spaces again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from cdc.config import Config
+from cdc.errors import ConfigurationError
+from cdc.ops.asking import ask
+
+
+def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], None]) -> None:
+    """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
+    if config.state.images == "none":
+        raise ConfigurationError(
+            'state.images is "none": the daemon keeps no rows that it could publish again',
+            'Set it to "full", or restart the daemon with snapshot.mode = "always".',
+        )
+    ask(config, "/snapshot", {"spaces": list(spaces)})
+    say(f"the daemon publishes all rows of {', '.join(spaces)}; `tarantool-cdc status` tells how far it is")

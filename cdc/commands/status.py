@@ -1,0 +1,73 @@
+"""`tarantool-cdc status`: what the running daemon shows of itself, for people or as it gives it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from cdc.config import Config
+from cdc.ops.asking import ask
+from cdc.vclock import VClock
+
+
+def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:
+    """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
+    found = ask(config, "/status")
+    say(json.dumps(found, indent=1) if as_json else readable(found))
+
+
+def readable(status: dict[str, Any]) -> str:
+    """/status for people."""
+    upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
+    commits = f"{kafka['commits']} commits"
+    if kafka["commit_ms_median"] is not None:
+        commits += f", a commit took {kafka['commit_ms_median']} ms (median of the last), {kafka['commit_ms_max']} ms at most"
+    lines = [
+        ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
+        ("upstream", f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"),
+        ("replica set", upstream["replicaset_uuid"]),
+        ("checkpoint", f"{_vclock(position['checkpoint'])} of received {_vclock(position['received'])}"),
+        ("seq", position["seq"]),
+        ("lag", f"{status['lag_seconds']} s"),
+        (
+            "rows",
+            f"{status['rows']} received, those of system and excluded spaces too; the last snapshot published "
+            f"{status['snapshot_rows']}",
+        ),
+        ("kafka", f"{kafka['events']} events, {commits}"),
+        ("uptime", f"{status['uptime_seconds']} s"),
+    ]
+    store, request = status["store"], status["snapshot_request"]
+    if store is not None:
+        lines.insert(-2, ("store", f"{store['rows']} rows, {store['bytes']} bytes, at {_vclock(store['position'])}"))
+    if request is not None:
+        wanted = ", ".join(request["spaces"]) or "nothing yet"
+        lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
+    lines += [("member", _member_line(member)) for member in status["upstreams"]]
+    return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def _vclock(components: dict[str, int]) -> str:
+    """As everywhere else: {1: 56}."""
+    return str(VClock.from_json(components))
+
+
+def _member_line(member: dict[str, Any]) -> str:
+    parts = [f"{member['address']} {member['state']}"]
+    if member["vclock"] is not None:
+        age = f" {member['age_seconds']:.0f} s ago" if member["age_seconds"] is not None else ""
+        parts.append(f"{member['version']}, {'read-only' if member['read_only'] else 'writable'}, uuid {member['uuid']}")
+        parts.append(f"{age.strip()} at {_vclock(member['vclock'])}, {member['lag_rows']} rows behind the first".strip())
+        if not member["gc_vclock"]:
+            parts.append("all logs are kept")
+        else:
+            parts.append(f"logs from {_vclock(member['gc_vclock'])}")
+            headroom = member["headroom_rows"]
+            if headroom is not None:
+                parts.append(
+                    f"{headroom} rows before the daemon's position are kept" if headroom >= 0 else f"a gap of {-headroom} rows"
+                )
+    if member["error"]:
+        parts.append(member["error"])
+    return "; ".join(parts)

@@ -1,0 +1,52 @@
+"""What `status` makes of the daemon's answer, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.commands.status import readable, status
+from cdc.config import parse
+from cdc.ops.status import Status
+from cdc.vclock import VClock
+from tests.ops.test_status import AWAY, FOLLOWED, SHORT
+
+
+@pytest.fixture
+def shown() -> dict[str, Any]:
+    """/status of a daemon with three members."""
+    found = Status("shop", state="streaming", upstream="a:3301", upstream_version="2.6.0", last_heard_at=time.monotonic())
+    found.upstreams, found.surveyed_at = (FOLLOWED, SHORT, AWAY), time.monotonic()
+    found.checkpoint = VClock({1: 17, 2: 5})
+    return found.to_json()
+
+
+def test_it_lists_the_members(shown: dict[str, Any]) -> None:
+    lines = [line for line in readable(shown).splitlines() if line.startswith("member ")]
+    assert [line.split()[1:3] for line in lines] == [["a:3301", "following;"], ["b:3301", "gap;"], ["c:3301", "unreachable;"]]
+    assert "at {1: 20, 2: 5}, 0 rows behind the first; logs from {1: 10}; 12 rows before" in lines[0]
+    assert "a gap of 2 rows" in lines[1]
+    assert "can't connect" in lines[2]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_for_people_or_as_the_daemon_gives_it(
+    shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    values = {
+        "name": "shop",
+        "source": {"uris": ["m0:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path)},
+    }
+    monkeypatch.setattr("cdc.commands.status.ask", lambda *_: shown)
+    said: list[str] = []
+    status(parse(values, "test"), said.append, as_json=as_json)
+    if as_json:
+        assert json.loads(said[0]) == shown
+    else:
+        assert said == [readable(shown)]
