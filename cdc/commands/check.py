@@ -19,7 +19,7 @@ from cdc.commands import check_start
 from cdc.commands.check_start import Finding
 from cdc.config import Config, Member
 from cdc.daemon import admission
-from cdc.daemon.start import rules, supposed_before
+from cdc.daemon.start import options_of, rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError
 from cdc.events import topics
 from cdc.identity import instance_uuid
@@ -241,7 +241,7 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
 
 def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None, say: Say) -> Iterator[Finding]:
     """Says a line for each space that is published; spaces that have no topic of their own are findings."""
-    is_published = topics.SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
+    is_published = options_of(config).space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
     for form in schema.forms():
         if is_published(form.space_id, form.name) and form.is_replicated:

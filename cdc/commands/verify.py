@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.config import Config
+from cdc.daemon.start import options_of
 from cdc.errors import (
     ConfigurationError,
     ConnectionLostError,
@@ -33,7 +34,6 @@ from cdc.errors import (
     UnkeyableError,
 )
 from cdc.events.row_encoder import RowEncoder
-from cdc.events.topics import SpaceFilter
 from cdc.identity import instance_uuid
 from cdc.images.image_events import VINYL_CHECKS_SINCE
 from cdc.images.overlay import Images
@@ -44,7 +44,7 @@ from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Heartbeat, SnapshotStarted, StreamRows, Subscribed
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KeyCodec
-from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, published_forms, replicaset_uuid_in
+from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, replicaset_uuid_in
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS, rows
@@ -53,7 +53,6 @@ from cdc.store.files import DATA_FILE, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
-from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.vclock import VClock
@@ -184,20 +183,13 @@ class _Verifier:
                 f"the server is at {vclock} and lacks changes that the state store has, which is at {position.vclock}",
                 "Name a member of the replica set that has them first in source.uris.",
             )
-        images = self._writer.begin(published_forms(self._stored.spaces.values()), version)
+        images = self._writer.begin(self._stored.published_forms(), version)
         member = config.source.members()[0]
         stream = greet(member, instance_uuid(config.name), frame_bytes_max=config.source.frame_bytes_max)
         try:
             pipeline = Pipeline(
-                PipelineOptions(
-                    prefix=config.kafka.topic_prefix,
-                    include=list(config.spaces.include),
-                    exclude=list(config.spaces.exclude),
-                    # What can't be shown has changed the images all the same, and nothing is shown here.
-                    on_error="dlq",
-                    on_image_error="dlq",
-                    transaction_bytes_max=config.source.transaction_bytes_max,
-                ),
+                # What can't be shown has changed the images all the same, and nothing is shown here.
+                replace(options_of(config), on_error="dlq", on_image_error="dlq"),
                 position,
                 list(self._stored.spaces.values()),
                 server_uuid=stream.session.greeting.uuid,
@@ -357,7 +349,7 @@ class _Comparison:
         result: Verification,
     ) -> None:
         self.result = result
-        self._is_published = SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
+        self._is_published = options_of(config).space_filter()
         self._images = images
         self._position = position
         self._seen = seen

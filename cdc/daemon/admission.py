@@ -18,7 +18,6 @@ from confluent_kafka import KafkaException
 
 from cdc.config import Config
 from cdc.errors import ConfigurationError, StateError
-from cdc.events import topics
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.sign_of_life import listen
@@ -52,14 +51,9 @@ class StateMissingError(StateError):
     """There is no state store, though the checkpoint was written with one."""
 
 
-def checkpoint_topic_name(config: Config) -> str:
-    """The name of the topic."""
-    return topics.TopicNames(config.kafka.topic_prefix).control(topics.CHECKPOINT)
-
-
 def read(config: Config) -> Checkpoint:
     """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError."""
-    kafka, topic = config.kafka, checkpoint_topic_name(config)
+    kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.topic_prefix)
     clients = KafkaClients(config.name, kafka)
     count = list_topics(clients.admin(), kafka.bootstrap_servers).get(topic)
     if count is None:
@@ -82,7 +76,9 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
         return
     sign = stored.signs.get(owner)
     if sign is None or not sign.is_last:
-        found = listen(KafkaClients(config.name, config.kafka), checkpoint_topic_name(config), owner, is_stopping)
+        found = listen(
+            KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.topic_prefix), owner, is_stopping
+        )
         if found is not None:
             raise NameTakenError(
                 f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is at work"
@@ -190,7 +186,9 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     structlog.get_logger().info(
         "looking whether another daemon of this name is at work", name=config.name, seconds=ownership.SILENCE_SECONDS
     )
-    found = listen(KafkaClients(config.name, config.kafka), checkpoint_topic_name(config), config.name, is_stopping)
+    found = listen(
+        KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.topic_prefix), config.name, is_stopping
+    )
     if found is not None:
         raise NameTakenError(
             f"a daemon {config.name!r} is at work{_where(found)}, and there can be one of a name",

@@ -29,9 +29,9 @@ from cdc.daemon.follower import Goal
 from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.daemon.start import options_of
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
-from cdc.events.topics import SpaceFilter
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.sources.log_directory import LogDirectory, LogFile, join
@@ -190,7 +190,7 @@ class Replayer:
         need = f"{self._directory.path}: a snapshot is needed ({snapshot.reason})"
         chain = self._directory.chain()
         is_diverged = self._published is not None and bool(resume.lost_history(self._published, self._ballot, self._excluded))
-        is_wanted = SpaceFilter(list(self._config.spaces.include), list(self._config.spaces.exclude))
+        is_wanted = options_of(self._config).space_filter()
         lacking = ""
         for file in self._directory.snapshots():
             if chain and not file.vclock.covers(chain[0].vclock):

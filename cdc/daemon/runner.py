@@ -21,19 +21,16 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.start import begin
+from cdc.daemon.start import Surroundings, begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
-from cdc.images.overlay import Images
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
-from cdc.position import Position
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream import limbo_watch
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import news
 from cdc.upstream.selection import Needed
@@ -83,16 +80,6 @@ class PipelineRunner:
         self._flushes_at_once = flushes_at_once
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=origin.address)
-        self._options = PipelineOptions(
-            prefix=config.kafka.topic_prefix,
-            include=list(config.spaces.include),
-            exclude=list(config.spaces.exclude),
-            tombstones=config.kafka.tombstones,
-            transaction_topic=config.kafka.transaction_topic,
-            on_error=config.format.on_error,
-            on_image_error=config.format.on_image_error,
-            transaction_bytes_max=config.source.transaction_bytes_max,
-        )
         self._imageless_count = 0
         # What earlier connections have counted, and the keys that have been told of.
         self._earlier_upsert_count = status.merging_upsert_count
@@ -299,16 +286,6 @@ class PipelineRunner:
             self._log.warning("filling the state store anew, from a snapshot", reason=plan.clears_store)
         if plan.catch_up_to is not None:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
-        return begin(plan, self._checkpoint, self._writer, self._origin.version, self._new_pipeline)
-
-    def _new_pipeline(self, begins_at: Checkpoint, *, images: Images | None, catch_up_to: Position | None) -> Pipeline:
-        return Pipeline(
-            self._options,
-            begins_at.position or Position(),
-            list(begins_at.spaces.values()),
-            server_uuid=self._origin.server_uuid,
-            version=self._origin.version,
-            new_spool=lambda: FileSpool(Path(self._config.state.path)),
-            images=images,
-            catch_up_to=catch_up_to,
-        )
+        path, origin = Path(self._config.state.path), self._origin
+        surroundings = Surroundings(options_of(self._config), origin.server_uuid, origin.version, lambda: FileSpool(path))
+        return begin(plan, self._checkpoint, self._writer, surroundings)

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
 
 from cdc.config import Config
-from cdc.events.topics import SpaceFilter
-from cdc.images.overlay import Images
 from cdc.position import Position
-from cdc.schema.tracker import published_forms
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.spaces import newly_published
+from cdc.stream.transaction import Spool
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan
+
+
+def options_of(config: Config) -> PipelineOptions:
+    """What the configuration says about events."""
+    return PipelineOptions(
+        prefix=config.kafka.topic_prefix,
+        include=list(config.spaces.include),
+        exclude=list(config.spaces.exclude),
+        tombstones=config.kafka.tombstones,
+        transaction_topic=config.kafka.transaction_topic,
+        on_error=config.format.on_error,
+        on_image_error=config.format.on_image_error,
+        transaction_bytes_max=config.source.transaction_bytes_max,
+    )
 
 
 def rules(config: Config) -> Rules:
@@ -55,12 +70,11 @@ def _known(
     is_first_connect: bool,
 ) -> Known:
     source, mode = config.source, config.snapshot.mode
-    is_included = SpaceFilter(list(config.spaces.include), list(config.spaces.exclude))
     return Known(
         checkpoint=checkpoint.position,
         has_store=has_store,
         store=store,
-        newly_published=newly_published(checkpoint.spaces.values(), is_included) if has_store else (),
+        newly_published=newly_published(checkpoint.spaces.values(), options_of(config).space_filter()) if has_store else (),
         forced=forced,
         is_first_connect=is_first_connect,
         mode=mode,
@@ -72,31 +86,39 @@ def _known(
     )
 
 
-class NewPipeline(Protocol):
-    """Makes a pipeline."""
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a pipeline is made with, besides the place where it begins: of the server `server_uuid` and `version`."""
 
-    def __call__(self, begins_at: Checkpoint, *, images: Images | None, catch_up_to: Position | None) -> Pipeline:
-        """One with the position and the schema of `begins_at`."""
+    options: PipelineOptions
+    server_uuid: UUID
+    version: tuple[int, ...]
+    new_spool: Callable[[], Spool]
 
 
-def begin(
-    plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, version: tuple[int, ...], new_pipeline: NewPipeline
-) -> Pipeline:
-    """Bring the store to where the plan wants it, and make a pipeline there. Raises StateError.
-
-    `version` is the server's.
-    """
-    if writer is None:
-        return new_pipeline(checkpoint, images=None, catch_up_to=None)
-    if plan.clears_store is not None:
+def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, surroundings: Surroundings) -> Pipeline:
+    """Bring the store to where the plan wants it, and make a pipeline there. Raises StateError."""
+    begins_at, images = checkpoint, None
+    if writer is not None and plan.clears_store is not None:
         writer.restart()
-        return new_pipeline(checkpoint, images=writer.begin((), version), catch_up_to=None)
-    stored = writer.checkpoint()
-    images = writer.begin(published_forms(stored.spaces.values()), version)
-    if plan.catch_up_to is not None:
-        return new_pipeline(stored, images=images, catch_up_to=plan.catch_up_to)
-    pipeline = new_pipeline(checkpoint, images=images, catch_up_to=None)
-    # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
-    # and should it be taken in again before that, nobody would notice that they are missing.
-    writer.keep_only(form.space_id for form in published_forms(checkpoint.spaces.values()))
+        images = writer.begin((), surroundings.version)
+    elif writer is not None:
+        stored = writer.checkpoint()
+        images = writer.begin(stored.published_forms(), surroundings.version)
+        if plan.catch_up_to is not None:
+            begins_at = stored
+    pipeline = Pipeline(
+        surroundings.options,
+        begins_at.position or Position(),
+        list(begins_at.spaces.values()),
+        server_uuid=surroundings.server_uuid,
+        version=surroundings.version,
+        new_spool=surroundings.new_spool,
+        images=images,
+        catch_up_to=plan.catch_up_to,
+    )
+    if writer is not None and plan.clears_store is None and plan.catch_up_to is None:
+        # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
+        # and should it be taken in again before that, nobody would notice that they are missing.
+        writer.keep_only(form.space_id for form in checkpoint.published_forms())
     return pipeline

@@ -48,7 +48,7 @@ from cdc.errors import (
     TransactionTimeoutError,
 )
 from cdc.identity import instance_uuid
-from cdc.kafka import rights
+from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
 from cdc.kafka.publisher import Publisher
@@ -381,7 +381,8 @@ class Daemon:
         self._writers |= {self._writer_id, self._checkpoint.writer}
         if self._life is None:
             clients = KafkaClients(self._config.name, self._config.kafka)
-            self._life = SignOfLife(clients, admission.checkpoint_topic_name(self._config), self._config.name, self._writer_id)
+            topic = checkpoint_topic.name_of(self._config.kafka.topic_prefix)
+            self._life = SignOfLife(clients, topic, self._config.name, self._writer_id)
             self._life.start()
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)

@@ -7,10 +7,16 @@ from typing import Final
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 
 from cdc.errors import ConnectionLostError
+from cdc.events import topics
 from cdc.kafka.errors import reading_error
 from cdc.stream.checkpoint import Checkpoint, fold
 
 READ_TIMEOUT_SECONDS: Final = 60.0
+
+
+def name_of(prefix: str) -> str:
+    """What the topic is called, for daemons with this kafka.topic_prefix."""
+    return topics.TopicNames(prefix).control(topics.CHECKPOINT)
 
 
 def read(consumer: Consumer, topic: str, name: str) -> Checkpoint:

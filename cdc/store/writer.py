@@ -27,7 +27,6 @@ from cdc.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
-from cdc.schema.tracker import published_forms
 from cdc.store.store import SLICE_CHANGES, StateStore
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
@@ -202,7 +201,7 @@ class StateWriter:
     def _bring_over(self) -> None:
         """Give rows that an earlier version wrote the keys that they have now. Raises StateLostError if some may be missing."""
         try:
-            forms = published_forms(self.checkpoint().spaces.values())
+            forms = self.checkpoint().published_forms()
             for form in forms:
                 if any(part.is_as_written for part in form.key_parts):
                     raise StateLostError(

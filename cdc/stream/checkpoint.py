@@ -26,7 +26,8 @@ from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
 from cdc.position import Position
 from cdc.protocol.extensions import pack, unpack
-from cdc.schema.forms import StoredSpace
+from cdc.schema.forms import SpaceForm, StoredSpace
+from cdc.schema.tracker import published_forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,10 @@ class Checkpoint:
     owners: dict[str, int] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
+
+    def published_forms(self) -> list[SpaceForm]:
+        """The spaces that are published at the position, as they look there."""
+        return published_forms(self.spaces.values())
 
 
 def position_record(name: str, position: Position, writer: Writer, now_ms: int) -> tuple[bytes, bytes]:

@@ -22,7 +22,7 @@ from uuid import UUID
 from cdc import __version__
 from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
 from cdc.events.envelope import Envelope
-from cdc.events.topics import SpaceFilter, TopicNames
+from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
 from cdc.position import Position, Rekeyed
 from cdc.protocol.codec import FrameDecoder, Frames
@@ -101,7 +101,7 @@ class Pipeline:
         self._builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
         self._spaces = Spaces(
             SchemaTracker(stored, position.schema_version),
-            SpaceFilter(options.include, options.exclude),
+            options.space_filter(),
             names,
             self._envelope,
             self._builder,

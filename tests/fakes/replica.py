@@ -12,10 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.daemon.start import begin
-from cdc.events.topics import SpaceFilter
-from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.daemon.start import Surroundings, begin
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
@@ -27,7 +24,7 @@ from cdc.upstream import resume, start
 from cdc.upstream.start import FollowAs, Known, StartPlan, TakeSnapshot
 from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
-from tests.fakes.pipelines import NOW_US, messages, pipeline, take
+from tests.fakes.pipelines import NOW_US, MemorySpool, messages, options, take
 from tests.fakes.tuples import MemoryTuples, MemoryWriter
 
 NAME: Final = "shop"
@@ -73,15 +70,17 @@ class Topics:
 class Replica:
     """One daemon's core. `connect` begins a connection; `crash` ends it and forgets what isn't committed."""
 
-    def __init__(self, master: Master, *, cut: Cut = at_once, login: tuple[str, str] = ("cdc", "secret"), **options: Any) -> None:
+    def __init__(self, master: Master, *, cut: Cut = at_once, login: tuple[str, str] = ("cdc", "secret"), **changed: Any) -> None:
         self._master = master
         self._cut = cut
         self._login = login
-        self._options = options
-        self._is_registered: bool = options.pop("registered", False)
-        self._mode: resume.SnapshotMode = options.pop("mode", "initial")
-        self._on_gap: resume.Policy = options.pop("on_gap", "resnapshot")
-        self.tuples: MemoryTuples | None = MemoryTuples() if options.pop("images", False) else None
+        self._options = changed
+        self._spools: list[MemorySpool] | None = changed.pop("spools", None)
+        self._chunk_bytes: int = changed.pop("chunk_bytes", 1000)
+        self._is_registered: bool = changed.pop("registered", False)
+        self._mode: resume.SnapshotMode = changed.pop("mode", "initial")
+        self._on_gap: resume.Policy = changed.pop("on_gap", "resnapshot")
+        self.tuples: MemoryTuples | None = MemoryTuples() if changed.pop("images", False) else None
         self._writer = MemoryWriter(self.tuples, NAME) if self.tuples is not None else None
         self.forced_snapshot: str | None = None
         self.has_caught_up = False
@@ -136,7 +135,12 @@ class Replica:
         checkpoint = self.topics.checkpoint()
         self.plan = plan = start.plan(self._known(checkpoint), voted.ballot)
         self.forced_snapshot = None
-        self._pipeline = begin(plan, checkpoint, self._writer, self.session.greeting.version, self._new_pipeline)
+        greeting = self.session.greeting
+        spools, chunk_bytes = self._spools, self._chunk_bytes
+        surroundings = Surroundings(
+            options(**self._options), greeting.uuid, greeting.version, lambda: MemorySpool(spools, chunk_bytes)
+        )
+        self._pipeline = begin(plan, checkpoint, self._writer, surroundings)
         if plan.snapshot is not None:
             self.session.join() if plan.wants_id else self.session.fetch_snapshot()
             self._submit(self._exchange())
@@ -179,28 +183,16 @@ class Replica:
         if self._writer is not None:
             self._writer.flush(is_forced=True)
             store = self._writer.checkpoint().position
-        filter_ = SpaceFilter(self._options.get("include", [".*"]), self._options.get("exclude", []))
         return Known(
             checkpoint=checkpoint.position,
             has_store=self._writer is not None,
             store=store,
-            newly_published=newly_published(checkpoint.spaces.values(), filter_),
+            newly_published=newly_published(checkpoint.spaces.values(), options(**self._options).space_filter()),
             forced=self.forced_snapshot,
             is_first_connect=True,
             mode=self._mode,
             on_gap=self._on_gap,
             wants_id=self._is_registered,
-        )
-
-    def _new_pipeline(self, begins_at: Checkpoint, *, images: Images | None, catch_up_to: Position | None) -> Pipeline:
-        return pipeline(
-            begins_at.position or Position(),
-            begins_at.spaces.values(),
-            server_uuid=self.session.greeting.uuid,
-            version=self.session.greeting.version,
-            images=images,
-            catch_up_to=catch_up_to,
-            **self._options,
         )
 
     def flush(self) -> None:
