@@ -5,7 +5,7 @@ hold in all of them.
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any, get_args
 from uuid import UUID
@@ -262,15 +262,18 @@ knowns = st.builds(
 
 @st.composite
 def situations(draw: Any) -> tuple[Known, Ballot]:
-    """Often the store is a little behind the checkpoint, and the server about where both are."""
-    known: Known = draw(knowns)
-    if known.checkpoint is not None and draw(st.booleans()):
-        behind = {origin: max(0, lsn - draw(st.integers(0, 1))) for origin, lsn in known.checkpoint.vclock.items()}
-        known = replace(known, store=replace(known.checkpoint, vclock=VClock(behind)))
-    reached, kept = draw(vclocks), draw(vclocks)
-    if known.checkpoint is not None and draw(st.booleans()):
-        reached = VClock({origin: max(reached[origin], known.checkpoint.vclock[origin]) for origin in ORIGINS})
-    kept = VClock({origin: min(kept[origin], reached[origin]) for origin in ORIGINS})
+    """An ordinary connection (the store a little behind, the server a little ahead), with up to two things out of order."""
+    step = st.integers(0, 2)
+    at = Position(
+        draw(vclocks), draw(st.integers(1, 3)), replicaset_uuid=UUID(int=1), snapshot=SnapshotState(2, is_complete=True)
+    )
+    store = VClock({origin: max(0, at.vclock[origin] - draw(st.sampled_from([0, 0, 1, 2, -1]))) for origin in ORIGINS})
+    ordinary = Known(at, has_store=draw(st.booleans()), store=replace(at, vclock=store, seq=at.seq - 1))
+    odd = draw(knowns)
+    fields_ = draw(st.sets(st.sampled_from([field.name for field in fields(Known)]), max_size=2))
+    known = replace(ordinary, **{name: getattr(odd, name) for name in fields_})
+    reached = VClock({origin: max(0, at.vclock[origin] + draw(step) - draw(st.sampled_from([0, 0, 0, 1]))) for origin in ORIGINS})
+    kept = VClock({origin: min(reached[origin], draw(st.integers(0, store[origin] + 1))) for origin in ORIGINS})
     return known, Ballot(vclock=reached, gc_vclock=kept, is_read_only=draw(st.booleans()), is_ready=True)
 
 
