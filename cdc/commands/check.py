@@ -3,7 +3,7 @@
 It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
 system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
 decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
-any consumer could, and tries each right that the daemon needs (cdc/kafka_rights.py); it takes no transactional id, so a daemon
+any consumer could, and tries each right that the daemon needs (cdc.kafka.rights); it takes no transactional id, so a daemon
 that runs goes on undisturbed, though that one is a finding. It doesn't open the state store either, which may be that daemon's:
 logs that only the store would need are not looked for.
 """

@@ -1,1 +1,1 @@
-"""Decisions over ballots, pure: where a connection starts, which member is followed, when to go to another."""
+"""Decisions over ballots, pure: how a connection starts, which member is followed, when to go to another, how long to wait."""

@@ -1,0 +1,95 @@
+"""What is known before a connection: from the configuration, the checkpoint and the state store."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc.config import Config, parse
+from cdc.daemon.start import known_before, options_of, supposed_before
+from cdc.position import Position, SnapshotState
+from cdc.schema.forms import StoredSpace
+from cdc.store.writer import StateWriter
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.spaces import newly_published
+from cdc.upstream.start import needed
+from cdc.vclock import VClock
+from tests.fakes.pipelines import pipeline
+
+AT = Position(VClock({1: 15}), 7, snapshot=SnapshotState(1, is_complete=True))
+
+
+def space(space_id: int, name: str, *, version: int, flags: dict[str, Any] | None = None, key: bool = True) -> StoredSpace:
+    row = [space_id, 1, name, "memtx", 0, flags or {}, [{"name": "id", "type": "unsigned"}]]
+    return StoredSpace(space_id, row, {0: [space_id, 0, "pk", "tree", {}, [[0, "unsigned"]]]} if key else {}, version)
+
+
+SPACES = [
+    space(512, "users", version=1),
+    space(513, "orders", version=0),
+    space(514, "local", version=0, flags={"group_id": 1}),
+    space(515, "no_key", version=0, key=False),
+    space(516, "left_out", version=0),
+    space(517, "renamed_before", version=2),
+]
+
+
+def config(tmp_path: Path, **sections: dict[str, Any]) -> Config:
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": ["m0:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path)},
+        "spaces": {"exclude": ["left_out"]},
+    }
+    for name, section in sections.items():
+        values.setdefault(name, {}).update(section)
+    return parse(values, "test")
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[StateWriter]:
+    found = StateWriter(tmp_path / "images", "shop", 0.0)
+    yield found
+    found.close()
+
+
+def test_newly_published_spaces_are_those_that_a_pipeline_would_find(tmp_path: Path) -> None:
+    options = options_of(config(tmp_path))
+    target = pipeline(AT, SPACES, include=options.include, exclude=options.exclude)
+    expected = tuple(form.name for form in target.published_forms() if not form.schema_version)
+    assert newly_published(SPACES, options.space_filter()) == expected == ("orders",)
+
+
+def test_what_is_known_with_a_store(tmp_path: Path, writer: StateWriter) -> None:
+    checkpoint = Checkpoint(AT, {one.space_id: one for one in SPACES})
+    found = known_before(config(tmp_path), checkpoint, writer, forced="a gap", is_first_connect=False)
+    assert (found.checkpoint, found.has_store, found.store) == (AT, True, None)
+    assert (found.newly_published, found.forced) == (("orders",), "a gap")
+    assert (found.is_first_connect, found.wants_id) == (False, False)
+
+
+def test_what_is_known_without_a_store(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(AT, {one.space_id: one for one in SPACES})
+    found = known_before(config(tmp_path, state={"images": "none"}, source={"exclude_origins": [3]}), checkpoint, None)
+    assert (found.has_store, found.store, found.newly_published, found.ignored) == (False, None, (), frozenset({3}))
+    assert not needed(found).takes_snapshot
+
+
+@pytest.mark.parametrize(("mode", "wants_id"), [("initial", True), ("initial_only", False)])
+def test_a_snapshot_that_nobody_follows_needs_no_id(tmp_path: Path, mode: str, *, wants_id: bool) -> None:
+    registered = config(tmp_path, source={"mode": "registered"}, snapshot={"mode": mode})
+    assert known_before(registered, Checkpoint(), None).wants_id is wants_id
+
+
+@pytest.mark.parametrize(("images", "takes_snapshot"), [("full", True), ("none", False)])
+def test_before_the_store_is_opened_it_is_taken_for_level(tmp_path: Path, images: str, *, takes_snapshot: bool) -> None:
+    """`check` says what `run` will do: with a store, newly published spaces need a snapshot."""
+    checkpoint = Checkpoint(AT, {one.space_id: one for one in SPACES})
+    found = supposed_before(config(tmp_path, state={"images": images}), checkpoint)
+    assert needed(found).takes_snapshot is takes_snapshot
+    all_known = Checkpoint(AT, {512: SPACES[0]})
+    assert not needed(supposed_before(config(tmp_path, state={"images": images}), all_known)).takes_snapshot
