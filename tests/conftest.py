@@ -6,6 +6,7 @@ Tests that use a server are marked `live` by themselves. What a test's servers p
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 import subprocess
 from collections.abc import Iterator, Mapping
@@ -75,6 +76,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("live")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
             item.add_marker(pytest.mark.xdist_group(shared))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        # The long ones first, as they say themselves: the short ones fill up what is left of each process's time.
+        items.sort(key=_order)
+
+
+def _order(item: pytest.Item) -> tuple[bool, float]:
+    """Groups are handed out before all of these, the largest first."""
+    needs_servers = any(item.get_closest_marker(mark) for mark in ("live", "spark"))
+    timeout = item.get_closest_marker("timeout")
+    return not needs_servers, -timeout.args[0] if timeout is not None else 0
 
 
 @pytest.fixture(scope="session")
