@@ -14,7 +14,7 @@ import tempfile
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -22,6 +22,8 @@ from cdc import __version__
 from cdc.local.servers import LocalServers, local_servers
 from tests.bench.results import Result, compare, floors, line, show, write_json
 from tests.bench.sections import SECTIONS, Bench
+
+_QUICK_ROWS: Final = 100_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +42,8 @@ def measure(options: argparse.Namespace, servers: LocalServers, directory: Path)
     machine = _machine()
     bench = Bench(
         servers=servers,
-        kafka=servers.start_kafka(is_lasting=True),
+        # A run to see that it works is over before better code would come to use.
+        kafka=servers.start_kafka(is_lasting=options.rows > _QUICK_ROWS),
         directory=directory,
         token=uuid.uuid4().hex[:8],
         rows=options.rows,
@@ -101,7 +104,7 @@ class _Quick(argparse.Action):
     """Options behind it on the command line still win."""
 
     def __call__(self, _: argparse.ArgumentParser, namespace: argparse.Namespace, *__: Any) -> None:
-        namespace.rows, namespace.latency_seconds, namespace.backlog = 100_000, 5.0, 200_000
+        namespace.rows, namespace.latency_seconds, namespace.backlog = _QUICK_ROWS, 5.0, 200_000
 
 
 def _sections(text: str) -> list[str]:

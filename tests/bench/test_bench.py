@@ -9,7 +9,7 @@ from cdc.local.servers import LocalServers
 from tests.bench.__main__ import measure, parse
 from tests.bench.results import Result, compare, floors
 
-ROWS = 20_000
+ROWS = 10_000
 
 
 @pytest.mark.timeout(600)

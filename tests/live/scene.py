@@ -48,6 +48,8 @@ class Scene:
             "kafka": {
                 "bootstrap_servers": self.kafka.bootstrap_servers,
                 "topic_prefix": self.prefix,
+                # Enough to be several; each is made, opens files and gets markers, which is most of what a broker does here.
+                "partitions": 2,
                 # A killed daemon's open transaction keeps readers waiting until the next start, or for so long.
                 "properties": {"transaction.timeout.ms": 15_000},
             },

@@ -139,7 +139,7 @@ def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: flo
     scene.catch_up()
     scene.workload.start(pause=0.005)
     scene.tarantool.eval(_FLOOD)
-    scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 20_000)
+    scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 6_000)
     scene.kafka.pause()
     try:
         scene.daemon.wait_until("it has stopped reading", lambda status: not status["buffers"]["is_reading"])
@@ -149,7 +149,7 @@ def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: flo
             threading.Event().wait(0.25)
             resident.append(scene.daemon.resident_bytes)
         end = time.monotonic()
-        assert scene.tarantool.vclock()[1] > lsn + 10_000, "the master was not busy"
+        assert scene.tarantool.vclock()[1] > lsn + 3_000, "the master was not busy"
         assert scene.tarantool.eval("return box.info.replication_anon.count") == [1], "the master has dropped the connection"
         status = scene.daemon.status()
         assert status is not None
@@ -176,12 +176,12 @@ def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: flo
 _FLOOD = """
 flooding = true
 local fiber = require('fiber')
-local payload = string.rep('flood ', 50)
+local payload = string.rep('flood ', 250) -- few large rows: what fills up is counted in bytes
 fiber.create(function()
     local id = 0
     while flooding do
         box.begin()
-        for _ = 1, 50 do
+        for _ = 1, 16 do
             id = id + 1
             box.space.idle:replace{id % 1000, payload}
         end

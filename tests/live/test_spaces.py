@@ -27,7 +27,7 @@ def test_swapped_with_a_shadow(scene_factory: SceneFactory, kafka: KafkaServer, 
     master: TarantoolServer = tarantool_factory(checkpoint_count=100)
     scene = scene_factory(kafka, master)
     scene.daemon.settings["spaces"] = {"exclude": ["goods_.*"]}
-    for name, count in (("goods", 100), ("goods_new", 30_000), ("bystander", 10)):
+    for name, count in (("goods", 100), ("goods_new", 10_000), ("bystander", 10)):
         master.eval(CREATE, name, count, name)
     scene.daemon.start()
     scene.catch_up()
