@@ -271,8 +271,9 @@ class CurrentSink(Sink):
 
     def _values(self, topic: str) -> list[str]:
         records = self._read_topic(topic).where(F.col("value").isNotNull())
-        rows = records.orderBy("partition", "offset").select(F.col("value").cast("string")).collect()
-        return [row[0] for row in rows]
+        rows = records.select("partition", "offset", F.col("value").cast("string").alias("text")).collect()
+        # Here, as what they are read into is here too; for Spark it would be one more job.
+        return [row["text"] for row in sorted(rows, key=lambda row: (row["partition"], row["offset"]))]
 
     def _forget_deleted(self) -> None:
         if self._forget_after is None:

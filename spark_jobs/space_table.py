@@ -108,8 +108,8 @@ class SpaceTable:
             return
         schema = typed(self._session.createDataFrame([], _META_SCHEMA), form).schema
         state = {_FORM: form.to_json(), _FLOOR: "-1", _KEYED_SINCE: f"{form.space_id}:0", _SETTLED: ""}
-        tables.create(self._session, self._path, schema, {_PREFIX: self._prefix, **state})
-        self._properties, self._has_rows = tables.describe(self._session, self._path)
+        self._properties = {_PREFIX: self._prefix, **state}
+        tables.create(self._session, self._path, schema, self._properties)
         self.exists = True
 
     def evolve(self, form: Form) -> None:
@@ -121,7 +121,7 @@ class SpaceTable:
         before, after = stored.columns(), form.columns()
         is_longer = list(after.items())[: len(before)] == list(before.items())
         added = {name: kind for name, kind in after.items() if name not in before}
-        if is_longer and rows.where(labels_differ(form)).isEmpty():
+        if is_longer and (not self._has_rows or rows.where(labels_differ(form)).isEmpty()):
             if added:
                 tables.add_columns(self._session, self._path, added)
         else:
@@ -136,35 +136,39 @@ class SpaceTable:
         Everything older must have been applied; from here on it is void.
         """
         self.evolve(form)
-        # Tombstones go: they stand under keys that no event has any more.
-        kept = self.rows().where(f"not _deleted and _seq > {floor}")
-        keyed = kept.withColumn("_key", rekey(form)("_key", "_row")).where("_key is not null")
-        # If the stream has a gap, rows that are gone since may stand here beside others that got their values.
-        newest = keyed.groupBy("_key").agg(F.max_by(F.struct(*META_COLUMNS), "_seq").alias("newest")).select("newest.*")
-        tables.overwrite(typed(newest, form), self._path)
+        if self._has_rows:
+            # Tombstones go: they stand under keys that no event has any more.
+            kept = self.rows().where(f"not _deleted and _seq > {floor}")
+            keyed = kept.withColumn("_key", rekey(form)("_key", "_row")).where("_key is not null")
+            # If the stream has a gap, rows that are gone since may stand here beside others that got their values.
+            newest = keyed.groupBy("_key").agg(F.max_by(F.struct(*META_COLUMNS), "_seq").alias("newest")).select("newest.*")
+            tables.overwrite(typed(newest, form), self._path)
         self._set({_KEYED_SINCE: _point(form)})
 
     def move_in(self, rows: DataFrame, form: Form) -> None:
         """Take over the rows that the space had under its former name; `form` is its first one under this name."""
         self.evolve(form)
         # What else is here is of an earlier space of this name, which is gone; its tombstones must not hide these rows.
-        tables.delete(self._session, self._path, f"_seq <= {form.seq}")
+        if self._has_rows:
+            tables.delete(self._session, self._path, f"_seq <= {form.seq}")
         self.merge(rows.select(*(relabel(form)(name).alias(name) if name == "_row" else name for name in META_COLUMNS)))
 
     def move_out(self, seq: int) -> None:
         """Void all up to this seq, without leaving tombstones: the space lives on under another name."""
         if seq > self.floor:
-            tables.delete(self._session, self._path, f"_seq <= {seq}")
+            if self._has_rows:
+                tables.delete(self._session, self._path, f"_seq <= {seq}")
             self._set({_FLOOR: str(seq)})
 
     def raise_floor(self, seq: int) -> None:
         """Rows up to this seq are deleted, and events up to it void."""
         if seq <= self.floor:
             return
-        # The rows first: if this stops in between, the batch comes again with the floor where it was.
-        emptied = dict.fromkeys(map(_quoted, ("_row", *self.form.columns())), "null")
-        changes = {"_deleted": "true", "_seq": str(seq), **emptied}
-        tables.update(self._session, self._path, f"_seq <= {seq} and not _deleted", changes)
+        if self._has_rows:
+            # The rows first: if this stops in between, the batch comes again with the floor where it was.
+            emptied = dict.fromkeys(map(_quoted, ("_row", *self.form.columns())), "null")
+            changes = {"_deleted": "true", "_seq": str(seq), **emptied}
+            tables.update(self._session, self._path, f"_seq <= {seq} and not _deleted", changes)
         self._set({_FLOOR: str(seq)})
 
     def merge(self, rows: DataFrame) -> None:
