@@ -38,7 +38,7 @@ COLUMN_TYPES: Final[Mapping[str, str]] = {
 
 META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts", "_deleted")
 
-_FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=]")
+_FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=`]")
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Form:
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
 
     def column_names(self) -> tuple[str, ...]:
-        """What the fields are called in tables: as in the format, without the characters that Parquet has no room for.
+        """What the fields are called in tables: as in the format, without the characters that Parquet or SQL has no room for.
 
         Spark tells names apart without regard to case, so a name that is taken gets its place as a suffix.
         """

@@ -20,7 +20,7 @@ from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
 CHANGELOG_COLUMNS: Final = {
     "space": "source.table",
-    "date": "to_date(timestamp_micros(source.ts_us))",
+    "date": "date_from_unix_date(cast(floor(source.ts_us / 86400000000) as int))",  # of UTC, whatever the session's zone is
     "space_id": "source.space_id",
     "op": "op",
     "key": "key",

@@ -8,7 +8,9 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.changelog import ChangelogSink
+from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
+from spark_jobs.transforms import changelog
 from tests.spark.messages import FakeTopics, delete, golden, put, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -50,6 +52,17 @@ def test_every_event_becomes_one_row(spark: SparkSession, tmp_path: Path) -> Non
     assert (create["kafka_topic"], create["kafka_partition"], create["daemon"]) == ("shop.users", 1, "shop")
     detail = spark.sql(f"describe detail delta.`{tmp_path}`").collect()[0]
     assert list(detail["partitionColumns"]) == ["space", "date"]
+
+
+def test_dates_are_those_of_utc(spark: SparkSession) -> None:
+    """So that an event has one date, whatever zone the session of a later run has: it is looked for under its date."""
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+    try:
+        (row,) = changelog(parse(FakeTopics(spark).send(FIRST[0]))).select("date").collect()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", str(zone))
+    assert str(row["date"]) == "2023-11-14"
 
 
 def test_a_batch_that_comes_again_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:

@@ -44,6 +44,6 @@ def test_what_is_no_schema_record_is_refused() -> None:
 
 
 def test_columns_get_names_that_tables_can_have() -> None:
-    columns = [("id", "unsigned"), ("ID", "string"), ("_row", "string"), ("a b;c", "string"), ("a_b_c", "string")]
-    form = forms(schema(0, columns=columns).value).of(512, 1)
-    assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5")
+    names = ("ID", "_row", "a b;c", "a_b_c", "a`b")
+    form = forms(schema(0, columns=[("id", "unsigned"), *((name, "string") for name in names)]).value).of(512, 1)
+    assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5", "a_b")
