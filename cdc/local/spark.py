@@ -39,7 +39,7 @@ def spark_submit_arguments() -> list[str]:
         "1g",
         # These programs end before better code would have paid for its compilation.
         "--driver-java-options",
-        "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
         # On the driver's own class path, which in local mode is everybody's; `--jars` would copy them at each start.
         "--driver-class-path",
         class_path(SPARK),

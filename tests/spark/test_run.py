@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
@@ -56,6 +57,11 @@ def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFi
 def test_an_empty_folder_of_jars_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
     with pytest.raises(JobError, match="no jars"):
         build_session("x", jars_directory=str(tmp_path_factory.mktemp("jars")))
+
+
+def test_the_folder_of_jars_is_the_one_that_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["current", *REQUIRED, "--jars-dir", str(tmp_path)]) == 1
+    assert capsys.readouterr().err.startswith(f"current: There are no jars in {tmp_path}. ")
 
 
 def test_a_session_that_is_there_is_used_as_it_is(spark: SparkSession) -> None:

@@ -1,0 +1,33 @@
+"""Several commands in one session."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import sequence
+
+pytestmark = pytest.mark.spark
+
+
+def test_the_first_that_fails_ends_the_sequence(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, missing = str(tmp_path / "users"), str(tmp_path / "missing")
+    rows = [('{"id":1}', '{"id":1,"name":"a"}', 7, False), ('{"id":2}', None, 8, True)]
+    frame = spark.createDataFrame(rows, "_key string, _row string, _seq bigint, _deleted boolean")
+    frame.write.format("delta").save(path)
+    assert sequence.main(["show", path, "then", "show", missing, "then", "show", path]) == 1
+    shown = capsys.readouterr()
+    row, done = map(json.loads, shown.out.splitlines())
+    assert row == {"path": path, "key": {"id": 1}, "row": {"id": 1, "name": "a"}, "seq": 7}
+    assert done["command"] == "show"
+    assert done["seconds"] > 0
+    assert shown.err.startswith("show: ")
+
+
+def test_each_command_has_its_own_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        sequence.main(["unknown", "then", "show"])
+    assert "unknown" in capsys.readouterr().err
