@@ -217,7 +217,8 @@ class SnapshotSection(_Section):
     """When the contents are read as a whole."""
 
     mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
-    """`always`: at each start; `never`: the schema only, unless the stream itself doesn't lead on; `initial_only`: then stop;
+    """`always`: at each start; `never`: the schema only at first, and later what has changed, where neither the stream nor the
+    state store leads on or spaces are newly published; `initial_only`: then stop;
     `when_needed`: at first and on any gap."""
 
 

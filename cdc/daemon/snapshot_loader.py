@@ -54,12 +54,12 @@ class SnapshotIntake:
     def begin(self, vclock: VClock) -> None:
         """The snapshot's stream will begin at `vclock`. Raises what PipelineRunner.submit and the pipeline raise."""
         runner = self._runner
-        runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after_seq=self._after_seq))
+        runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after_seq=self._after_seq, publish=self._publish))
 
     def rows(self, frames: Frames) -> None:
         """Some of its rows."""
         pipeline = self._runner.pipeline
-        self._runner.take(self._counted(pipeline.feed_snapshot(frames, now_us(), publish=self._publish)))
+        self._runner.take(self._counted(pipeline.feed_snapshot(frames, now_us())))
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:

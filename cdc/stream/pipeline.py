@@ -427,9 +427,9 @@ class Pipeline:
 
     # The snapshot.
 
-    def begin_snapshot(self, vclock: VClock, now_us: int, *, after_seq: int = 0) -> Batch:
+    def begin_snapshot(self, vclock: VClock, now_us: int, *, after_seq: int = 0, publish: bool = True) -> Batch:
         """A snapshot begins; its stream will begin at `vclock`. The schema will be told afresh, and events go on after
-        `after_seq` if some are out that the position doesn't know of.
+        `after_seq` if some are out that the position doesn't know of. Without `publish` only the schema is taken from its rows.
 
         From here on the ledger is a new one: the position may be another history's.
         """
@@ -448,15 +448,16 @@ class Pipeline:
             now_us,
             self.images,
             tombstones=self._tombstones,
+            publish=publish,
         )
         events.base = self._snapshot.position
         self.ledger = Ledger(events.base)
         return self._batch()
 
-    def feed_snapshot(self, frames: Frames, now_us: int, *, publish: bool = True) -> Iterator[Batch]:
-        """Take rows of the snapshot; yield what they come to, as `feed` does. Without `publish` only the schema is taken."""
+    def feed_snapshot(self, frames: Frames, now_us: int) -> Iterator[Batch]:
+        """Take rows of the snapshot; yield what they come to, as `feed` does."""
         assert self._snapshot is not None
-        for _ in self._snapshot.feed(frames, now_us, publish=publish):
+        for _ in self._snapshot.feed(frames, now_us):
             self._events.base = self._snapshot.position
             yield self._batch()
         self._events.base = self._snapshot.position

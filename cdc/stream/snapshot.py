@@ -55,7 +55,9 @@ class Snapshot:
         images: Images | None = None,
         *,
         tombstones: bool = True,
+        publish: bool = True,
     ) -> None:
+        """Without `publish` only the schema is taken from the rows."""
         previous = position.snapshot
         self._id = previous.snapshot_id + 1 if previous is not None else 1
         self._images = images
@@ -67,7 +69,7 @@ class Snapshot:
         sweep_seq = position.seq
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
-        state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq)
+        state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq, is_silent=not publish)
         self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=())
         self._tombstones = tombstones
         self._is_base = not is_repeated and previous is not None
@@ -77,7 +79,7 @@ class Snapshot:
         self._builder = builder
         self._refuse = refuse
         self._now_us = now_us
-        self._publishes = True
+        self._publishes = publish
         self._vclock = encode(position.vclock.to_json())
         # By space: what stands around the row and the seq of each event, and how many there were.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
@@ -103,10 +105,9 @@ class Snapshot:
         spaces.apart.clear()
         spaces.schema.begin_snapshot()
 
-    def feed(self, frames: Frames, now_us: int, *, publish: bool) -> Iterator[None]:
-        """Take rows; yields whenever the outbox is full. Without `publish` only the schema is taken from them."""
+    def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
+        """Take rows; yields whenever the outbox is full."""
         self._now_us = now_us
-        self._publishes = publish
         self._pieces.clear()
         self._builder.row_count += len(frames)
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
@@ -175,7 +176,8 @@ class Snapshot:
             )
             for form in forms
         ]
-        state = replace(self.position.snapshot, is_complete=True, row_count=sum(count.rows for count in counts))
+        row_count = sum(count.rows for count in counts)
+        state = replace(self.position.snapshot, is_complete=True, is_silent=False, row_count=row_count)
         self.position = replace(
             self.position, snapshot=state, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version
         )

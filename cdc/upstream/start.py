@@ -180,10 +180,11 @@ def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
             reason = f"newly published: {', '.join(known.newly_published)}"
         elif not known.has_store and position.rekeyed:
             reason = "rows were being published again from the state store, which isn't there any more"
+    if reason is None and not position.snapshot.is_complete:
+        reason = "the last snapshot was interrupted"
     if reason is not None:
-        return TakeSnapshot(reason, publish=mode != "never")
-    if not position.snapshot.is_complete:
-        return TakeSnapshot("the last snapshot was interrupted", publish=mode != "never")
+        # Consumers have been told of changes up to the checkpoint, so what has changed since is told too, under any mode.
+        return TakeSnapshot(reason, publish=mode != "never" or not position.snapshot.is_silent)
     if mode == "always" and known.is_first_connect:
         return TakeSnapshot("snapshot.mode is always")
     return None

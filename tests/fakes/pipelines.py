@@ -87,9 +87,9 @@ def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US, *, pub
     for event in events:
         match event:
             case SnapshotStarted(vclock):
-                yield target.begin_snapshot(vclock, now_us)
+                yield target.begin_snapshot(vclock, now_us, publish=publish)
             case SnapshotRows(frames):
-                yield from target.feed_snapshot(frames, now_us, publish=publish)
+                yield from target.feed_snapshot(frames, now_us)
             case SnapshotFinished():
                 yield from target.end_snapshot(now_us)
             case StreamRows(frames):

@@ -834,9 +834,9 @@ def test_without_publishing_only_the_schema_is_read() -> None:
     master = Master()
     master.create_space("users", USERS)
     master.insert("users", 1)
-    target.begin_snapshot(VClock(master.vclock), NOW_US)
+    target.begin_snapshot(VClock(master.vclock), NOW_US, publish=False)
     frames = frames_of(b"".join(wire.frame({0: 2}, body) for body in master.snapshot()))
-    found = [read(message) for message in messages(target.feed_snapshot(frames, NOW_US, publish=False))]
+    found = [read(message) for message in messages(target.feed_snapshot(frames, NOW_US))]
     assert [sent.topic for sent in found] == ["shop.schema"]
     assert [form.name for form in target.published_forms()] == ["users"]
     (batch,) = target.end_snapshot(NOW_US)

@@ -17,7 +17,7 @@ from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.shop import Sent, read
-from tests.stream.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, row
+from tests.stream.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, in_pieces, row
 from tests.stream.test_snapshot_diff import Life, ops
 
 HIDDEN = ["shadow.*", "old.*"]
@@ -240,6 +240,76 @@ def test_all_rows_come_though_snapshots_are_not_wanted() -> None:
     life.replica.flush()
     swap(life)
     assert [(event.op, event.source["space_id"]) for event in go_on(life)] == [("t", 512), ("t", 513), ("r", 513)]
+
+
+def silent(**options: Any) -> Life:
+    """A daemon whose snapshots aren't wanted, and which has published changes of `things`. It is away, and misses some."""
+    life = Life("2.6")
+    life.replica = MortalReplica(life.master, images=True, mode="never", **options)
+    for name in ("things", "others"):
+        life.master.create_space(name, FIELDS, KEYS[0])
+        life.master.insert(name, *row(9, "from before"))
+    assert life.connect() == []
+    life.replica.flush()
+    for number in (1, 2, 3):
+        life.master.insert("things", *row(number))
+    life.follow()
+    life.replica.flush()
+    life.replica.crash()
+    life.master.delete("things", 1)
+    life.master.insert("things", *row(4))
+    return life
+
+
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_a_snapshot_that_heals_a_gap_and_is_interrupted_comes_out_under_any_mode(moment: int) -> None:
+    life = silent(cut=in_pieces)
+    life.master.gc_vclock = life.master.vclock
+    assert isinstance(life.replica, MortalReplica)
+    life.replica.lives_until = life.replica.handed_over + moment
+    with pytest.raises(Killed):
+        life.connect()
+    life.replica.commit()
+    life.replica.flush()
+    events = life.news()
+    life.replica.lives_until = None
+    life.replica.crash()
+    events += life.connect()
+    assert sorted(event.key["id"] for event in events) == [1, 4]
+    assert [found["id"] for found in life.consumer.contents(life.master.id_of("things"))] == [2, 3, 4]
+
+
+def test_what_was_missed_comes_out_with_spaces_that_are_newly_published() -> None:
+    life = silent(include=["things"])
+    life.replica.include(".*")
+    events = sorted((event.topic, event.op, event.key) for event in life.connect() if event.op != "t")
+    assert events == [("shop.others", "r", {"id": 9}), ("shop.things", "c", {"id": 4}), ("shop.things", "d", {"id": 1})]
+
+
+def test_what_was_missed_comes_out_though_the_store_is_lost() -> None:
+    """Nobody can tell any more what that was, so it is all rows, and consumers sweep the others."""
+    life = silent()
+    assert life.replica.tuples is not None
+    life.replica.tuples.destroy()
+    life.replica.crash()
+    life.connect()
+    life.check("things")
+
+
+def test_the_first_snapshot_stays_silent_however_often_it_is_interrupted() -> None:
+    life = Life("2.6")
+    life.replica = mortal = MortalReplica(life.master, images=True, mode="never", cut=in_pieces)
+    life.master.create_space("things", FIELDS, KEYS[0])
+    life.master.insert("things", *row(1))
+    for moment in (1, 5, 9):
+        mortal.lives_until = mortal.handed_over + moment
+        with pytest.raises(Killed):
+            life.connect()
+        mortal.commit()
+        mortal.flush()
+        mortal.crash()
+    mortal.lives_until = None
+    assert life.connect() == []
 
 
 NAMES = ["one", "two", "shadow 1", "shadow 2", "old 1"]

@@ -41,6 +41,7 @@ POSITIONS = {
     "none": None,
     "no snapshot": Position(vclock=VClock({1: 15})),
     "interrupted": at(complete=False, o1=15),
+    "interrupted, and silent": Position(VClock({1: 15}), snapshot=SnapshotState(1, is_complete=False, is_silent=True)),
     "within": at(o1=15),
     "at the first log": at(o1=10),
     "at the end": at(o1=20, o2=5),
@@ -58,8 +59,10 @@ def expected(case: str, mode: SnapshotMode, on_gap: Policy, on_divergence: Polic
     match case:
         case "none":
             return "schema only" if mode == "never" else "snapshot"
-        case "no snapshot" | "interrupted":
+        case "no snapshot" | "interrupted, and silent":
             return "schema only" if mode == "never" else "snapshot"
+        case "interrupted":
+            return "snapshot"
         case _ if mode == "always" and is_first:
             return "snapshot"
         case "within" | "at the first log" | "at the end":
@@ -201,7 +204,7 @@ REASONS: dict[str, tuple[Known, str, bool]] = {
         True,
     ),
     "a store without rows": (Known(both(5, 15), has_store=True, newly_published=("a",)), "nothing in the state store", True),
-    "the same, where rows aren't wanted": (Known(both(5, 15), has_store=True, mode="never"), "nothing in the", False),
+    "the same, where no rows were wanted at first": (Known(both(5, 15), has_store=True, mode="never"), "nothing in the", True),
     "spaces that are newly published": (
         Known(both(5, 15), has_store=True, store=both(5, 15), newly_published=("a", "b")),
         "newly published: a, b",
