@@ -1,19 +1,53 @@
-"""One Spark session for all tests of the jobs."""
+"""One Spark session for all tests of the jobs, and another one when a test has left it in the middle of a call."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
+from pyspark.core.context import SparkContext
 from pyspark.sql import SparkSession
 
 from cdc.local.jars import SPARK, jar_folder
 from spark_jobs.session import build_session
 
+_IS_TORN = pytest.StashKey[bool]()
 
-@pytest.fixture(scope="session")
-def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A local session with the connectors."""
+
+class Sessions:
+    """The session that tests use now."""
+
+    def __init__(self, warehouse: Path) -> None:
+        """Nothing is started yet."""
+        self._warehouse = warehouse
+        self._session: SparkSession | None = None
+
+    def current(self) -> SparkSession:
+        """A local session with the connectors."""
+        if self._session is None:
+            self._session = _start(self._warehouse)
+        return self._session
+
+    def abandon(self) -> None:
+        """Go on with another one: who is interrupted waiting for Java's answer gets it for the next question."""
+        self._session = None
+        gateway = SparkContext._gateway
+        if gateway is not None:
+            java = gateway.proc
+            java.kill()
+            java.wait()
+        # By these PySpark finds what is there; with them it would use Java's end as if it answered.
+        SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
+        SparkSession._instantiatedSession = None
+
+    def stop(self) -> None:
+        """End it in order."""
+        if self._session is not None:
+            self._session.stop()
+
+
+def _start(warehouse: Path) -> SparkSession:
     session = build_session(
         "tests",
         master="local[1]",
@@ -24,8 +58,13 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.databricks.delta.stats.collect": "false",
+            "spark.databricks.delta.stats.skipping": "false",
             # The one for several drivers starts sixteen processes (readlink) for each commit; this is the only driver here.
             "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
+            # Without a file of checksums beside each file, which would be made, and given its rights by a process, as well.
+            "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem",
+            # No table lives long enough for its log to be worth summing up.
+            "spark.databricks.delta.properties.defaults.checkpointInterval": "1000",
             "spark.sql.streaming.checkpointFileManagerClass": (
                 "org.apache.spark.sql.execution.streaming.FileSystemBasedCheckpointFileManager"
             ),
@@ -33,10 +72,40 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-            "spark.sql.warehouse.dir": str(tmp_path_factory.mktemp("warehouse")),
+            # With one compiler alone Java would keep 48 MB of code, which isn't enough for all tests: it would compile again.
+            "spark.driver.extraJavaOptions": (
+                "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
+                " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+            ),
+            "spark.sql.warehouse.dir": str(warehouse),
         },
     )
     session.sparkContext.setLogLevel("ERROR")
-    yield session
-    session.stop()
+    return session
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note that a test was interrupted by its timeout."""
+    if call.excinfo is not None and "from pytest-timeout" in str(call.excinfo.value):
+        item.config.stash[_IS_TORN] = True
+    return (yield)
+
+
+@pytest.fixture(scope="session")
+def spark_sessions(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """One at a time."""
+    sessions = Sessions(tmp_path_factory.mktemp("warehouse"))
+    yield sessions
+    sessions.stop()
+
+
+@pytest.fixture
+def spark(spark_sessions: Sessions, pytestconfig: pytest.Config) -> SparkSession:
+    """The session; another one if the test before was interrupted in it."""
+    if pytestconfig.stash.get(_IS_TORN, False):
+        pytestconfig.stash[_IS_TORN] = False
+        spark_sessions.abandon()
+    return spark_sessions.current()
