@@ -98,8 +98,8 @@ class Images:
     ) -> None:
         """`version` is the master's: servers don't all compute alike. `numbers` are those that the store's position has."""
         self.version = version
-        self.numbers = dict(numbers or {})
-        """By space: what its keys begin with, where that isn't its id."""
+        self.numbers: Mapping[int, int] = dict(numbers or {})
+        """By space: what its keys begin with, where that isn't its id. Replaced whole, as `doubtful` is."""
         self._last_number = max([NUMBER_MIN - 1, *self.numbers.values(), *store.space_ids()])
         # Of the space that is just brought under other keys.
         self._filled_number = 0
@@ -199,7 +199,7 @@ class Images:
             rows, after = self._next_rows(codec, form, after)
             self._store.write(rows, ())
             yield
-        self.numbers[space_id] = number
+        self.numbers = {**self.numbers, space_id: number}
         self._keys[space_id] = key
 
     def _next_rows(self, codec: KeyCodec, form: SpaceForm, after: bytes) -> tuple[list[Change], bytes | None]:

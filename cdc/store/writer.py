@@ -70,8 +70,8 @@ class StateWriter:
         if self.store.is_former:
             self._bring_over()
         self._position = self.checkpoint().position
-        # What the images had when a batch was submitted last, and what nobody has any more.
-        self._submitted_numbers: dict[int, int] = {}
+        # What keys began with at the batch that was submitted last, and what nobody has any more.
+        self._submitted_numbers: Mapping[int, int] = {}
         self._unused: list[int] = []
         self._next_removal = 0.0
 
@@ -151,8 +151,8 @@ class StateWriter:
         if not batch.is_boundary:
             return
         records, self._open_records = self._open_records, {}
-        if self._images is not None and self._images.numbers != self._submitted_numbers:
-            self._submitted_numbers = dict(self._images.numbers)
+        if batch.numbers is not None and batch.numbers != self._submitted_numbers:
+            self._submitted_numbers = batch.numbers
             records[_NUMBERS_KEY] = encode({str(space_id): number for space_id, number in self._submitted_numbers.items()})
         self._submitted.append((batch.position, self._open, self._open_bytes, records))
         self._open, self._open_bytes = [], 0

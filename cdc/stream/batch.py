@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -171,7 +172,8 @@ class Batch(msgspec.Struct, gc=False):
     (None for a space that is gone), `topics` those that messages of this batch are the first to need. `timestamp` is when
     the master wrote the batch's last row, in seconds since the epoch, 0 if it has none. `changes` are for the store of images;
     a batch that is replayed has nothing else, since Kafka has its events already. `is_pause` says that nothing has come yet, but
-    work is being done: whoever takes batches may look after its connections, and asks for the next.
+    work is being done: whoever takes batches may look after its connections, and asks for the next. `numbers` are what keys in
+    the store begin with at `position` (Images.numbers), None without images.
     """
 
     messages: list[Message | Broadcast]
@@ -187,6 +189,7 @@ class Batch(msgspec.Struct, gc=False):
     is_catch_up: bool = False
     has_broadcast: bool = False
     is_pause: bool = False
+    numbers: Mapping[int, int] | None = None
 
     @classmethod
     def pause(cls, position: Position) -> Batch:

@@ -57,6 +57,7 @@ class _Before(NamedTuple):
     doubts: frozenset[bytes]
     origin: int
     lsn: int | None
+    numbers: Mapping[int, int]
     stored: dict[int, StoredSpace | None]
     schema_version: int
 
@@ -285,7 +286,7 @@ class Pipeline:
                 self._spaces.schema.schema_version = before.schema_version
                 if self.images is not None:
                     self.images.forget_after(before.change_count)
-                    self.images.doubtful = before.doubtful
+                    self.images.doubtful, self.images.numbers = before.doubtful, before.numbers
                 self._events.vclock = before.vclock(self._events.vclock)
                 yield self._batch()
             raise
@@ -326,6 +327,7 @@ class Pipeline:
             images.doubts if images is not None else frozenset(),
             origin,
             self._events.vclock.get(origin),
+            images.numbers if images is not None else {},
             dict(self._builder.stored),
             self._spaces.schema.schema_version,
         )
@@ -337,7 +339,7 @@ class Pipeline:
         self._reach(position)
         batch = self._builder.take_before(before.mark, position)
         if self.images is not None:
-            batch.changes = self.images.take_before(before.change_count)
+            batch.changes, batch.numbers = self.images.take_before(before.change_count), before.numbers
         return batch
 
     def _replay(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
@@ -395,7 +397,9 @@ class Pipeline:
         assert self.images is not None
         self._move()
         changes, self._catch_up_changes = self._catch_up_changes + self.images.take(), []
-        return self._builder.discard(self._events.base, changes)
+        batch = self._builder.discard(self._events.base, changes)
+        batch.numbers = self.images.numbers
+        return batch
 
     def _batch(self, *, is_boundary: bool = True) -> Batch:
         """What has been filled since the last one."""
@@ -403,7 +407,7 @@ class Pipeline:
             self._move()
         batch = self._builder.take(self._events.base, is_boundary=is_boundary)
         if self.images is not None:
-            batch.changes = self.images.take()
+            batch.changes, batch.numbers = self.images.take(), self.images.numbers
         return batch
 
     def _move(self) -> None:

@@ -290,7 +290,9 @@ def test_rows_stand_under_the_old_keys_or_under_the_new_ones(tmp_path: Path, mon
     writer.begin((), VERSION)
     images = rekey(writer)
     second = at(2)
-    writer.submit(batch(second, *images.take(), stored={512: OTHER_KEY}))
+    rekeyed = batch(second, *images.take(), stored={512: OTHER_KEY})
+    rekeyed.numbers = images.numbers
+    writer.submit(rekeyed)
     if end == "write":
         writer.mark_committed(second)
         writer.flush(is_forced=True)

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import KeysChangedError
+from cdc.errors import EncodingError, KeysChangedError
 from cdc.images import overlay
 from cdc.position import Position, Rekeyed
 from cdc.stream import backfill, rekeying
@@ -24,7 +24,7 @@ from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
 from tests.fakes.shop import Sent, read
-from tests.stream.test_snapshot_diff import Life, ops
+from tests.stream.test_snapshot_diff import HIDDEN, Life, ops
 
 FIELDS: list[Any] = [
     {"name": "id", "type": "unsigned"},
@@ -310,6 +310,52 @@ def test_rows_that_the_same_transaction_changes_come_with_the_others(memory: int
         "data_collection_order": 2,
     }
     life.check("things")
+
+
+def keys_that_meet(life: Rekeying) -> None:
+    """Two rows whose former keys are each other's new ones, and a transaction that makes them so behind another one."""
+    life.master.create_space("others", FIELDS, KEYS[0])
+    life.master.insert("others", 10, "ten", 20)
+    life.master.insert("others", 20, "twenty", 10)
+    life.follow()
+    life.replica.flush()
+    life.master.insert("things", *row(6))
+    life.master.begin()
+    life.master.update("others", [10], ["=", "more", "changed"])
+    life.master.alter_key("others", [(2, "unsigned")])
+    life.master.replace("others", 30, "thirty", 30)
+
+
+def test_killed_in_a_large_transaction_that_alters_the_key(life: Rekeying) -> None:
+    """What was handed on before it is in the store, with the keys that rows had then."""
+    life.replica._options["batch_bytes_max"] = 1500
+    life.restart()
+    keys_that_meet(life)
+    for number in range(100, 110):
+        life.master.insert("things", *row(number, "x" * 300))
+    life.master.commit()
+    life.replica.relay.relay()
+    life.replica.receive()
+    life.replica.commit(1)
+    life.replica.flush()
+    assert ops(life.news()) == [("c", {"id": 6})]
+    events = life.go_on()
+    assert ops(events)[:2] == [("u", {"id": 10}), ("t", None)]
+    life.check("things", "others")
+
+
+def test_a_transaction_that_alters_the_key_and_can_not_be_shown(life: Rekeying) -> None:
+    keys_that_meet(life)
+    life.master.insert("things", *row(7, HIDDEN))
+    life.master.commit()
+    with pytest.raises(EncodingError):
+        life.follow()
+    life.replica.commit()
+    life.replica.flush()
+    assert ops(life.news()) == [("c", {"id": 6})]
+    life.replica._options["on_error"] = "dlq"
+    assert ops(life.go_on())[:2] == [("u", {"id": 10}), ("t", None)]
+    life.check("others")
 
 
 def test_altered_several_times_in_a_transaction(life: Rekeying) -> None:
