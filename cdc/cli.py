@@ -51,7 +51,7 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_orders(sub: argparse.ArgumentParser) -> None:
         for name, meaning in (
-            ("--rebuild-state", "build the state store anew if there is none, though the checkpoint was written with one"),
+            ("--rebuild-state", "go on though the state store, or the checkpoint, is lost or old: all rows are published again"),
             ("--take-over", "end another daemon of this name that may be at work, by taking its name in Kafka"),
             ("--take-prefix", "take kafka.topic_prefix from a daemon of another name, which is gone for good"),
         ):
@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
-    status = add_configured("status", _status, "show the running daemon's position, lag, upstream and throughput")
+    status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
     status.add_argument("--json", action="store_true", help="all of it, as the daemon gives it")
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
     snapshot.add_argument("spaces", nargs="+", metavar="SPACE", help="a published space's name")

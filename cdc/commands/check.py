@@ -4,12 +4,13 @@ It connects to every member as the daemon would, asks for the ballot, and begins
 system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
 decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
 any consumer could, and tries each right that the daemon needs (cdc.kafka.rights); it takes no transactional id, so a daemon
-that runs goes on undisturbed, though that one is a finding. It doesn't open the state store either, which may be that daemon's:
-logs that only the store would need are not looked for.
+that runs goes on undisturbed. A state store that no daemon has is looked into; of one that a daemon has it is supposed that it
+is where the checkpoint is.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -19,13 +20,15 @@ from cdc.commands import check_start
 from cdc.commands.check_start import Finding
 from cdc.config import Config, Member
 from cdc.daemon import admission
+from cdc.daemon.admission import Foothold
 from cdc.daemon.start import options_of, rules, supposed_before
-from cdc.errors import CdcError, ConfigurationError, PositionError
+from cdc.errors import CdcError, ConfigurationError, PositionError, StateError
 from cdc.events import topics
 from cdc.identity import instance_uuid
 from cdc.kafka import rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
+from cdc.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
@@ -51,35 +54,57 @@ class RightsError(CdcError):
 
 
 def check(config: Config, say: Say) -> bool:
-    """Say, line by line, what was found. Returns whether the daemon could start."""
+    """Say, line by line, what was found. Returns whether the daemon could start, or runs."""
     kafka = _Check(say, "kafka")
     stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
     position = stored.position
     findings: list[Finding] = []
     if kafka.is_good:
-        where = f"at {position.vclock}" if position else "not there yet"
-        say(f"kafka: {config.kafka.bootstrap_servers} answers, the checkpoint is {where}")
+        say(f"kafka: {config.kafka.bootstrap_servers} answers, {_progress(position)}")
         findings += check_start.of_kafka(config, stored)
         names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in COMPACTED]
         admin = KafkaClients(config.name, config.kafka).admin()
         findings += check_start.of_policies(config, cleanup_policies(admin, [name for name in names if name in existing]))
     findings += check_start.of_state_path(config, stored)
-    known = supposed_before(config, stored) if kafka.is_good else None
+    in_store, of_store = check_start.of_store(config)
+    findings += of_store
+    judged = _Check(say, "state.path")
+    known = judged.attempt(lambda: _known(config, stored, in_store), None) if kafka.is_good else None
     found = [_look(config, member, stored, known, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
         findings += _published(config, schema, existing if kafka.is_good else None, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
-    is_followed = known is not None and _choose(config, [member.answer for member in found], start.needed(known), say)
+    failures = [not kafka.is_good, not judged.is_good, *(member.is_foreign for member in found)]
+    if known is not None:
+        failures.append(not _choose(config, [member.answer for member in found], start.needed(known), say))
     for finding in findings:
         say(str(finding))
-    return (
-        kafka.is_good
-        and is_followed
-        and not any(member.is_foreign for member in found)
-        and not any(finding.is_failure for finding in findings)
-    )
+    count = sum(failures) + sum(finding.is_failure for finding in findings)
+    if count:
+        say(f"run would stop: {count} failure{'s' if count > 1 else ''}")
+    else:
+        say("the daemon runs" if check_start.runs_already(config, stored) else "run would start")
+    return not count
+
+
+def _progress(position: Position | None) -> str:
+    """How far the daemon has come."""
+    if position is None:
+        return "there is no checkpoint yet"
+    if position.snapshot is None:
+        return "the name is taken, nothing is published yet"
+    return f"the checkpoint is at {position.vclock}"
+
+
+def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> Known:
+    """What a first connection would begin from. Raises StateForeignError, and PositionError."""
+    former = Foothold.writers_in(admission.store_path(config))
+    is_store_ours = admission.is_store_ours(config, stored, former)
+    known = supposed_before(config, stored, in_store, is_store_ours=is_store_ours)
+    start.check_store(known)
+    return known
 
 
 @dataclass(slots=True)
@@ -127,16 +152,23 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
         say(f"{member.address}: FAILED: {error}")
         return _Member(answer, found, is_foreign=True)
     if known is not None:  # else Kafka doesn't say what it would be followed from
-        for sentence in _suitability(answer, ballot, known):
-            say(sentence)
+        try:
+            for sentence in _suitability(answer, ballot, known):
+                say(sentence)
+        except StateError as error:
+            say(f"{member.address}: FAILED: {error}")
+            return _Member(answer, found, is_foreign=True)
     return _Member(answer, found)
 
 
 def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
-    """What one member would be good for, by itself."""
+    """What one member would be good for, by itself. Raises StateForeignError."""
     needed = start.needed(known)
     standing = selection.standing(answer, needed)
     if standing is not Standing.GOOD:
+        if standing is Standing.GAP and not known.is_store_ours:
+            with contextlib.suppress(PositionError):  # the choice among all tells of it
+                start.plan(known, ballot)
         yield selection.explained(answer, standing, needed)
         return
     snapshot = start.plan(known, ballot).snapshot
@@ -243,19 +275,24 @@ def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] |
     """Says a line for each space that is published; spaces that have no topic of their own are findings."""
     is_published = options_of(config).space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
+    wanted = []
     for form in schema.forms():
         if is_published(form.space_id, form.name) and form.is_replicated:
             try:
-                say(_published_space(form, names.of_space(form.space_id, form.name), existing))
+                wanted.append(names.of_space(form.space_id, form.name))
+                say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
             except ConfigurationError as error:
                 yield Finding("spaces", str(error))
+    if existing is not None:
+        yield from check_start.of_missing_topics(config, wanted, existing)
 
 
-def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None) -> str:
+def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None, *, creates: bool) -> str:
     if existing is None:
         state = "Kafka doesn't say whether it exists"
     else:
-        state = f"{existing[topic]} partitions" if topic in existing else "to be created"
+        count = existing.get(topic)
+        state = ("to be created" if creates else "missing") if count is None else f"{count} partition{'s' if count > 1 else ''}"
     synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
     return f"{form.name} (space id {form.space_id}) to {topic} ({state}){synchronous}"
 

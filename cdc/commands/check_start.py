@@ -7,11 +7,12 @@ fit no space. Each is a sentence under the key of the configuration that it is a
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -19,13 +20,16 @@ from typing import Final
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold
-from cdc.errors import CdcError, StateError
-from cdc.events.topics import CHECKPOINT, SpaceFilter, TopicNames
+from cdc.errors import CdcError, StateError, StateLostError
+from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
+from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED
 from cdc.ops import asking
-from cdc.store.files import is_locked
+from cdc.ops.http import try_to_listen
+from cdc.store.files import DATA_FILE, is_locked
+from cdc.store.store import StateStore
 from cdc.stream import ownership
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.checkpoint import Checkpoint, fold
 from cdc.stream.ownership import NameTakenError
 
 ROOM_BYTES: Final = 1024**3
@@ -36,20 +40,35 @@ _NAMES_SHOWN: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence about a key of the configuration. What isn't a failure is worth knowing, no more."""
+    """A sentence about a key of the configuration. What isn't a failure is worth knowing, no more, or even as it should be."""
 
     key: str
     sentence: str
     is_failure: bool = True
+    is_well: bool = False
 
     def __str__(self) -> str:
-        return f"{self.key}: {'FAILED' if self.is_failure else 'warning'}: {self.sentence}"
+        mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
+        return f"{self.key}: {mark}{self.sentence}"
 
 
 def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
     """What the checkpoint topic tells of the prefix and the name. Listens for a daemon of the name, unless it is clear."""
     yield from _failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name))
+    yield from _failure(checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored))
+    if runs_already(config, stored):
+        yield Finding(
+            "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
+        )
+        return
+    yield from _failure("http.listen", lambda: _check_address(config))
     yield from _failure("name", lambda: _check_alone(config, stored))
+
+
+def runs_already(config: Config, stored: Checkpoint) -> bool:
+    """Whether the daemon of this configuration is at work: of its name, and in its state directory."""
+    directory, sign = admission.store_path(config), stored.signs.get(config.name)
+    return is_locked(directory) and sign is not None and sign.writer in Foothold.writers_in(directory)[-1:]
 
 
 def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
@@ -59,12 +78,18 @@ def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
         yield Finding(key, str(error))
 
 
-def _check_alone(config: Config, stored: Checkpoint) -> None:
+def _check_address(config: Config) -> None:
+    """Raises ConfigurationError, or NameTakenError if it is a daemon of the name that listens there."""
     address = config.http.address
-    if address is not None:
-        error = asking.who_listens(config.name, address)
-        if error is not None:
-            raise error
+    if address is None:
+        return
+    error = asking.who_listens(config.name, address)
+    if error is not None:
+        raise error
+    try_to_listen(address)
+
+
+def _check_alone(config: Config, stored: Checkpoint) -> None:
     directory = admission.store_path(config)
     if is_locked(directory):
         raise NameTakenError(
@@ -89,6 +114,28 @@ def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding
                 "--add-config cleanup.policy=compact",
                 is_failure=False,
             )
+
+
+def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
+    """What the state store says, None if nothing can be found out: there is none, or a daemon has it. And what is wrong there."""
+    path = admission.store_path(config)
+    if config.state.images == "none" or not (path / DATA_FILE).exists() or is_locked(path):
+        return None, []
+    found = Checkpoint()
+    try:
+        store = StateStore(path)
+        try:
+            names = {json.loads(key)["name"] for key in store.records} - {None}
+            admission.check_store_is_ours(config, names)
+            for key, value in store.records.items():
+                fold(config.name, key, value, found)
+        finally:
+            store.close()
+    except StateLostError as error:
+        return Checkpoint(), [Finding("state.path", f"{error} It would be built anew", is_failure=False)]
+    except CdcError as error:
+        return None, [Finding("state.path", str(error))]
+    return found, []
 
 
 def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
@@ -129,6 +176,22 @@ def _write_into(path: Path, there: Path) -> None:
         raise StateError(f"{path} can't be used: {error}", "Give state.path a directory that the daemon may write to.")
 
 
+def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collection[str]) -> Iterator[Finding]:
+    """Topics that nobody makes, given those of the published spaces and those that exist."""
+    kafka, names = config.kafka, TopicNames(config.kafka.topic_prefix)
+    wanted = [CHECKPOINT, SCHEMA, SNAPSHOT]
+    wanted += [TRANSACTION] if kafka.transaction_topic != "none" else []
+    wanted += [HEARTBEAT] if kafka.heartbeat_interval_ms else []
+    wanted += [DLQ] if "dlq" in (config.format.on_error, config.format.on_image_error) else []
+    missing = sorted({*spaces, *map(names.control, wanted)} - set(existing))
+    if missing and not kafka.create_topics:
+        yield Finding(
+            "kafka.create_topics",
+            f"it is false, and {_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing. Create "
+            f"{'it' if len(missing) == 1 else 'them'}, or set it to true.",
+        )
+
+
 def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[Finding]:
     """Patterns that fit none of the master's spaces, given with their ids, or leave none to be published."""
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
@@ -165,6 +228,9 @@ def _meant(pattern: str, names: Sequence[str]) -> str:
     return f": a pattern has to fit the whole name, as '.*{pattern}.*' would {inside[0]!r}" if inside else ""
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+
+
 def _shown(names: Sequence[str]) -> str:
-    shown = ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
-    return f" The spaces are: {shown}." if names else " The server has no spaces of its own yet."
+    return f" The spaces are: {_listed(names)}." if names else " The server has no spaces of its own yet."

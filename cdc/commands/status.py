@@ -23,10 +23,12 @@ def readable(status: dict[str, Any]) -> str:
     commits = f"{kafka['commits']} commits"
     if kafka["commit_ms_median"] is not None:
         commits += f", a commit took {kafka['commit_ms_median']} ms (median of the last), {kafka['commit_ms_max']} ms at most"
+    address = f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"
     lines = [
+        ("name", status["name"]),
         ("state", status["state"] + (f" ({status['error']})" if status["error"] else "")),
-        ("upstream", f"{upstream['address']}, {upstream['version']}, uuid {upstream['uuid']}, idle {upstream['idle_seconds']} s"),
-        ("replica set", upstream["replicaset_uuid"]),
+        ("upstream", address if upstream["address"] is not None else "none yet"),
+        ("replica set", upstream["replicaset_uuid"] or "not known yet"),
         ("checkpoint", f"{_vclock(position['checkpoint'])} of received {_vclock(position['received'])}"),
         ("seq", position["seq"]),
         ("lag", f"{status['lag_seconds']} s"),

@@ -1,6 +1,7 @@
 """What is found out before a daemon takes its name, which would end another daemon of this name.
 
-    read the checkpoint ─▶ is the prefix ours? ─▶ is the store there that it was written with? ─▶ is nobody at work?
+    read the checkpoint ─▶ is it there if events are? ─▶ is the prefix ours? ─▶ is the store there that it was written with?
+                        ─▶ is nobody at work?
 
 Nothing is changed by that, neither in Kafka nor on the disk, but for the prefix of a daemon that is to give it up.
 """
@@ -20,6 +21,7 @@ from cdc.config import Config
 from cdc.errors import ConfigurationError, StateError
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
+from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
 from cdc.store.files import is_there, lock, translate_lmdb_errors
@@ -40,7 +42,7 @@ class Orders:
     """What somebody who starts the daemon says to go on in spite of."""
 
     rebuild_state: bool = False
-    """There is no state store, though the checkpoint was written with one."""
+    """There is no state store, or an old one, though the checkpoint was written with one; or events and no checkpoint."""
     take_over: bool = False
     """Another daemon of this name may be at work: end it."""
     take_prefix: bool = False
@@ -49,6 +51,10 @@ class Orders:
 
 class StateMissingError(StateError):
     """There is no state store, though the checkpoint was written with one."""
+
+
+class CheckpointLostError(ConfigurationError):
+    """There are events, and no checkpoint that tells how far they go."""
 
 
 def read(config: Config) -> Checkpoint:
@@ -63,7 +69,7 @@ def read(config: Config) -> Checkpoint:
             f"the topic {topic} has {count} partitions, and the daemon keeps its position in one",
             "Delete it: the daemon makes it as it has to be.",
         )
-    return checkpoint_topic.read(clients.consumer("read_committed"), topic, config.name)
+    return checkpoint_topic.read(clients.consumer("read_committed"), topic, config.name, kafka.bootstrap_servers)
 
 
 # The prefix.
@@ -113,6 +119,31 @@ def check_store(config: Config, stored: Checkpoint) -> None:
             f"there is no state store in {path} (state.path), but the checkpoint of {config.name!r} was written with one: "
             "without it all rows would be published again",
             "If it is somewhere else, correct state.path. If it is lost, start once with --rebuild-state.",
+        )
+
+
+def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -> bool:
+    """Whether the checkpoint was written last by one of the `former` processes of the state directory.
+
+    Else the store may be a copy that was left behind. An older version has left no processes there to compare with.
+    """
+    if config.state.images == "none" or not stored.has_store or stored.writer is None or not former:
+        return True
+    return stored.writer in former
+
+
+def check_position(config: Config, stored: Checkpoint) -> None:
+    """Raises CheckpointLostError if there are events of this prefix and nothing in the checkpoint topic tells of the daemon."""
+    if stored.position is not None:
+        return
+    kafka = config.kafka
+    seq = ReadersView(kafka, config.name, KafkaClients(config.name, kafka)).newest_seq()
+    if seq:
+        raise CheckpointLostError(
+            f"there is no checkpoint of the daemon {config.name!r} in {checkpoint_topic.name_of(kafka.topic_prefix)}, but topics "
+            f"of {kafka.topic_prefix} have events up to seq {seq}: it was deleted, or the daemon has had another name",
+            "If it had, give it back its name. If the checkpoint is lost, start once with --rebuild-state: all rows are "
+            f"published again, as `r`, numbered from {seq + 1} on.",
         )
 
 
@@ -168,9 +199,19 @@ class Foothold:
             return
         former = [each for each in self.former() if each != writer]
         with translate_lmdb_errors(self._path):
-            descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-            with os.fdopen(descriptor, "w") as file:
-                file.write("\n".join([*former[-_WRITERS_KEPT:], writer]) + "\n")
+            self._write([*former[-_WRITERS_KEPT:], writer])
+
+    def give_back(self, writer: str) -> None:
+        """This process, which took the directory, has found that the store there isn't its own. Raises StateError."""
+        if self._path is not None:
+            with translate_lmdb_errors(self._path):
+                self._write([each for each in self.former() if each != writer])
+
+    def _write(self, writers: list[str]) -> None:
+        assert self._path is not None
+        descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            file.write("\n".join(writers) + "\n")
 
     def close(self) -> None:
         """Let go."""

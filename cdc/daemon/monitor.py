@@ -16,18 +16,19 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import replace
 from typing import Final, Protocol
 
 import structlog
 
 from cdc.config import SourceSection
-from cdc.errors import CdcError, ConnectionLostError
+from cdc.errors import CdcError, ConnectionLostError, Remedy
 from cdc.ops.status import Status
 from cdc.protocol.session import Greeted, Session, Voted
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect
 from cdc.upstream import overview
-from cdc.upstream.selection import Answer, Needed, Standing
+from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing
 from cdc.upstream.watch import Link, Phase, Watch
 
 _NOBODY: Final = uuid.UUID(int=0)
@@ -121,6 +122,7 @@ class UpstreamMonitor:
         """This member is being followed from now on."""
         self._followed, self._lost_since = (place, followed), None
         self._failures.pop(place, None)
+        self._show_one(place, FOLLOWING, None)
 
     def unfollow(self) -> None:
         """Nobody is."""
@@ -129,6 +131,16 @@ class UpstreamMonitor:
     def blame(self, place: int, error: CdcError) -> None:
         """A connection to this member failed: for /status, until it is followed."""
         self._failures[place] = error
+        state = Standing.UNREACHABLE if isinstance(error, ConnectionLostError) else Standing.REFUSED
+        if state is Standing.UNREACHABLE or error.remedy is Remedy.OPERATOR:
+            self._show_one(place, state.value, str(error))
+
+    def _show_one(self, place: int, state: str, error: str | None) -> None:
+        """What has become of one member, which a survey would only show later."""
+        shown = list(self._status.upstreams)
+        if shown:
+            shown[place] = replace(shown[place], state=state, error=error)
+            self._status.upstreams = tuple(shown)
 
     def show(self, answers: Sequence[Answer], needed: Needed) -> None:
         """Put the answers into the status, and say what has changed to the worse."""

@@ -102,7 +102,9 @@ class PipelineRunner:
 
         Raises StateError.
         """
-        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
+        position = self._checkpoint.position
+        has_published = position is not None and position.snapshot is not None
+        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" or not has_published else 0
         if self._writer is not None and newest_seq > self.pipeline.position.seq:
             # What consumers have beyond the checkpoint, the store's rows can't be compared with.
             self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
@@ -110,7 +112,10 @@ class PipelineRunner:
         return newest_seq
 
     def _newest_seq(self) -> int:
-        """At least once, consumers may have events that the checkpoint doesn't know of. Waits while Kafka is away."""
+        """At least once, or with a checkpoint that was lost, consumers may have events that it doesn't know of.
+
+        Waits while Kafka is away.
+        """
         while not self._is_stopping.is_set():
             try:
                 return self._publisher.newest_seq()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
 from cdc.config import Config
@@ -45,19 +45,25 @@ def known_before(
     *,
     forced: str | None = None,
     is_first_connect: bool = True,
+    is_store_ours: bool = True,
 ) -> Known:
     """What the next connection begins from; the store is brought to what Kafka has. Raises StateError."""
     store: Position | None = None
     if writer is not None:
         writer.flush(is_forced=True)
         store = writer.checkpoint().position
-    return _known(config, checkpoint, store, has_store=writer is not None, forced=forced, is_first_connect=is_first_connect)
+    known = _known(config, checkpoint, store, has_store=writer is not None, forced=forced, is_first_connect=is_first_connect)
+    return replace(known, is_store_ours=is_store_ours)
 
 
-def supposed_before(config: Config, checkpoint: Checkpoint) -> Known:
-    """What a first connection would begin from, were the state store where the checkpoint is."""
+def supposed_before(
+    config: Config, checkpoint: Checkpoint, stored: Checkpoint | None = None, *, is_store_ours: bool = True
+) -> Known:
+    """What a first connection would begin from, with what the state store says; None if it is where the checkpoint is."""
+    store = checkpoint.position if stored is None else stored.position
     has_store = config.state.images == "full"
-    return _known(config, checkpoint, checkpoint.position, has_store=has_store, forced=None, is_first_connect=True)
+    known = _known(config, checkpoint, store, has_store=has_store, forced=None, is_first_connect=True)
+    return replace(known, is_store_ours=is_store_ours)
 
 
 def _known(

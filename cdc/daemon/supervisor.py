@@ -65,10 +65,10 @@ from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.upstream import start
+from cdc.upstream import selection, start
 from cdc.upstream.failover import BackOff, Failover
 from cdc.upstream.selection import Answer, Choice, Needed
-from cdc.upstream.start import Known
+from cdc.upstream.start import Known, StateForeignError
 from cdc.vclock import VClock
 
 
@@ -100,6 +100,8 @@ class Daemon:
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._foothold: Foothold | None = None
+        # Whether the store is that of the checkpoint's writer, or an order says to go on with any.
+        self._is_store_ours = True
         self._life: SignOfLife | None = None
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
@@ -157,6 +159,9 @@ class Daemon:
             raise explained from error
         except CdcError as error:
             self.status.state, self.status.error = "failed", str(error)
+            if isinstance(error, StateForeignError) and self._foothold is not None:
+                # The checkpoint is this process's by now: the next one mustn't take that for a sign that the store is right.
+                self._foothold.give_back(self._writer_id)
             raise
         finally:
             self._stop_publisher()
@@ -204,10 +209,14 @@ class Daemon:
         if not orders.take_prefix:
             ownership.check(stored, config.kafka.topic_prefix, config.name)
         if not orders.rebuild_state:
+            if not orders.take_prefix:
+                admission.check_position(config, stored)
             admission.check_store(config, stored)
         if config.state.images == "full" and self._writer is None:
             self._open_store()
         self._foothold = self._foothold or Foothold(config)
+        self._is_store_ours = orders.rebuild_state or admission.is_store_ours(config, stored, self._foothold.former())
+        start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
         if not orders.take_over:
             admission.check_alone(config, stored, self._foothold.former(), self._is_stopping.is_set)
         if orders.take_prefix:
@@ -224,7 +233,11 @@ class Daemon:
         self._monitor.needed = needed = start.needed(known)
         choice = self._choose(needed)
         member = self._config.source.members()[choice.place]
-        connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
+        try:
+            connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
+        except CdcError as error:
+            self._monitor.blame(choice.place, error)
+            raise
         self._failover.connected(time.monotonic())
         try:
             ballot = vote(connection)
@@ -253,11 +266,14 @@ class Daemon:
             except PublishAborted:
                 raise
             except CdcError as error:
+                if selection.is_of_one_member(error):
+                    self._monitor.blame(choice.place, error)
                 self._settle_or_go_back(follower.collect_submitted, error)
                 raise
             finally:
                 self._monitor.unfollow()
                 self._failover.ended(time.monotonic(), has_streamed=follower.has_streamed)
+                self._is_store_ours = self._is_store_ours or follower.has_streamed  # it has been brought up to the checkpoint
         except PositionError as error:
             if connection.address not in error.message:
                 error.message = f"{connection.address}: {error.message}"
@@ -270,7 +286,14 @@ class Daemon:
     def _known(self) -> Known:
         """What the next connection begins from. Raises StateError."""
         is_first = self._connect_count == 0
-        return known_before(self._config, self._checkpoint, self._writer, forced=self._forced_snapshot, is_first_connect=is_first)
+        return known_before(
+            self._config,
+            self._checkpoint,
+            self._writer,
+            forced=self._forced_snapshot,
+            is_first_connect=is_first,
+            is_store_ours=self._is_store_ours,
+        )
 
     def _choose(self, needed: Needed) -> Choice:
         """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""

@@ -29,7 +29,8 @@ class ReadersView:
     def checkpoint(self) -> Checkpoint:
         """What readers see of it. Raises ConfigurationError if it can't be understood."""
         topic = self._topics.control(topics.CHECKPOINT)
-        return checkpoint_topic.read(self._clients.consumer("read_committed"), topic, self._name)
+        consumer, servers = self._clients.consumer("read_committed"), self._config.bootstrap_servers
+        return checkpoint_topic.read(consumer, topic, self._name, servers)
 
     def still_open(self) -> dict[Place, int]:
         """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""

@@ -17,16 +17,22 @@ _STATUS_SECONDS: Final = 5.0
 
 
 def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the running daemon answers. Raises ConfigurationError if there is none, RequestError if it refuses."""
+    """What the running daemon answers. Raises ConfigurationError if there is none, or another, and RequestError if it refuses."""
     if config.http.address is None:
         raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
     host, port = config.http.address
     try:
-        return _get(config.http.address, path, question)
+        # Before anything is asked of it: another configuration may have the same address.
+        status = _get(config.http.address, "/status", None)
+        if status["name"] != config.name:
+            raise ConfigurationError(
+                f"at {host}:{port} the daemon {status['name']!r} answers, not {config.name!r}", "Correct http.listen."
+            )
+        return status if path == "/status" else _get(config.http.address, path, question)
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
-    except (urllib.error.URLError, OSError, ValueError) as error:
+    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigurationError(
             f"no daemon answers at {host}:{port}: {error}", "Start it with `tarantool-cdc run`, or correct http.listen."
         ) from error

@@ -22,6 +22,21 @@ from cdc.ops.status import Status
 BODY_BYTES_MAX: Final = 1024 * 1024
 
 
+def try_to_listen(address: tuple[str, int]) -> None:
+    """Raises ConfigurationError if nobody could listen at the address now."""
+    try:
+        BoundedServer(address, BoundedHandler).server_close()
+    except OSError as error:
+        raise _taken(address, error) from error
+
+
+def _taken(address: tuple[str, int], error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"http.listen = {address[0]}:{address[1]} can't be had: {error.strerror}",
+        "Choose another port, or an empty http.listen to listen nowhere.",
+    )
+
+
 class StatusServer:
     """Serves one status on a thread of its own."""
 
@@ -82,10 +97,7 @@ class StatusServer:
         try:
             self._server = BoundedServer(address, Handler, allowed_hosts=allowed_hosts)
         except OSError as error:
-            raise ConfigurationError(
-                f"http.listen = {address[0]}:{address[1]} can't be had: {error.strerror}",
-                "Choose another port, or an empty http.listen to listen nowhere.",
-            ) from error
+            raise _taken(address, error) from error
         threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
 
     @property

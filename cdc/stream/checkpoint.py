@@ -118,14 +118,14 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             return
         space_id = identity.get("space_id")
         if space_id is None:
-            content = json.loads(value or b"null")
+            content = json.loads(value) if value is not None else None
             _fold_published(identity["name"], content, checkpoint)
         if identity["name"] != name:
             return
         if space_id is None:
-            checkpoint.position = Position.from_json(content) if content else None
-            checkpoint.writer = content["writer"] if content else None
-            checkpoint.has_store = content.get("has_store") if content else None
+            checkpoint.position = Position.from_json(content) if content is not None else None
+            checkpoint.writer = content["writer"] if content is not None else None
+            checkpoint.has_store = content.get("has_store") if content is not None else None
         elif value is None:
             checkpoint.spaces.pop(space_id, None)
         else:

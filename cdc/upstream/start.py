@@ -3,7 +3,8 @@
     checkpoint K, state store S, ballot, configuration ──▶ plan ─┬─▶ go on from K
     newly published spaces, what an earlier stream said          ├─▶ bring the store from S up to K, and go on from there
                                                                  ├─▶ a snapshot, compared with the store's rows or with nothing
-                                                                 └─▶ PositionError: the policy is to stop
+                                                                 ├─▶ PositionError: the policy is to stop
+                                                                 └─▶ StateForeignError: all rows would come out again by a slip
 
 K is what consumers have. With images there is also S ≤ K, at which the state store has the rows: what lies between them is read
 again, for the store alone. A snapshot is compared with the rows of the store, so these must be what consumers have: either the
@@ -18,7 +19,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from cdc.errors import PositionError
+from cdc.errors import PositionError, StateError
 from cdc.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.upstream import resume
@@ -37,7 +38,8 @@ class Known:
     `checkpoint` is None before the first snapshot. `store` is the state store's position, None while it is empty; it is looked
     at only if the daemon `has_store`. `newly_published`: names of spaces that the checkpoint knows as not published and that
     the configuration publishes. `forced`: why a snapshot has to come, as found by an earlier stream or by the choice of this
-    member. `wants_id`: the daemon is to be registered in the replica set.
+    member. `wants_id`: the daemon is to be registered in the replica set. `is_store_ours`: False if the checkpoint was written
+    last by a daemon with another state directory, so that the store may be an old copy, and no order says to go on with it.
     """
 
     checkpoint: Position | None = None
@@ -51,6 +53,11 @@ class Known:
     on_divergence: Policy = "fail"
     ignored: frozenset[int] = frozenset()
     wants_id: bool = False
+    is_store_ours: bool = True
+
+
+class StateForeignError(StateError):
+    """The state store isn't the one that the checkpoint was written with, and can't be brought up to it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +131,8 @@ def needed(known: Known) -> Needed:
 
 
 def plan(known: Known, ballot: Ballot) -> StartPlan:
-    """What to do with the server that has this ballot. Raises PositionError where the policy is to fail."""
+    """What to do with the server that has this ballot. Raises PositionError where the policy is to fail, StateForeignError."""
+    check_store(known)
     store, useless_because = _compare(known)
     begins_at_store = store is _Store.BEHIND
     snapshot = _snapshot_anyway(known)
@@ -133,10 +141,30 @@ def plan(known: Known, ballot: Ballot) -> StartPlan:
         snapshot = _snapshot_for(known, ballot, known.store if begins_at_store else None)
     at_checkpoint = StartPlan(known.checkpoint or Position(), snapshot, wants_id=known.wants_id, ignored=known.ignored)
     if snapshot is not None and store in (_Store.BEHIND, _Store.USELESS):
+        _check_is_ours(known, useless_because or snapshot.reason)
         return replace(at_checkpoint, clears_store=useless_because or snapshot.reason)
     if begins_at_store and known.store is not None:
         return replace(at_checkpoint, position=known.store, catch_up_to=at_checkpoint.position)
     return at_checkpoint
+
+
+def check_store(known: Known) -> None:
+    """Raises StateForeignError if that is clear before there is a ballot, and PositionError as `needed` does."""
+    store, reason = _compare(known)
+    if store is _Store.USELESS and reason is not None:
+        _check_is_ours(known, reason)
+
+
+def _check_is_ours(known: Known, reason: str) -> None:
+    """The store has to be emptied: nothing tells a snapshot then which rows consumers have already."""
+    checkpoint = known.checkpoint
+    if known.is_store_ours or checkpoint is None or checkpoint.snapshot is None or known.mode == "never":
+        return
+    raise StateForeignError(
+        f"the state store in state.path isn't the one that the checkpoint was written with: {reason}. From this one all rows "
+        "would be published again",
+        "Name the directory of the daemon that ran last in state.path. If it is lost, start once with --rebuild-state.",
+    )
 
 
 def _compare(known: Known) -> tuple[_Store, str | None]:

@@ -33,6 +33,13 @@ def test_it_lists_the_members(shown: dict[str, Any]) -> None:
     assert "can't connect" in lines[2]
 
 
+def test_readable_status_of_a_daemon_that_has_met_nobody() -> None:
+    lines = dict(line.split(maxsplit=1) for line in readable(Status("shop").to_json()).splitlines())
+    assert next(iter(lines.items())) == ("name", "shop")
+    assert lines["upstream"] == "none yet"
+    assert "None" not in "".join(lines.values())
+
+
 @pytest.mark.parametrize("as_json", [False, True])
 def test_for_people_or_as_the_daemon_gives_it(
     shown: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, as_json: bool

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.admission import Foothold, StateMissingError, check_store, check_store_is_ours, store_path
+from cdc.daemon.admission import Foothold, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
 from cdc.errors import StateError
 from cdc.position import Position, SnapshotState
 from cdc.store.files import set_aside
@@ -88,4 +88,23 @@ def test_without_images_a_state_path_that_can_not_be_used_is_no_obstacle() -> No
     foothold = Foothold(config(Path("/proc/nope"), "none"))
     assert foothold.former() == []
     foothold.take("w")
+    foothold.close()
+
+
+def test_whose_store_it_is(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    assert is_store_ours(settings, stored(), ["v", "w"])
+    assert not is_store_ours(settings, stored(), ["v"])
+    assert is_store_ours(settings, stored(), []), "an older version has left no trace"
+    assert is_store_ours(settings, stored(has_store=False), ["v"]), "no other store was written"
+    assert is_store_ours(config(tmp_path, "none"), stored(), ["v"])
+
+
+def test_who_finds_an_old_copy_leaves_no_trace(tmp_path: Path) -> None:
+    settings = config(tmp_path, "none")
+    foothold = Foothold(settings)
+    foothold.take("v")
+    foothold.take("w")
+    foothold.give_back("w")
+    assert foothold.former() == ["v"]
     foothold.close()

@@ -42,6 +42,10 @@ class Taken:
         self.batches: list[Batch] = []
         self._new: list[Position] = []
 
+    def newest_seq(self) -> int:
+        """Nothing was ever published before."""
+        return 0
+
     def submit(self, batch: Batch) -> None:
         self.batches.append(batch)
         if batch.is_boundary:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from confluent_kafka.admin import AdminClient
 
 from cdc.stream.ownership import SILENCE_SECONDS
 from tests.live.daemon import DaemonProcess
@@ -16,6 +18,7 @@ from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.test_operators import complaint
 from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
 
 THINGS = """
 box.schema.space.create('things'):create_index('primary')
@@ -153,15 +156,17 @@ def test_check_of_what_run_would_regret(scene: Scene) -> None:
     scene.tarantool.eval(THINGS)
     scene.daemon.start()
     scene.catch_up()
-    (said,) = failures(scene.daemon)
-    assert said.startswith(f"name: FAILED: a daemon '{scene.prefix}' is at work and listens at ")
-    scene.daemon.settings["http"]["listen"] = ""
-    second = scene.new_daemon(state=scene.daemon.settings["state"])
+    well = checked(scene.daemon)
+    assert f"name: the daemon '{scene.prefix}' runs with this state.path: it is this one" in well
+    assert well[-1] == "the daemon runs"
+    second = scene.new_daemon(http=scene.daemon.settings["http"])
     second.start()
     assert second.wait_for_end() == 1
-    (said,) = failures(second)
-    assert "at work with the state in" in said
+    found = failures(second)
+    assert [line.partition(": FAILED: ")[0] for line in found] == ["http.listen", "name", "state.path"]
+    assert f"a daemon '{scene.prefix}' is at work and listens at " in found[0]
     assert scene.daemon.terminate() == 0
+    second = scene.new_daemon(state=scene.daemon.settings["state"])
     # The spaces' names are wrong for a moment, and that makes nothing come twice.
     second.settings["spaces"] = {"include": ["thing"], "exclude": ["other"]}
     second.start("--until-caught-up")
@@ -185,11 +190,104 @@ def test_check_of_what_run_would_regret(scene: Scene) -> None:
     assert (update["op"], update["before"]) == ("u", {"field_1": 1})
 
 
-def failures(daemon: DaemonProcess) -> list[str]:
-    """The findings of `check`, which ends with 1, with the configuration of the latest run."""
+def test_old_copy_of_the_state(scene: Scene) -> None:
+    """Left behind when the folder moved, and started again after the master has dropped its logs: nothing comes twice."""
+    scene.tarantool.eval(THINGS)
+    caught_up(scene.daemon)
+    old = Path(scene.daemon.settings["state"]["path"])
+    new = old.with_name("moved")
+    shutil.copytree(old, new)
+    scene.daemon.settings["state"]["path"] = str(new)
+    scene.tarantool.eval("box.space.things:insert{51}")
+    caught_up(scene.daemon)
+    before = ops(scene)
+    assert before == ["r"] * 50 + ["c"]
+    # The stream leads from the checkpoint on, and not from the copy.
+    scene.tarantool.eval("box.cfg{checkpoint_count = 1} box.snapshot()")
+    scene.tarantool.eval("box.space.things:insert{52} box.snapshot()")
+    caught_up(scene.daemon)
+    scene.daemon.settings["state"]["path"] = str(old)
+    for _ in range(2):
+        assert "the state store in state.path isn't the one" in complaint(scene.daemon)
+        assert any("the state store in state.path isn't the one" in line for line in failures(scene.daemon))
+    assert ops(scene) == [*before, "c"]
+    scene.daemon.settings["state"]["path"] = str(new)
+    caught_up(scene.daemon)
+    assert checked(scene.daemon)[-1] == "run would start"
+    assert ops(scene) == [*before, "c"]
+    scene.daemon.settings["state"]["path"] = str(old)
+    caught_up(scene.daemon, "--rebuild-state")
+    assert ops(scene) == [*before, "c", *["r"] * 52]
+
+
+@pytest.mark.parametrize("images", ["full", "none"])
+def test_checkpoint_that_is_lost(scene: Scene, images: str) -> None:
+    """Consumers decide by seq: what comes afterwards has to be newer for them than what was there."""
+    scene.daemon.settings["state"]["images"] = images
+    scene.tarantool.eval(THINGS)
+    caught_up(scene.daemon)
+    topic = f"{scene.prefix}.checkpoint"
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result()
+    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    scene.tarantool.eval("box.space.things:insert{51}")
+    for _ in range(2):
+        said = complaint(scene.daemon)
+        assert f"there is no checkpoint of the daemon '{scene.prefix}' in {topic}" in said
+        (found,) = failures(scene.daemon)
+        assert found == f"{topic}: FAILED: {said}"
+    caught_up(scene.daemon, "--rebuild-state")
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        stream = parse(reader)
+    seqs = [event.seq for event in stream.events]
+    assert len(seqs) == len(set(seqs)) == 101
+    (newest,) = [int(word) for word in re.findall(r"up to seq (\d+)", said)]
+    assert sorted(seqs)[49] <= newest < sorted(seqs)[50]
+    caught_up(scene.daemon)
+
+
+def test_check_tells_what_run_does(scene: Scene) -> None:
+    """A space that is published from now on, and topics that nobody makes."""
+    scene.tarantool.eval(THINGS)
+    scene.tarantool.eval("box.schema.space.create('others'):create_index('primary') box.space.others:insert{1}")
+    scene.daemon.settings["spaces"] = {"include": ["things"]}
+    caught_up(scene.daemon)
+    assert any("would go on from" in line for line in checked(scene.daemon))
+    scene.daemon.settings["spaces"] = {"include": ["things", "others"]}
+    scene.daemon.settings["kafka"]["create_topics"] = False
+    said = complaint(scene.daemon)
+    assert f"the topic {scene.prefix}.others" in said
+    (found,) = failures(scene.daemon)
+    assert found.startswith("kafka.create_topics: FAILED: it is false, and ")
+    assert f"{scene.prefix}.others" in found
+    assert f"{scene.prefix}.things" not in found
+    assert any("would take a snapshot: newly published: others" in line for line in check(scene.daemon)[1])
+    del scene.daemon.settings["kafka"]["create_topics"]
+    caught_up(scene.daemon)
+    assert ops(scene).count("r") == 51
+
+
+def check(daemon: DaemonProcess) -> tuple[int, list[str]]:
+    """How `check` ends with the configuration of the latest run, and what it says."""
     file = daemon.directory / f"{daemon.name}.toml"
     ended = subprocess.run(
         [sys.executable, "-m", "cdc", "check", "--config", str(file)], capture_output=True, text=True, timeout=60, check=False
     )
-    assert (ended.returncode, ended.stderr) == (1, ""), ended
-    return [line for line in ended.stdout.splitlines() if "FAILED" in line]
+    assert not ended.stderr
+    return ended.returncode, ended.stdout.splitlines()
+
+
+def checked(daemon: DaemonProcess) -> list[str]:
+    """What it says, when it ends with 0."""
+    status, lines = check(daemon)
+    assert status == 0, lines
+    return lines
+
+
+def failures(daemon: DaemonProcess) -> list[str]:
+    """Its findings, when it ends with 1."""
+    status, lines = check(daemon)
+    assert status == 1, lines
+    found = [line for line in lines if "FAILED" in line]
+    assert lines[-1] == f"run would stop: {len(found)} failure{'s' if len(found) > 1 else ''}"
+    return found

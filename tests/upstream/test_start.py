@@ -19,7 +19,7 @@ from cdc.position import Position, Rekeyed, SnapshotState
 from cdc.protocol.ballot import Ballot
 from cdc.upstream.resume import Policy, SnapshotMode
 from cdc.upstream.selection import Answer, Choice, Rules, Standing, choose, standing
-from cdc.upstream.start import CAUGHT_UP_SECONDS, FollowAs, Known, StartPlan, needed, plan
+from cdc.upstream.start import CAUGHT_UP_SECONDS, FollowAs, Known, StartPlan, StateForeignError, check_store, needed, plan
 from cdc.vclock import VClock
 from tests.fakes.profiles import MANY
 
@@ -389,3 +389,34 @@ def test_as_what_it_is_followed(*, wants_id: bool, has_id: bool, lsn: int, since
     start = StartPlan(Position(), wants_id=wants_id, ignored=frozenset({2}))
     found = start.follow_as(has_id=has_id, vclock=VClock({1: lsn}), master=VClock({1: 6, 2: 9}), seconds_since_caught_up=since)
     assert found is expected_as
+
+
+OTHER_BASE = Position(vclock=VClock({1: 15}), snapshot=SnapshotState(2, is_complete=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "store", [None, at(), at(o1=9), at(o1=16), OTHER_BASE, replace(OTHER_BASE, snapshot=COMPLETE), at(o1=12)], ids=str
+)
+def test_an_old_copy_of_the_store_publishes_nothing_again(store: Position | None, mode: SnapshotMode) -> None:
+    """Whatever leads to a snapshot that nothing can be compared with: it is refused, unless somebody orders it."""
+    checkpoint = at(o1=15)
+    ours = Known(checkpoint=checkpoint, has_store=True, store=store, mode=mode)
+    begun = plan(ours, BALLOT)
+    foreign = replace(ours, is_store_ours=False)
+    if begun.clears_store is None or mode == "never":
+        assert plan(foreign, BALLOT) == begun
+        check_store(foreign)
+        return
+    with pytest.raises(StateForeignError, match=r"would be published again.*state\.path.*--rebuild-state"):
+        plan(foreign, BALLOT)
+    # No copy can be brought along from a gap, and that is only known with the ballot.
+    if store is None or not KEPT_FROM.covers(store.vclock):
+        with pytest.raises(StateForeignError):
+            check_store(foreign)
+
+
+def test_without_a_checkpoint_no_store_is_an_old_copy() -> None:
+    foreign = Known(has_store=True, store=at(o1=9), is_store_ours=False)
+    check_store(foreign)
+    assert plan(foreign, BALLOT).clears_store
