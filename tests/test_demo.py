@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+from cdc.commands import demo
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.live
@@ -17,3 +22,17 @@ def test_demo_ends_well_and_says_that_all_rows_are_equal() -> None:
     for space in ("accounts", "orders"):
         assert f"{space}: all " in done.stdout
     assert "DIFFER" not in done.stdout
+
+
+@pytest.mark.parametrize("module", ["spark_jobs", "spark_jobs.show", "spark_jobs.sequence"])
+def test_without_pyspark_a_sentence_says_what_to_install(module: str) -> None:
+    # -S leaves out everything that was installed.
+    done = subprocess.run([sys.executable, "-S", "-m", module], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (1, "The Spark jobs need PySpark: pip install '.[spark]'\n")
+
+
+def test_without_pyspark_the_demo_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "find_spec", lambda _: None)
+    monkeypatch.setattr(demo, "local_servers", lambda _: pytest.fail("something was started"))
+    with pytest.raises(demo.DemoError, match=r"The Spark jobs need PySpark: pip install '\.\[spark\]'"):
+        demo.demo(keep=False)

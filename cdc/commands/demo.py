@@ -20,6 +20,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Mapping
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
@@ -50,6 +51,8 @@ class DemoError(CdcError):
 
 def demo(*, keep: bool) -> bool:
     """Run the demo and say what happened. Returns whether the tables equal the master's contents."""
+    if find_spec("pyspark") is None:
+        raise DemoError("The Spark jobs need PySpark: pip install '.[spark]'")
     console = Console(highlight=False)
     directory = Path(tempfile.mkdtemp(prefix="tarantool-cdc-demo-"))
     directory.chmod(0o755)
@@ -181,6 +184,7 @@ def _tables(console: Console, directory: Path, kafka: KafkaServer) -> dict[str, 
         ]  # fmt: skip
     commands += ["show", *(str(directory / "current" / space) for space in SPACES)]
     started = time.monotonic()
+    console.print("Spark starts, writes the tables changelog and current, and reads them: this takes some minutes")
     with console.status("Spark: changelog, current, and reading the tables"):
         # In one session: another one for each would take longer than what it does.
         lines = _spark("-m", "spark_jobs.sequence", *commands)

@@ -34,7 +34,7 @@ from cdc.daemon.admission import Foothold, Orders
 from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.monitor import UpstreamMonitor
-from cdc.daemon.start import known_before, rules
+from cdc.daemon.start import known_before, options_of, rules
 from cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -65,6 +65,7 @@ from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.spaces import no_longer_published
 from cdc.upstream import selection, start
 from cdc.upstream.failover import BackOff, Failover
 from cdc.upstream.selection import Answer, Choice, Needed
@@ -409,6 +410,9 @@ class Daemon:
             self._life.start()
         position = self._checkpoint.position
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
+        left_out = no_longer_published(self._checkpoint.spaces.values(), options_of(self._config).space_filter())
+        if left_out and self._connect_count == 0:
+            self._log.warning("spaces that were published are not any more; consumers keep their rows", spaces=list(left_out))
         self._failover.works()
         return publisher
 

@@ -15,11 +15,12 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, PublishError
+from cdc.errors import CdcError, ConnectionLostError, PublishError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, ForbiddenError, reading_error
 
 TIMEOUT_SECONDS: Final = 10.0
+_NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})
 _TIMEOUT_NOBODY_ALLOWS_MS: Final = 2_147_483_547
 """The greatest that librdkafka can send, as it adds 100. A broker whose transaction.max.timeout.ms is greater still would hand
 out the transactional id, and a daemon that runs would have to take it again: it does, from its checkpoint."""
@@ -90,6 +91,12 @@ def missing(name: str, config: KafkaSection, clients: KafkaClients, existing: Co
     try:
         return [right for right in needed(name, config) if not prober.has(right, own)]
     except KafkaException as error:
+        if error.args[0].code() in _NO_ANSWER:
+            raise ConnectionLostError(
+                f"Kafka at {config.bootstrap_servers} takes connections but didn't answer in {TIMEOUT_SECONDS:.0f} s: it is "
+                "starting, or overloaded",
+                "Try again; look at the brokers' logs.",
+            ) from error
         raise reading_error(error.args[0], "Kafka doesn't tell what this daemon may do") from error
 
 

@@ -34,6 +34,12 @@ def newly_published(stored: Iterable[StoredSpace], is_included: SpaceFilter) -> 
     return tuple(form.name for form in forms if not form.schema_version and _is_published(form, is_included))
 
 
+def no_longer_published(stored: Iterable[StoredSpace], is_included: SpaceFilter) -> tuple[str, ...]:
+    """Names of spaces whose changes have come out, and don't any more."""
+    forms = SchemaTracker(stored).forms()
+    return tuple(form.name for form in forms if form.schema_version and not _is_published(form, is_included))
+
+
 def _is_published(form: SpaceForm, is_included: SpaceFilter) -> bool:
     return form.is_replicated and is_included(form.space_id, form.name)
 

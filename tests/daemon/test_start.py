@@ -14,7 +14,7 @@ from cdc.position import Position, SnapshotState
 from cdc.schema.forms import StoredSpace
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.spaces import newly_published
+from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.start import needed
 from cdc.vclock import VClock
 from tests.fakes.pipelines import pipeline
@@ -62,6 +62,12 @@ def test_newly_published_spaces_are_those_that_a_pipeline_would_find(tmp_path: P
     target = pipeline(AT, SPACES, include=options.include, exclude=options.exclude)
     expected = tuple(form.name for form in target.published_forms() if not form.schema_version)
     assert newly_published(SPACES, options.space_filter()) == expected == ("orders",)
+
+
+def test_spaces_that_are_left_out_are_those_that_have_come_out_before(tmp_path: Path) -> None:
+    settings = config(tmp_path, spaces={"include": ["orders", "no_key"], "exclude": []})
+    assert no_longer_published(SPACES, options_of(settings).space_filter()) == ("users", "renamed_before")
+    assert no_longer_published(SPACES, options_of(config(tmp_path)).space_filter()) == ()
 
 
 def test_what_is_known_with_a_store(tmp_path: Path, writer: StateWriter) -> None:

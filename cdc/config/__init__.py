@@ -14,7 +14,6 @@ import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
-from urllib.parse import unquote
 
 from pydantic import (
     AfterValidator,
@@ -29,6 +28,8 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from cdc.config.member_uri import NUMBER, PORT_MAX, parts_of_uri
+from cdc.config.mistakes import place_shown, what_is_wrong
 from cdc.errors import ConfigurationError
 from cdc.vclock import VCLOCK_MAX
 
@@ -39,7 +40,7 @@ def _regular_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"is not a regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     return pattern
 
 
@@ -96,10 +97,15 @@ class Member:
         return f"{self.host}:{self.port}"
 
 
+def _uri(uri: SecretStr) -> SecretStr:
+    parts_of_uri(uri.get_secret_value())
+    return uri
+
+
 class SourceSection(_Section):
     """Where rows come from."""
 
-    uris: list[SecretStr] = Field(min_length=1)
+    uris: list[Annotated[SecretStr, AfterValidator(_uri)]] = Field(min_length=1)
     """Members of one replica set, one or more: `["user:password@host:port"]`; `%XX` is a byte, all else stands for itself."""
     user: str | None = None
     """For URIs that have none; by default `guest`."""
@@ -165,34 +171,13 @@ class SourceSection(_Section):
         return [self._member(uri.get_secret_value(), None) for uri in self.uris]
 
     def _member(self, uri: str, password: SecretStr | None) -> Member:
-        """A member with its own user and password, or with those of the section. Raises ValueError, without a word of the URI.
-
-        Python's library isn't asked: it passes over tabs and line ends in a password, and shows the password in its errors.
-        """
-        before, at, place = _SCHEME.sub("", uri, count=1).rpartition("@")
-        host, _, number = place.removesuffix("/").rpartition(":")
-        if not _HOST.fullmatch(host):
-            raise ValueError(f"has a URI without host and port; {_URI_EXAMPLE}")
-        if not _NUMBER.fullmatch(number) or not 0 < int(number) <= _PORT_MAX:
-            raise ValueError(f"has a URI whose port is not a number from 1 to {_PORT_MAX}; {_URI_EXAMPLE}")
-        name, colon, secret = before.partition(":")
-        try:
-            user, own_password = unquote(name, errors="strict"), unquote(secret, errors="strict")
-        except UnicodeDecodeError:
-            user = own_password = ""
-            at = "%"
-        if at == "%":  # out of the handler: its error has the password in it
-            raise ValueError(f"has a URI whose user or password isn't UTF-8 once %XX are bytes; {_URI_EXAMPLE}")
-        own = SecretStr(own_password) if colon and own_password else password
-        return Member(host.lower().strip("[]"), int(number), user or self.user or "guest", own)
+        """A member with its own user and password, or with those of the section."""
+        host, port, user, own_password = parts_of_uri(uri)
+        own = SecretStr(own_password) if own_password else password
+        return Member(host, port, user or self.user or "guest", own)
 
 
-_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//")
-_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
 _LISTEN_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
-_NUMBER: Final = re.compile(r"[0-9]{1,5}")
-_PORT_MAX: Final = 65_535
-_URI_EXAMPLE: Final = "one looks like user:password@host:3301, where %XX stand for bytes"
 
 
 def _password_in(file: Path) -> SecretStr:
@@ -376,7 +361,7 @@ class HttpSection(_Section):
     @model_validator(mode="after")
     def _address_can_be_read(self) -> HttpSection:
         host, _, port = self.listen.rpartition(":")
-        if self.listen and not (_LISTEN_HOST.fullmatch(host) and _NUMBER.fullmatch(port) and int(port) <= _PORT_MAX):
+        if self.listen and not (_LISTEN_HOST.fullmatch(host) and NUMBER.fullmatch(port) and int(port) <= PORT_MAX):
             raise ValueError("listen must be host:port, or empty to listen nowhere")
         return self
 
@@ -510,23 +495,33 @@ def parse(values: dict[str, Any], origin: str) -> Config:
 def _mistakes(error: ValidationError) -> str:
     """One line per mistake: key, what is wrong, and where the value came from if it was the environment."""
     lines = []
-    for mistake in error.errors(include_url=False, include_input=False, include_context=False):
-        key = ".".join(_key_shown(part) for part in mistake["loc"]) or "configuration"
-        message = mistake["msg"].removeprefix("Value error, ")
-        if mistake["type"] == "extra_forbidden":
-            message = "no such key" + _suggestion(mistake["loc"])
-        elif mistake["type"] == "missing":
-            message = "is missing"
-        variable = ENVIRONMENT_PREFIX + "__".join(str(part) for part in mistake["loc"]).upper()
-        origin = f" (from the environment, {variable})" if variable in os.environ else ""
-        lines.append(f"  {key}: {message}{origin}")
-    return "\n".join(lines)
+    for mistake in error.errors(include_url=False):
+        kind, place = mistake["type"], mistake["loc"]
+        variable = ENVIRONMENT_PREFIX + "__".join(str(part) for part in place).upper()
+        is_variable = variable in os.environ
+        message = what_is_wrong(
+            kind, mistake.get("ctx", {}), place, mistake["input"], default=_default_of(place), is_text=is_variable
+        )
+        if kind == "extra_forbidden":
+            message = "no such key" + _suggestion(place)
+        origin = f" (from the environment, {variable})" if is_variable else ""
+        if place[:2] == ("kafka", "properties") and len(place) > _DEPTH_OF_PROPERTY:
+            place, message = place[:_DEPTH_OF_PROPERTY], "must be a string, a number, true or false"
+        lines.append(f"  {place_shown(place)}: {message or mistake['msg'].removeprefix('Value error, ')}{origin}")
+    return "\n".join(dict.fromkeys(lines))
 
 
-def _key_shown(part: int | str) -> str:
-    """A key, if it looks like one: what stands in the wrong place may be a secret."""
-    text = str(part)
-    return text if re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", text) else "…"
+_DEPTH_OF_PROPERTY: Final = 3
+
+
+def _default_of(place: Sequence[int | str]) -> str:
+    """The number that a key has where nothing is said, as an example."""
+    section = Config.model_fields.get(str(place[0])) if place else None
+    kind = section.annotation if section is not None else None
+    if len(place) != len(("section", "key")) or not (isinstance(kind, type) and issubclass(kind, _Section)):
+        return ""
+    field = kind.model_fields.get(str(place[1]))
+    return f": {field.default}" if field is not None and isinstance(field.default, int) else ""
 
 
 def _suggestion(place: Sequence[int | str]) -> str:

@@ -1,0 +1,35 @@
+"""Members' addresses as the configuration has them: `user:password@host:port`, where `%XX` is a byte."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+from urllib.parse import unquote
+
+NUMBER: Final = re.compile(r"[0-9]{1,5}")
+PORT_MAX: Final = 65_535
+_SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//")
+_HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
+_URI_EXAMPLE: Final = "one looks like user:password@host:3301, where %XX stand for bytes"
+
+
+def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
+    """Host, port, user and password. Raises ValueError, without a word of the URI.
+
+    Python's library isn't asked: it passes over tabs and line ends in a password, and shows the password in its errors.
+    """
+    before, at, place = _SCHEME.sub("", uri, count=1).rpartition("@")
+    host, _, number = place.removesuffix("/").rpartition(":")
+    if not _HOST.fullmatch(host):
+        raise ValueError(f"is a URI without host and port; {_URI_EXAMPLE}")
+    if not NUMBER.fullmatch(number) or not 0 < int(number) <= PORT_MAX:
+        raise ValueError(f"is a URI whose port is not a number from 1 to {PORT_MAX}; {_URI_EXAMPLE}")
+    name, _, secret = before.partition(":")
+    try:
+        user, password = unquote(name, errors="strict"), unquote(secret, errors="strict")
+    except UnicodeDecodeError:
+        user = password = ""
+        at = "%"
+    if at == "%":  # out of the handler: its error has the password in it
+        raise ValueError(f"is a URI whose user or password isn't UTF-8 once %XX are bytes; {_URI_EXAMPLE}")
+    return host.lower().strip("[]"), int(number), user, password
