@@ -20,7 +20,8 @@ class SnapshotState:
     `sweep_seq` is the seq at which the first snapshot began of those that, interrupted or not, made up one that compares with
     nothing: keys that haven't been published since are gone. It is 0 for a snapshot that names what is gone.
     `is_silent`: while it is taken, its rows aren't published, because nothing was before it and `snapshot.mode` is never.
-    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.stream.backfill).
+    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.stream.backfill);
+    `is_request_open`: the last of these isn't complete, so events may be out that don't come again.
     """
 
     snapshot_id: int
@@ -29,6 +30,7 @@ class SnapshotState:
     sweep_seq: int = 0
     request_count: int = 0
     is_silent: bool = False
+    is_request_open: bool = False
 
     @property
     def base_id(self) -> int:
@@ -85,6 +87,7 @@ class Position:
                 "sweep_seq": self.snapshot.sweep_seq,
                 "request_count": self.snapshot.request_count,
                 **({"is_silent": True} if self.snapshot.is_silent else {}),
+                **({"is_request_open": True} if self.snapshot.is_request_open else {}),
             }
             if self.snapshot
             else None,

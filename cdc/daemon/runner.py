@@ -25,6 +25,7 @@ from cdc.daemon.start import Surroundings, begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
+from cdc.position import Position
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
@@ -105,11 +106,19 @@ class PipelineRunner:
         position = self._checkpoint.position
         has_published = position is not None and position.snapshot is not None
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" or not has_published else 0
-        if self._writer is not None and newest_seq > self.pipeline.position.seq:
+        if self._writer is not None and newest_seq > (position.seq if position is not None else 0):
             # What consumers have beyond the checkpoint, the store's rows can't be compared with.
             self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
             self.pipeline = self._begin()
         return newest_seq
+
+    def _behind_requests(self, position: Position | None) -> Position | None:
+        """At least once, consumers may have rows of a request that nobody repeats: what comes now must not come before them."""
+        if position is None or position.snapshot is None or not position.snapshot.is_request_open:
+            return position
+        snapshot = replace(position.snapshot, is_request_open=False)
+        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
+        return replace(position, snapshot=snapshot, seq=max(position.seq, newest_seq))
 
     def _newest_seq(self) -> int:
         """At least once, or with a checkpoint that was lost, consumers may have events that it doesn't know of.
@@ -293,4 +302,7 @@ class PipelineRunner:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
         path, origin = Path(self._config.state.path), self._origin
         surroundings = Surroundings(options_of(self._config), origin.server_uuid, origin.version, lambda: FileSpool(path))
-        return begin(plan, self._checkpoint, self._writer, surroundings)
+        checkpoint = replace(self._checkpoint, position=self._behind_requests(self._checkpoint.position))
+        if plan.catch_up_to is not None:
+            plan = replace(plan, catch_up_to=checkpoint.position)
+        return begin(plan, checkpoint, self._writer, surroundings)

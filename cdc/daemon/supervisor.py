@@ -115,7 +115,7 @@ class Daemon:
         self._timed_out_at: Position | None = None
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
-        self._requests = SnapshotRequests()
+        self._requests = SnapshotRequests(start_alone=config.kafka.delivery == "at_least_once")
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
         self._monitor = UpstreamMonitor(config.source, self.status)

@@ -41,7 +41,10 @@ class _Request:
 class SnapshotRequests:
     """The queue. `ask` and `to_json` are for any thread, all else for the daemon's."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, start_alone: bool = False) -> None:
+        """`start_alone`: no row of a request is made before the checkpoint says that it has begun."""
+        self._start_alone = start_alone
+        self._is_waiting = False
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._current: Republication | None = None
@@ -81,12 +84,13 @@ class SnapshotRequests:
     @property
     def is_running(self) -> bool:
         """Whether there are chunks to be made."""
-        return self._current is not None
+        return self._current is not None and not self._is_waiting
 
     def restart(self) -> None:
         """Another connection, and another pipeline: what ran begins anew."""
         if self._current is not None:
-            self._current = Republication(self._current.names)
+            self._current = Republication(self._current.names, starts_alone=self._start_alone)
+        self._is_waiting = False
         self._not_before = 0.0
 
     def chunk(self, pipeline: Pipeline, now_us: int, *, queued_bytes: int, is_busy: bool) -> Batch | None:
@@ -96,6 +100,9 @@ class SnapshotRequests:
         """
         began = time.monotonic()
         if pipeline.is_catching_up or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
+            return None
+        self._is_waiting = self._start_alone and self._current is not None and not _has_begun(self._current, pipeline)
+        if self._is_waiting:
             return None
         batch = self._first(pipeline, now_us) if self._current is None else self._next(pipeline, self._current, now_us)
         ended = time.monotonic()
@@ -113,7 +120,7 @@ class SnapshotRequests:
                 request = self._waiting.popleft()
                 if request.is_withdrawn:
                     continue
-                self._current = Republication(request.names)
+                self._current = Republication(request.names, starts_alone=self._start_alone)
                 try:
                     return pipeline.republish(self._current, now_us)
                 except RequestError as error:
@@ -130,3 +137,9 @@ class SnapshotRequests:
             self._log.warning("rows can't be published again any more", spaces=list(current.names), reason=str(error))
             self._current = None
             return None
+
+
+def _has_begun(current: Republication, pipeline: Pipeline) -> bool:
+    """Whether the checkpoint has the request's number, if it has one yet."""
+    state = pipeline.ledger.checkpoint.snapshot
+    return state is not None and state.snapshot_id >= current.snapshot_id

@@ -12,6 +12,9 @@ chunks has come out as events of its own, and the next chunk goes on behind the 
     renamed     the events go to another topic, which is to have all rows: the space begins anew
     rekeyed     as renamed: `t` has come out, and all rows under their new keys (cdc.stream.rekeying)
 
+Its events don't come again after a restart, those of the stream do. Where they are visible before they are committed (at least
+once), others would take their seqs then, so the checkpoint says that a request is open before its first row is made.
+
 The request has the next number of a snapshot, and moves the position's number with it, so that no two have the same. The
 snapshot that the position rests on stays the one before, and complete: a restart in the middle forgets the request.
 """
@@ -57,9 +60,11 @@ class Chunk(NamedTuple):
 class Republication:
     """One request on its way through one pipeline."""
 
-    def __init__(self, names: Iterable[str]) -> None:
+    def __init__(self, names: Iterable[str], *, starts_alone: bool = False) -> None:
+        """`starts_alone`: the first chunk has no rows, and has to be durable before the next one is made."""
         self.names = tuple(dict.fromkeys(names))
         """Of the spaces that are wanted."""
+        self._starts_alone = starts_alone
         self._waiting: deque[int] = deque()
         self._counts: list[SpaceCount] = []
         self._after = b""
@@ -99,6 +104,8 @@ class Republication:
         position = replace(position, schema_version=spaces.schema.schema_version)
         if not self.snapshot_id:
             position = self._begin(position, now_us, builder)
+            if self._starts_alone:
+                return position
         vclock = encode(position.vclock.to_json())
         bytes_max = builder.byte_count + CHUNK_BYTES
         rows_left = CHUNK_ROWS
@@ -122,6 +129,8 @@ class Republication:
         position = replace(position, seq=builder.seq)
         if not self._waiting:
             self.is_complete = True
+            assert position.snapshot is not None
+            position = replace(position, snapshot=replace(position.snapshot, is_request_open=False))
             completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
             builder.control(topics.SNAPSHOT, *completed)
         return position
@@ -142,6 +151,7 @@ class Republication:
         position = next_request(position)
         assert position.snapshot is not None
         self.snapshot_id = position.snapshot.snapshot_id
+        position = replace(position, snapshot=replace(position.snapshot, is_request_open=self._starts_alone))
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
         return position
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -90,6 +91,26 @@ def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Pip
     return PipelineRunner(
         config, publisher, stored, plan, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut
     )
+
+
+@pytest.mark.parametrize(
+    ("delivery_mode", "is_open", "seq"), [("at_least_once", True, 57), ("at_least_once", False, 5), ("exactly_once", True, 5)]
+)
+def test_rows_of_a_request_that_nobody_repeats_keep_their_seqs(
+    config: Config, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, delivery_mode: str, seq: int, *, is_open: bool
+) -> None:
+    """At least once, consumers see them before the checkpoint says that they are out."""
+    monkeypatch.setattr(publisher, "newest_seq", lambda: 57)
+    kafka = config.kafka.model_copy(update={"delivery": delivery_mode})
+    config = config.model_copy(update={"kafka": kafka})
+    state = SnapshotState(2, is_complete=True, request_count=1, is_request_open=is_open)
+    begin = replace(BEGIN, seq=5, snapshot=state)
+    origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
+    found = PipelineRunner(
+        config, publisher, stored, StartPlan(begin), origin, status=Status("x"), is_stopping=threading.Event()
+    ).pipeline.position
+    assert (found.seq, found.vclock) == (seq, begin.vclock)
+    assert found.snapshot == replace(state, is_request_open=False)
 
 
 @pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, ProtocolError)])

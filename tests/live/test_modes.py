@@ -6,12 +6,14 @@ import json
 import os
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from tests.live import replica
 from tests.live.proxy import StallAfter, Straight
 from tests.live.scene import Scene, Watcher
 from tests.live.stream import Stream, distinct, parse
 from tests.live.test_gaps import forget_logs
+from tests.live.test_state import command
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for
 
@@ -113,6 +115,35 @@ def test_at_least_once_killed_before_a_gap(scene: Scene) -> None:
     stream = read(scene)
     assert stream.control["snapshot"][-1]["spaces"][0]["sweep_seq"] > 9 + 25
     replica.compare(replica.fold(stream, has_images=False), scene.tarantool)
+
+
+def test_at_least_once_killed_in_the_middle_of_a_request(scene: Scene) -> None:
+    """Rows that were asked for are in sight and won't come again: what happens next to their keys comes behind them."""
+    scene.daemon.settings["kafka"].update(delivery="at_least_once", commit_interval_ms=3_000, partitions=1)
+    things = "local things = box.space.things "
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
+    scene.tarantool.eval(things + "for id = 1, 5000 do things:insert{id, 'first'} end")
+    scene.daemon.start()
+    scene.catch_up()
+    reader = scene.reader()
+    assert command(scene.daemon, "snapshot", "things").returncode == 0
+
+    def shown() -> int:
+        return sum(b'"snapshot_id":"2"' in (record.value or b"") for record in reader.below(reader.look()))
+
+    wait_for("rows that were asked for in sight", lambda: shown() > 100, 30)
+    scene.daemon.kill()
+    scene.tarantool.eval(things + "for id = 1, 5000, 2 do things:update(id, {{'=', 2, 'last'}}) end things:delete(2)")
+    scene.daemon.start()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    latest: dict[int, tuple[int, dict[str, Any] | None]] = {}
+    for event in read(scene).events:
+        key = (event.value["after"] or event.value["before"])["field_1"]
+        if event.seq > latest.get(key, (0, None))[0]:
+            latest[key] = event.seq, event.value["after"]
+    found = [list(row.values()) for _, (_, row) in sorted(latest.items()) if row is not None]
+    assert found == scene.tarantool.eval("return box.space.things:select()")[0]
 
 
 def test_transaction_larger_than_memory_is_never_seen_in_part(scene: Scene) -> None:

@@ -17,7 +17,7 @@ from cdc.upstream import start
 from cdc.upstream.start import Known
 from cdc.vclock import VClock
 from tests.fakes.pipelines import NOW_US
-from tests.fakes.shop import Sent, Shop
+from tests.fakes.shop import Sent, Shop, read
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +299,34 @@ def test_one_after_another_and_again_on_the_next_connection() -> None:
     for thread in threads:
         thread.join(5)
     assert shop.snapshot_state.snapshot_id == 4
+
+
+def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_knows_of_the_request() -> None:
+    shop, requests = Asking(), SnapshotRequests(start_alone=True)
+    requests._current = Republication(["users"], starts_alone=True)
+
+    def chunk() -> list[Sent] | None:
+        batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False)
+        if batch is None:
+            return None
+        shop.replica.submit(batch)
+        return list(map(read, batch.messages))
+
+    started = chunk()
+    assert started is not None
+    assert [sent.value["status"] for sent in started] == ["STARTED"]
+    assert (chunk(), requests.is_running) == (None, False)
+    shop.replica.commit()
+    shop.replica.flush()
+    assert shop.snapshot_state.is_request_open
+    assert ids(chunk() or []) == [1, 2]
+    shop.replica.commit()
+    assert (requests.is_running, shop.snapshot_state.is_request_open) == (True, True)
+    for _ in range(2):
+        chunk()
+    shop.replica.commit()
+    assert (requests.is_running, shop.snapshot_state.is_request_open) == (False, False)
+    assert shop.replica.topics.checkpoint().position == shop.replica.pipeline.position
 
 
 def test_nobody_answers() -> None:
