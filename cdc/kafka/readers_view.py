@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from cdc.config import KafkaSection
+from cdc.errors import ConnectionLostError, PublishError
 from cdc.events import topics
 from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.clients import Admin, KafkaClients
@@ -27,10 +28,19 @@ class ReadersView:
         self._topics = topics.TopicNames(config.topic_prefix)
 
     def checkpoint(self) -> Checkpoint:
-        """What readers see of it. Raises ConfigurationError if it can't be understood."""
+        """What readers see of it. Raises ConfigurationError if it can't be understood, PublishError if the topic is gone."""
         topic = self._topics.control(topics.CHECKPOINT)
         consumer, servers = self._clients.consumer("read_committed"), self._config.bootstrap_servers
-        return checkpoint_topic.read(consumer, topic, self._name, servers)
+        try:
+            return checkpoint_topic.read(consumer, topic, self._name, servers)
+        except ConnectionLostError as error:
+            # A daemon makes it before it reads it.
+            if topic in self._prefixed_topics(self._clients.admin()):
+                raise
+            raise PublishError(
+                f"the topic {topic} was deleted, and with it what the daemon {self._name!r} goes on from",
+                "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
+            ) from error
 
     def still_open(self) -> dict[Place, int]:
         """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""

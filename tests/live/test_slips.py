@@ -246,6 +246,24 @@ def test_checkpoint_that_is_lost(scene: Scene, images: str) -> None:
     caught_up(scene.daemon)
 
 
+def test_checkpoint_that_is_deleted_under_a_daemon(scene: Scene) -> None:
+    """It ends, rather than to wait for a topic that nobody makes."""
+    # librdkafka's patience with a topic that it doesn't find.
+    scene.daemon.settings["kafka"]["properties"]["topic.metadata.propagation.max.ms"] = 1_000
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    topic = f"{scene.prefix}.checkpoint"
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    admin.delete_topics([topic])[topic].result()
+    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    scene.tarantool.eval("box.space.things:insert{51}")
+    assert scene.daemon.wait_for_end(90) == 1
+    assert f"the topic {topic} was deleted" in scene.daemon.run.log_tail(1)
+    caught_up(scene.daemon, "--rebuild-state")
+    assert ops(scene).count("r") == 101
+
+
 def test_check_tells_what_run_does(scene: Scene) -> None:
     """A space that is published from now on, and topics that nobody makes."""
     scene.tarantool.eval(THINGS)
