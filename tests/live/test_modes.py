@@ -86,7 +86,7 @@ def test_at_least_once_repeats_whole_transactions(scene: Scene) -> None:
 
 
 def _content(value: dict[str, Any]) -> str:
-    """All but the times at which the daemon has read something: of rows (`r`) there are no others, of changes the master's stay."""
+    """All but the times at which the daemon has read something: rows (`r`) have no others, changes the master's."""
     source = value["source"]
     if value["op"] == "r":
         source = {name: item for name, item in source.items() if not name.startswith("ts_")}
