@@ -112,9 +112,16 @@ class PipelineRunner:
             self.pipeline = self._begin()
         return newest_seq
 
-    def _behind_requests(self, position: Position | None) -> Position | None:
-        """At least once, consumers may have rows of a request that nobody repeats: what comes now must not come before them."""
-        if position is None or position.snapshot is None or not position.snapshot.is_request_open:
+    def _behind_what_is_seen(self, position: Position | None) -> Position | None:
+        """At least once, consumers may have events beyond the checkpoint, and what comes now must not come before them.
+
+        It doesn't where it is the same once more, under the same seqs: if no request had rows published, which nobody repeats,
+        and if the same server sends the log, for another one may have the rows of several origins in another order.
+        """
+        if position is None or position.snapshot is None:
+            return position
+        is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._origin.server_uuid
+        if is_same_log and not position.snapshot.is_request_open:
             return position
         snapshot = replace(position.snapshot, is_request_open=False)
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
@@ -302,7 +309,7 @@ class PipelineRunner:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
         path, origin = Path(self._config.state.path), self._origin
         surroundings = Surroundings(options_of(self._config), origin.server_uuid, origin.version, lambda: FileSpool(path))
-        checkpoint = replace(self._checkpoint, position=self._behind_requests(self._checkpoint.position))
+        checkpoint = replace(self._checkpoint, position=self._behind_what_is_seen(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)
         return begin(plan, checkpoint, self._writer, surroundings)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from uuid import UUID
 
 import msgspec
 import pytest
@@ -35,6 +36,7 @@ SPACE = StoredSpace(
     {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]},
     1,
 )
+OTHER = UUID("aaaaaaaa-0000-4000-8000-000000000002")
 BEGIN = Position(VClock({1: 10}), 0, 1, SERVER, SERVER, SnapshotState(1, is_complete=True))
 
 
@@ -94,18 +96,34 @@ def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Pip
 
 
 @pytest.mark.parametrize(
-    ("delivery_mode", "is_open", "seq"), [("at_least_once", True, 57), ("at_least_once", False, 5), ("exactly_once", True, 5)]
+    ("delivery_mode", "is_open", "uris", "follows", "seq"),
+    [
+        ("at_least_once", False, 1, SERVER, 5),
+        ("at_least_once", True, 1, SERVER, 57),
+        ("at_least_once", False, 2, SERVER, 57),
+        ("at_least_once", False, 1, OTHER, 57),
+        ("exactly_once", True, 2, OTHER, 5),
+    ],
 )
-def test_rows_of_a_request_that_nobody_repeats_keep_their_seqs(
-    config: Config, publisher: Publisher, monkeypatch: pytest.MonkeyPatch, delivery_mode: str, seq: int, *, is_open: bool
+def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_more(
+    config: Config,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+    delivery_mode: str,
+    uris: int,
+    follows: UUID,
+    seq: int,
+    *,
+    is_open: bool,
 ) -> None:
-    """At least once, consumers see them before the checkpoint says that they are out."""
+    """Rows of a request, and another member's order of the origins, take seqs that were out already."""
     monkeypatch.setattr(publisher, "newest_seq", lambda: 57)
     kafka = config.kafka.model_copy(update={"delivery": delivery_mode})
-    config = config.model_copy(update={"kafka": kafka})
+    source = config.source.model_copy(update={"uris": config.source.uris * uris})
+    config = config.model_copy(update={"kafka": kafka, "source": source})
     state = SnapshotState(2, is_complete=True, request_count=1, is_request_open=is_open)
     begin = replace(BEGIN, seq=5, snapshot=state)
-    origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
+    origin, stored = Origin(follows, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
     found = PipelineRunner(
         config, publisher, stored, StartPlan(begin), origin, status=Status("x"), is_stopping=threading.Event()
     ).pipeline.position
