@@ -140,6 +140,9 @@ def plan(known: Known, ballot: Ballot) -> StartPlan:
         assert known.checkpoint is not None
         snapshot = _snapshot_for(known, ballot, known.store if begins_at_store else None)
     at_checkpoint = StartPlan(known.checkpoint or Position(), snapshot, wants_id=known.wants_id, ignored=known.ignored)
+    state = known.checkpoint.snapshot if known.checkpoint is not None else None
+    if snapshot is not None and snapshot.publish and store is _Store.LEVEL and state is not None and state.is_silent:
+        store, useless_because = _Store.USELESS, "the state store has rows of a snapshot that wasn't published"
     if snapshot is not None and store in (_Store.BEHIND, _Store.USELESS):
         _check_is_ours(known, useless_because or snapshot.reason)
         return replace(at_checkpoint, clears_store=useless_because or snapshot.reason)

@@ -296,6 +296,27 @@ def test_what_was_missed_comes_out_though_the_store_is_lost() -> None:
     life.check("things")
 
 
+def test_after_an_interrupted_silent_snapshot_one_that_is_wanted_has_all_rows() -> None:
+    """What the store has of the silent one, consumers haven't."""
+    life = Life("2.6")
+    life.replica = mortal = MortalReplica(life.master, images=True, mode="never", cut=in_pieces)
+    life.master.create_space("things", FIELDS, KEYS[0])
+    for number in range(1, 7):
+        life.master.insert("things", *row(number))
+    mortal.lives_until = mortal.handed_over + 20
+    with pytest.raises(Killed):
+        life.connect()
+    mortal.commit()
+    mortal.flush()
+    assert mortal.tuples is not None
+    assert mortal.tuples.row_count
+    mortal.lives_until = None
+    mortal.crash()
+    mortal._mode = "initial"
+    life.connect()
+    life.check("things")
+
+
 def test_the_first_snapshot_stays_silent_however_often_it_is_interrupted() -> None:
     life = Life("2.6")
     life.replica = mortal = MortalReplica(life.master, images=True, mode="never", cut=in_pieces)
