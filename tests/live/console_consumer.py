@@ -15,6 +15,7 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--from-beginning", action="store_true")
     parser.add_argument("--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_uncommitted")
+    parser.add_argument("--property", action="append", default=[], choices=("print.key=true",))
     options = parser.parse_args()
     consumer = Consumer(
         {
@@ -32,8 +33,8 @@ def main() -> None:
             continue
         if error := message.error():
             raise SystemExit(str(error))
-        value = message.value()
-        print("null" if value is None else value.decode(), flush=True)
+        shown = [message.key(), message.value()] if options.property else [message.value()]
+        print("\t".join("null" if part is None else part.decode() for part in shown), flush=True)
 
 
 if __name__ == "__main__":

@@ -77,6 +77,7 @@ def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool:
         tarantool.eval(change)
         with running(reader, of(README, "console-consumer")) as consumer:
             event = wait_for("the change's event", lambda: _event(consumer.log_text(), "u"), 120)
+            assert '{"id":1}\t{"op":"u"' in consumer.log_text()
         reader.run(of(README, "spark_jobs current"))
         (row,) = map(json.loads, reader.run(of(README, "spark_jobs.show")).splitlines())
         reader.run(of(SPARK, "spark_jobs changelog"))
@@ -145,8 +146,9 @@ def _said(reader: Reader, command: str) -> str:
 
 
 def _event(lines: str, operation: str) -> dict[str, Any] | None:
-    events = [json.loads(line) for line in lines.splitlines() if line.startswith('{"op"') and line.endswith("}")]
-    return next((event for event in events if event["op"] == operation), None)
+    """The first event of this operation that the consumer has shown, behind its key."""
+    values = [line.split("\t")[1] for line in lines.splitlines(keepends=True) if "\t" in line and line.endswith("\n")]
+    return next((event for event in map(json.loads, values) if event and event["op"] == operation), None)
 
 
 def _has_the_form_of(event: dict[str, Any], example: dict[str, Any]) -> None:
