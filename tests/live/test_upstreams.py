@@ -136,7 +136,8 @@ def test_preference(several: Scene, cluster: Cluster) -> None:
     assert several.daemon.terminate() == 0
     for prefer, expected in (("replica", 1), ("leader", 0), ("order", 0)):
         said = checked(several.daemon, prefer=prefer)
-        assert f"{at(cluster, expected)} would be followed: " in said[-1]
+        assert f"{at(cluster, expected)} would be followed: " in said[-2]
+        assert said[-1] == "run would start"
         assert len([line for line in said if "would go on from" in line]) == 2
     assert len([line for line in checked(several.daemon, mode="registered") if "may replicate and register" in line]) == 2
 
@@ -180,7 +181,8 @@ def test_nobody_has_what_was_published(several: Scene, cluster: Cluster) -> None
     daemon.start()
     assert daemon.wait_for_end() == 1
     said = checked(daemon, exit_status=1)
-    for text in (daemon.run.log_tail(1), said[-1]):
+    assert said[-1] == "run would stop: 1 failure"
+    for text in (daemon.run.log_tail(1), said[-2]):
         assert "no member has all changes" in text
         assert f"published {vclock[1]}" in text
 
