@@ -33,7 +33,7 @@ check: setup lint
 
 # Three processes at a time: most of the tests wait for their servers most of the time.
 test: setup lint
-	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.5 --durations=40
+	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.25 --durations=40
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --durations=0
