@@ -132,8 +132,10 @@ def tarantool(tarantool_factory: TarantoolFactory) -> TarantoolServer:
 @pytest.fixture(scope="session")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
     """The one broker of the session: use topics of your own, and leave it running."""
+    # Nobody kills it, so nothing waits for its session to end; a disk that stands still for some seconds must not end it either.
+    patient = {"broker.session.timeout.ms": "60000"}
     with local_servers(tmp_path_factory.mktemp("kafka")) as started:
-        yield started.start_kafka()
+        yield started.start_kafka(properties=patient)
 
 
 @pytest.fixture
