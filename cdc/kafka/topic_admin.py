@@ -24,6 +24,8 @@ CREATE_TIMEOUT_SECONDS: Final = 30.0
 PATIENCE_SECONDS: Final = 60.0
 """How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
 FEW_TOPICS: Final = 20
+PATIENCE_WITH_FEW_SECONDS: Final = 20.0
+"""A few are there at once, unless this daemon may not see them, or the brokers' disk stands still."""
 _POLL_SECONDS: Final = 0.02
 _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
@@ -204,5 +206,5 @@ class TopicAdmin:
 
 
 def _patience_seconds(missing: list[str]) -> float:
-    """How long none of these may appear. A few are there at once, unless this daemon may not see them."""
-    return PATIENCE_SECONDS if len(missing) > FEW_TOPICS else ADMIN_TIMEOUT_SECONDS
+    """How long none of these may appear."""
+    return PATIENCE_SECONDS if len(missing) > FEW_TOPICS else PATIENCE_WITH_FEW_SECONDS
