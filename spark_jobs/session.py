@@ -104,6 +104,6 @@ def _send_package(session: SparkSession) -> None:
     scratch = Path(tempfile.mkdtemp(prefix="tarantool-cdc-"))
     atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # workers fetch it when they start, so not before
     with zipfile.ZipFile(scratch / name, "w") as content:
-        for module in sorted(package.glob("*.py")):
-            content.write(module, f"{package.name}/{module.name}")
+        for module in sorted(package.rglob("*.py")):
+            content.write(module, f"{package.name}/{module.relative_to(package)}")
     context.addPyFile(str(scratch / name))
