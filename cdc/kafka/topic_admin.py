@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # it is documented
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
-from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.kafka.clients import Admin
-from cdc.kafka.errors import operator_error, reading_error
+from cdc.kafka.errors import FORBIDDEN, operator_error, reading_error
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 CREATE_TIMEOUT_SECONDS: Final = 30.0
@@ -25,7 +25,7 @@ PATIENCE_SECONDS: Final = 60.0
 """How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
 FEW_TOPICS: Final = 20
 PATIENCE_WITH_FEW_SECONDS: Final = 20.0
-"""A few are there at once, unless this daemon may not see them, or the brokers' disk stands still."""
+"""A few are there at once, unless this daemon may not see them, or the brokers' disk stands still: then they are asked why."""
 _POLL_SECONDS: Final = 0.02
 _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
@@ -115,12 +115,24 @@ class TopicAdmin:
                 if topic in self._former and topic not in missing:
                     structlog.get_logger().warning(self._loss(topic))
         if missing:
-            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-            raise PublishError(
-                f"the topic {missing[0]}{more} doesn't exist, or this daemon may not see it",
-                "Create it, or allow the daemon to (kafka.create_topics = true); grant it DESCRIBE, WRITE and CREATE.",
-            )
+            raise self._absence(missing)
         self._known.update(unknown)
+
+    def _absence(self, missing: list[str]) -> CdcError:
+        """Why these aren't among all topics: a list leaves out what this daemon may not see, but who asks by name is told so."""
+        topic, more = missing[0], f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        try:
+            self._admin.describe_topics(TopicCollection([topic]), request_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
+        except KafkaException as error:
+            cause = error.args[0]
+            if cause.code() in FORBIDDEN:
+                return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
+            if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
+                return PublishError(
+                    f"the topic {topic}{more} doesn't exist",
+                    "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE).",
+                )
+        return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
     def _loss(self, topic: str) -> str:
         """What to say of a topic that was there and had to be made again."""

@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 import structlog
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
@@ -48,6 +48,19 @@ class Cluster:
             }
         )
 
+    def describe_topics(self, names: TopicCollection, **_: object) -> dict[str, Future[None]]:
+        """What is asked for by name is refused, where a list says nothing."""
+        answers = {}
+        for topic in names.topic_names:
+            answers[topic] = answer = Future[None]()
+            if topic in self.hidden:
+                answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)))
+            elif topic not in self.partitions:
+                answer.set_exception(KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)))
+            else:
+                answer.set_result(None)
+        return answers
+
     def create_topics(self, new: list[NewTopic], **_: object) -> dict[str, Future[None]]:
         """All are made, or refused."""
         self.created.append(new)
@@ -56,6 +69,9 @@ class Cluster:
             answers[topic.topic] = answer = Future[None]()
             if self.refusal is not None:
                 answer.set_exception(KafkaException(self.refusal))
+                continue
+            if topic.topic in self._new:
+                answer.set_exception(KafkaException(KafkaError(KafkaError.TOPIC_ALREADY_EXISTS)))
                 continue
             self._new[topic.topic] = (topic.num_partitions, self.lists + self.delay)
             answer.set_result(None)
@@ -167,9 +183,21 @@ def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, 
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
     topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
     cluster.hidden = {"shop.things"}
-    with pytest.raises(PublishError, match=r"the topic shop\.things doesn't exist, or this daemon may not see it"):
+    with pytest.raises(PublishError, match=r"this daemon may not see the topic shop\.things"):
         topics.ensure(["shop.things", *(f"shop.{number}" for number in range(others))])
     assert patience_seconds <= clock.now <= patience_seconds + 1
+
+
+def test_a_topic_that_the_brokers_show_very_late_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
+    cluster.delay = 60  # of about half a second each
+    with pytest.raises(PublishAborted, match=r"the brokers don't show the topic shop\.things yet"):
+        topics.ensure(["shop.things"])
+    topics.ensure(["shop.things"])
+    assert cluster.partitions == {"shop.things": 4}
 
 
 def test_many_topics_that_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:

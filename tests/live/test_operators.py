@@ -262,6 +262,17 @@ def test_forbidden_topic(scene_factory: SceneFactory, strict_kafka: KafkaServer,
     assert "WRITE" in said
 
 
+@pytest.mark.soak
+def test_topic_that_the_daemon_may_not_see(scene_factory: SceneFactory, strict_kafka: KafkaServer) -> None:
+    """It is made, and stays absent from the list of all topics."""
+    scene = scene_factory(strict_kafka)
+    scene.tarantool.eval("box.schema.space.create('things'):create_index('primary') box.space.things:insert{1}")
+    deny(strict_kafka, ResourceType.TOPIC, f"{scene.prefix}.things", AclOperation.DESCRIBE)
+    said = complaint(scene.daemon)
+    assert f"may not see the topic {scene.prefix}.things" in said
+    assert "DESCRIBE" in said
+
+
 def test_forbidden_transactional_id(scene_factory: SceneFactory, strict_kafka: KafkaServer) -> None:
     scene = scene_factory(strict_kafka)
     deny(strict_kafka, ResourceType.TRANSACTIONAL_ID, scene.prefix, AclOperation.WRITE)
