@@ -82,9 +82,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
         return
     sign = stored.signs.get(owner)
     if sign is None or not sign.is_last:
-        found = listen(
-            KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.topic_prefix), owner, is_stopping
-        )
+        found = _heard(config, owner, is_stopping)
         if found is not None:
             raise NameTakenError(
                 f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is at work"
@@ -227,15 +225,19 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     structlog.get_logger().info(
         "looking whether another daemon of this name is at work", name=config.name, seconds=ownership.SILENCE_SECONDS
     )
-    found = listen(
-        KafkaClients(config.name, config.kafka), checkpoint_topic.name_of(config.kafka.topic_prefix), config.name, is_stopping
-    )
+    found = _heard(config, config.name, is_stopping)
     if found is not None:
         raise NameTakenError(
             f"a daemon {config.name!r} is at work{_where(found)}, and there can be one of a name",
             "Stop that one first, or give this one another name and kafka.topic_prefix. To end that one from here, start with "
             "--take-over.",
         )
+
+
+def _heard(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
+    """The sign of life that a daemon of this name gives while one listens, if it does."""
+    topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+    return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping)
 
 
 def _where(found: Sign) -> str:

@@ -19,6 +19,15 @@ from tests.live.waiting import wait_for
 MODES = ["exactly_once", "at_least_once"]
 
 
+def delete_topics(scene: Scene, *names: str) -> AdminClient:
+    """Delete topics and wait until no broker knows them; the client that did it."""
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    for answer in admin.delete_topics(list(names)).values():
+        answer.result()
+    wait_for("the topics are gone", lambda: not set(names) & admin.list_topics(timeout=10).topics.keys())
+    return admin
+
+
 def test_a_transaction_that_takes_longer_than_kafka_allows(frail_scene: Scene) -> None:
     scene = frail_scene
     kafka = scene.daemon.settings["kafka"]
@@ -72,10 +81,8 @@ def test_a_topic_is_made_anew_with_fewer_partitions(scene: Scene, mode: str) -> 
     scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
     scene.daemon.start()
     scene.catch_up()
-    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
     topic = f"{scene.prefix}.things"
-    admin.delete_topics([topic])[topic].result()
-    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    admin = delete_topics(scene, topic)
     admin.create_topics([NewTopic(topic, num_partitions=2)])[topic].result()
     scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
     scene.catch_up()
@@ -97,10 +104,7 @@ def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
     scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
     scene.daemon.start()
     scene.catch_up()
-    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
-    topic = f"{scene.prefix}.things"
-    admin.delete_topics([topic])[topic].result()
-    wait_for("the topic is gone", lambda: topic not in admin.list_topics(timeout=10).topics)
+    delete_topics(scene, f"{scene.prefix}.things")
     scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
     scene.catch_up()
     assert "Two daemons" not in scene.daemon.run.log_text()
@@ -118,11 +122,8 @@ def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
     scene.tarantool.eval("for id = 1, 20 do box.space.things:insert{id} end")
     scene.daemon.start()
     scene.catch_up()
-    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
     deleted = [f"{scene.prefix}.{name}" for name in ("things", "schema")]
-    for answer in admin.delete_topics(deleted).values():
-        answer.result()
-    wait_for("the topics are gone", lambda: not set(deleted) & admin.list_topics(timeout=10).topics.keys())
+    admin = delete_topics(scene, *deleted)
     # Longer than the producers' regular questions are apart, each of which could bring them back.
     refreshes = time.monotonic() + 3 * time_outs(1024)["topic.metadata.refresh.interval.ms"] / 1000
     while time.monotonic() < refreshes:

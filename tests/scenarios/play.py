@@ -60,12 +60,16 @@ def steps(text: str) -> list[Step]:
 
 def play(text: str) -> str:
     """The same transcript with what its commands come to now."""
-    stage = Stage()
+    return played(text, Stage().do)
+
+
+def played(text: str, do: Callable[..., Iterable[str]]) -> str:
+    """The same transcript with what its commands come to now; `do` takes a command and its arguments."""
     lines: list[str] = []
     for step in steps(text):
         lines.append(step.text)
         if step.command:
-            lines += [MARK + outcome for outcome in stage.do(*step.command)]
+            lines += [MARK + outcome for outcome in do(*step.command)]
     return "".join(f"{line}\n" for line in lines)
 
 

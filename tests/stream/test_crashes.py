@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from cdc.events.json_values import encode, plain
 from cdc.stream.batch import Broadcast, Message
 from tests.fakes.captures import pieces
+from tests.fakes.lives import go_a_step
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
@@ -39,15 +40,10 @@ def disturbed(seed: int, *, simple: bool) -> tuple[Master, Workload, list[Messag
     steady.connect()
     replica.connect()
     for _ in range(25):
-        match rng.choice(["work", "work", "relay", "relay", "receive", "receive", "commit", "commit", "ack", "crash", "beat"]):
-            case "work":
-                work.run(rng.randint(1, 5))
-            case "relay":
-                replica.relay.relay(rng.choice([1, 3, 20, None]))
-            case "receive":
-                replica.receive()
-            case "commit":
-                replica.commit(rng.choice([1, 2, None]))
+        what = rng.choice(["work", "work", "relay", "relay", "receive", "receive", "commit", "commit", "ack", "crash", "beat"])
+        if go_a_step(what, replica, rng, work.run):
+            continue
+        match what:
             case "ack":
                 replica.acknowledge()
             case "beat":

@@ -23,7 +23,7 @@ from cdc.protocol.failure import XlogGapError, parse_error
 from cdc.upstream.failover import DELAY_FIRST_SECONDS, DELAY_MAX_SECONDS, BackOff, Failover
 from cdc.upstream.selection import Answer, Rules
 from tests.fakes.golden import Golden
-from tests.scenarios.play import MARK, steps
+from tests.scenarios.play import played
 from tests.upstream.test_selection import BEHIND, FAR_BEHIND, FURTHER, GAP, GOOD, NEEDED, READ_ONLY, answer
 
 HERE: Final = Path(__file__).resolve().parent / "failovers"
@@ -112,14 +112,7 @@ class Stage:
 
 
 def play(text: str) -> str:
-    """The same transcript with what its commands come to now."""
-    stage = Stage()
-    lines: list[str] = []
-    for step in steps(text):
-        lines.append(step.text)
-        if step.command:
-            lines += [MARK + outcome for outcome in stage.do(*step.command)]
-    return "".join(f"{line}\n" for line in lines)
+    return played(text, Stage().do)
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=[path.stem for path in TRANSCRIPTS])
