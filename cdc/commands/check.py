@@ -24,11 +24,10 @@ from cdc.daemon.admission import Foothold
 from cdc.daemon.start import options_of, rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError, StateError
 from cdc.events import topics
-from cdc.identity import instance_uuid
 from cdc.kafka import rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import CLUSTER_SPACE, Key
@@ -39,6 +38,7 @@ from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
 from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream import overview, resume, selection, start
+from cdc.upstream.identity import instance_uuid
 from cdc.upstream.selection import Answer, Choice, Needed, Standing
 from cdc.upstream.start import Known
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cdc.config import Config
 from cdc.ops.asking import ask
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 
 
 def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:

@@ -18,7 +18,7 @@ from uuid import UUID
 
 from cdc.config import Config, Member
 from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError, excerpt
-from cdc.identity import instance_uuid
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE, ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Selected, Subscribed
@@ -26,7 +26,7 @@ from cdc.schema.tracker import SCHEMA_SPACE
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet, vote
 from cdc.sources.registration import find_id
-from cdc.vclock import VClock
+from cdc.upstream.identity import instance_uuid
 
 _NAMES_OF_REPLICASET: Final = ("replicaset_uuid", "cluster")
 

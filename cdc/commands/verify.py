@@ -34,10 +34,10 @@ from cdc.errors import (
     UnkeyableError,
 )
 from cdc.events.row_encoder import RowEncoder
-from cdc.identity import instance_uuid
 from cdc.images.image_events import VINYL_CHECKS_SINCE
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
@@ -55,7 +55,7 @@ from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
-from cdc.vclock import VClock
+from cdc.upstream.identity import instance_uuid
 
 STREAM_TIMEOUT_SECONDS: Final = 60.0
 """How long the stream may bring nothing at all before it has come to V."""

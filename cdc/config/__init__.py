@@ -31,7 +31,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from cdc.config.member_uri import NUMBER, PORT_MAX, parts_of_uri
 from cdc.config.mistakes import place_shown, what_is_wrong
 from cdc.errors import ConfigurationError
-from cdc.vclock import VCLOCK_MAX
+from cdc.positions.vclock import VCLOCK_MAX
 
 ENVIRONMENT_PREFIX: Final = "TARANTOOL_CDC__"
 

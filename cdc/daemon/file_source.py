@@ -34,13 +34,13 @@ from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream import resume, start
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot
-from cdc.vclock import VClock
 
 POLL_SECONDS: Final = 0.1
 """How often the last file is looked at again."""

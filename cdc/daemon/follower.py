@@ -35,6 +35,7 @@ from cdc.errors import ProtocolError, SilenceError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.session import (
     Event,
@@ -60,7 +61,6 @@ from cdc.upstream import resume
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import FollowAs, StartPlan
 from cdc.upstream.watch import Phase
-from cdc.vclock import VClock
 
 REQUEST_TURN_SECONDS: Final = 0.005
 """While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""

@@ -25,7 +25,8 @@ from cdc.daemon.start import Surroundings, begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
@@ -36,7 +37,6 @@ from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import news
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan
-from cdc.vclock import VClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,10 +17,10 @@ from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner
 from cdc.ops.progress import SnapshotProgress
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
-from cdc.vclock import VClock
 
 
 class SnapshotIntake:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from cdc.config import Config
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.options import PipelineOptions

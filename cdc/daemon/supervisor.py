@@ -47,7 +47,6 @@ from cdc.errors import (
     StateLostError,
     TransactionTimeoutError,
 )
-from cdc.identity import instance_uuid
 from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
@@ -58,7 +57,8 @@ from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.http import StatusServer
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.failure import XlogGapError
 from cdc.sources.handshake import greet, vote
 from cdc.store.files import is_there, set_aside
@@ -68,9 +68,9 @@ from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.spaces import no_longer_published
 from cdc.upstream import selection, start
 from cdc.upstream.failover import BackOff, Failover
+from cdc.upstream.identity import instance_uuid
 from cdc.upstream.selection import Answer, Choice, Needed
 from cdc.upstream.start import Known, StateForeignError
-from cdc.vclock import VClock
 
 
 def tune_garbage_collector() -> None:

@@ -18,7 +18,7 @@ from typing import Any, Final, NamedTuple
 
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import RowEncoder
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm

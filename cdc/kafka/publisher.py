@@ -36,7 +36,7 @@ from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translat
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog

@@ -11,7 +11,7 @@ from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.hanging import Place
 from cdc.kafka.topic_admin import list_topics
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.stream.checkpoint import Checkpoint
 
 MARKERS_SECONDS: Final = 3.0

@@ -10,8 +10,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
-from cdc.vclock import VClock
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_rows": ("Rows of the stream and of snapshots that were taken in", lambda s: s.row_count),

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from cdc.kafka.publisher import PublisherStatistics
 from cdc.ops.backfill_queue import SnapshotRequests
+from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
 from cdc.stream.limbo_watch import Overdue
 from cdc.upstream.overview import Upstream
-from cdc.vclock import VClock
 
 State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from cdc.errors import ProtocolError, excerpt
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 
 _READ_ONLY_OR_CONFIGURED_SO: Final = 1
 _VCLOCK: Final = 2

@@ -38,10 +38,10 @@ import msgpack
 import zstandard
 
 from cdc.errors import LogFileError, ProtocolError
+from cdc.positions.vclock import VClock
 from cdc.protocol import layout
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header, unpacker
 from cdc.protocol.constants import Key, Type
-from cdc.vclock import VClock
 
 PLAIN: Final = b"\xd5\xba\x0b\xab"
 COMPRESSED: Final = b"\xd5\xba\x0b\xba"

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from typing import Any, Final
 from uuid import UUID
 
+from cdc.positions.vclock import VCLOCK_MAX, VClock
 from cdc.protocol.codec import Body, encode_frame
 from cdc.protocol.constants import FEATURES_SENT, Key, Type, version_id
-from cdc.vclock import VCLOCK_MAX, VClock
 
 _PROTOCOL_VERSION_SENT: Final = 4
 """The protocol version of 2.11: what ID announces. Nothing newer is used."""

@@ -17,6 +17,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, UnsupportedRowError, excerpt
+from cdc.positions.vclock import VClock
 from cdc.protocol import requests
 from cdc.protocol.ballot import Ballot, parse_ballot
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header
@@ -24,7 +25,6 @@ from cdc.protocol.constants import NEWEST_PROVEN_VERSION, ROW_TYPES, TYPE_NAMES,
 from cdc.protocol.failure import parse_error
 from cdc.protocol.greeting import GREETING_BYTES, Greeting, parse_greeting
 from cdc.protocol.states import TRANSITIONS, Input, State
-from cdc.vclock import VClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,12 +22,12 @@ from typing import Final
 from uuid import UUID
 
 from cdc.errors import ConfigurationError, LogFileError
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FRAME_BYTES_MAX, Frames
 from cdc.protocol.constants import Key
 from cdc.protocol.log_file import DAMAGE_HINT, END_MARKER, META_BYTES_MAX, FileMeta, LogFileDecoder, parse_meta
 from cdc.protocol.relay_filter import snapshot_rows
 from cdc.schema import tracker
-from cdc.vclock import VClock
 
 READ_BYTES: Final = 256 * 1024
 _NAME: Final = re.compile(r"(\d{1,20})\.(snap|xlog)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 
 from cdc.errors import ConfigurationError, LogFileError, PositionError
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key
@@ -12,7 +13,6 @@ from cdc.protocol.failure import XlogGapError
 from cdc.protocol.log_file import DAMAGE_HINT
 from cdc.protocol.relay_filter import Relay
 from cdc.sources.log_directory import READ_BYTES, LogDirectory, LogFile, join, name_file_in_errors
-from cdc.vclock import VClock
 
 
 class LogStream:

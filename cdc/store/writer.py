@@ -23,7 +23,7 @@ from typing import Final
 from cdc.errors import StateLostError, UnkeyableError
 from cdc.events.json_values import encode
 from cdc.images.overlay import CLEAR, NUMBER_MIN, Change, Images
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix

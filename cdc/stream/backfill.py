@@ -31,7 +31,7 @@ from cdc.events import topics
 from cdc.events.envelope import OPEN_SNAPSHOT, Envelope, SpaceCount, SpaceEvents, snapshot_record
 from cdc.events.json_values import encode
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
 from cdc.stream.batch import BatchBuilder

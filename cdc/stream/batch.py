@@ -8,7 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from cdc.events.topics import TopicNames
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 
 

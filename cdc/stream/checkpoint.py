@@ -24,7 +24,7 @@ from typing import Any
 
 from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import published_forms

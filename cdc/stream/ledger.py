@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from cdc.position import Position
-from cdc.vclock import VClock
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 
 
 class Ledger:

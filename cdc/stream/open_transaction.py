@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from cdc.errors import CdcError, TransactionTimeoutError
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch
 

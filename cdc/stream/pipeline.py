@@ -24,7 +24,8 @@ from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
 from cdc.events.envelope import Envelope
 from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
-from cdc.position import Position, Rekeyed
+from cdc.positions.position import Position, Rekeyed
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm, StoredSpace
@@ -42,7 +43,6 @@ from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
 from cdc.stream.transaction import Spool, Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer
-from cdc.vclock import VClock
 
 REPLAYED_CHANGES_MAX: Final = 10_000
 """So many changes of rows that are out already are handed on at once."""

@@ -19,7 +19,7 @@ from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceCount, snapshot_record
 from cdc.events.json_values import encode
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.schema.keys import space_prefix
 from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, compiled, next_request, show
 from cdc.stream.batch import BatchBuilder

@@ -23,7 +23,7 @@ from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, En
 from cdc.events.json_values import encode
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import SpaceForm

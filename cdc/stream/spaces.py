@@ -16,7 +16,7 @@ from cdc.events.envelope import Envelope, SpaceEvents
 from cdc.events.topics import SpaceFilter, TopicNames
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key
 from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace

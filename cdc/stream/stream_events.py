@@ -32,7 +32,8 @@ from cdc.events.envelope import (
     SpaceEvents,
 )
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body, body_of
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
 from cdc.schema.forms import SpaceForm
@@ -43,7 +44,6 @@ from cdc.stream.options import PipelineOptions
 from cdc.stream.row_errors import at_row, dead_letter, malformed
 from cdc.stream.spaces import Spaces
 from cdc.stream.transaction import Row, Transaction
-from cdc.vclock import VClock
 
 SPACE_ID: Final = Key.SPACE_ID
 DELETE: Final = Type.DELETE

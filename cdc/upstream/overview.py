@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from cdc.errors import CdcError, Remedy
+from cdc.positions.vclock import VClock
 from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing, explained, standing
-from cdc.vclock import VClock
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,9 @@ from typing import Final, Literal
 from uuid import UUID
 
 from cdc.errors import PositionError
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
-from cdc.vclock import VClock
 
 SnapshotMode = Literal["initial", "always", "never", "initial_only", "when_needed"]
 Policy = Literal["fail", "resnapshot"]

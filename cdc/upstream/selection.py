@@ -33,12 +33,12 @@ from typing import Final, Literal
 from uuid import UUID
 
 from cdc.errors import CdcError, ConnectionLostError, PositionError, ProtocolError, Remedy, ServerError, UnsupportedRowError
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.upstream import resume
 from cdc.upstream.resume import Policy, SnapshotMode
-from cdc.vclock import VClock
 
 Preference = Literal["replica", "leader", "order"]
 

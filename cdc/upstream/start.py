@@ -20,12 +20,12 @@ from enum import Enum
 from typing import Final
 
 from cdc.errors import PositionError, StateError
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.upstream import resume
 from cdc.upstream.resume import Policy, SnapshotMode
 from cdc.upstream.selection import Needed
-from cdc.vclock import VClock
 
 CAUGHT_UP_SECONDS: Final = 10.0
 """For so long what was caught up with counts as that: a busy master is ahead again at the next connection."""

@@ -12,11 +12,11 @@ import msgpack
 
 from cdc.config import SourceSection
 from cdc.local.interface import TarantoolServer
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Key
 from cdc.protocol.session import Subscribed
 from cdc.sources.connection import COALESCE_SECONDS, LOW_WATER_BYTES
 from cdc.sources.handshake import expect, greet
-from cdc.vclock import VClock
 
 _RECEIVE_BYTES: Final = 1024 * 1024
 _ACK_SECONDS: Final = 1.0

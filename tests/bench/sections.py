@@ -14,7 +14,7 @@ from cdc.local.interface import KafkaServer
 from cdc.local.process import ChildProcess
 from cdc.local.servers import LocalServers
 from cdc.local.spark import spark_environment
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 from tests.bench.consumer import LatencyReader, count_rows
 from tests.bench.process import DELIVERIES, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
 from tests.bench.raw_drain import drain

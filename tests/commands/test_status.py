@@ -12,7 +12,7 @@ import pytest
 from cdc.commands.status import readable, status
 from cdc.config import parse
 from cdc.ops.status import Status
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 from tests.ops.test_status import AWAY, FOLLOWED, SHORT
 
 

@@ -10,7 +10,7 @@ import cdc.sources.handshake
 from cdc import cli
 from cdc.commands.unregister import unregister
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, RequestError, ServerError
-from cdc.identity import instance_uuid
+from cdc.upstream.identity import instance_uuid
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master
 from tests.fakes.servers import FakeServers

@@ -11,11 +11,11 @@ import pytest
 
 from cdc.commands import verify
 from cdc.errors import ConnectionLostError
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Heartbeat, Subscribed
 from cdc.sources.connection import Connection
 from cdc.stream.pipeline import Pipeline
-from cdc.vclock import VClock
 
 
 @dataclass

@@ -21,13 +21,13 @@ from cdc.daemon.runner import PipelineRunner
 from cdc.daemon.start import known_before
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.sources.handshake import greet, vote
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import plan
-from cdc.vclock import VClock
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients
 from tests.fakes.master import Master, MasterConnection

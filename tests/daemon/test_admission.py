@@ -10,7 +10,7 @@ import pytest
 from cdc.config import Config, parse
 from cdc.daemon.admission import Foothold, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
 from cdc.errors import StateError
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
 from cdc.store.store import StateStore
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record

@@ -15,7 +15,8 @@ from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
@@ -24,7 +25,6 @@ from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.options import PipelineOptions
 from cdc.upstream.start import plan
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.deliveries import OpenDelivery

@@ -19,11 +19,11 @@ from cdc.daemon.start import known_before
 from cdc.errors import LogFileError, PositionError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Checkpoint
-from cdc.vclock import VClock
 from tests.fakes import log_files
 
 OTHER = UUID("bbbbbbbb-0000-4000-8000-00000000000f")

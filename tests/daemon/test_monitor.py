@@ -17,9 +17,9 @@ from cdc.config import Config, SourceSection, parse
 from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.upstream.selection import Needed, Standing, standing
 from cdc.upstream.watch import Phase
-from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.live.waiting import wait_for
 

@@ -16,13 +16,13 @@ from cdc.daemon.runner import Origin, PipelineRunner
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import StartPlan
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients

@@ -10,13 +10,13 @@ import pytest
 
 from cdc.config import Config, parse
 from cdc.daemon.start import known_before, options_of, supposed_before
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.start import needed
-from cdc.vclock import VClock
 from tests.fakes.pipelines import pipeline
 
 AT = Position(VClock({1: 15}), 7, snapshot=SnapshotState(1, is_complete=True))

@@ -13,12 +13,12 @@ import pytest
 from cdc.config import parse
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
 from cdc.upstream.selection import Answer, Choice, NobodyError
 from cdc.upstream.start import needed
-from cdc.vclock import VClock
 from tests.upstream.test_selection import GOOD, PUBLISHED, answer
 
 LOST = ConnectionLostError("it broke")

@@ -19,11 +19,11 @@ from uuid import UUID
 import msgpack
 
 from cdc.errors import CdcError
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body, FrameDecoder, Frames, Header
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.greeting import GREETING_BYTES
 from cdc.protocol.session import Event, Session, SnapshotRows, StreamRows
-from cdc.vclock import VClock
 
 DIRECTORY: Final = Path(__file__).resolve().parent.parent / "captures"
 VERSIONS: Final = ("2.6", "2.11", "3.3")

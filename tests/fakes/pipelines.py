@@ -7,7 +7,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cdc.images.overlay import Images
-from cdc.position import Position
+from cdc.positions.position import Position
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
 from cdc.schema.forms import StoredSpace

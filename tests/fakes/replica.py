@@ -13,6 +13,7 @@ from typing import Any, Final
 from uuid import UUID
 
 from cdc.daemon.start import Surroundings, begin
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
@@ -22,7 +23,6 @@ from cdc.stream.pipeline import Pipeline
 from cdc.stream.spaces import newly_published
 from cdc.upstream import resume, start
 from cdc.upstream.start import FollowAs, Known, StartPlan, TakeSnapshot
-from cdc.vclock import VClock
 from tests.fakes.master import Master, MasterConnection
 from tests.fakes.pipelines import NOW_US, MemorySpool, messages, options, take
 from tests.fakes.tuples import MemoryTuples, MemoryWriter

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import DOUBTFUL_MAX
+from cdc.positions.vclock import VClock
 from cdc.protocol import layout
 from cdc.protocol.codec import FrameDecoder, tuple_values
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema.keys import space_prefix
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.profiles import MANY
 from tests.fakes.shop import USERS, Sent, Shop

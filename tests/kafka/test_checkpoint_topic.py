@@ -13,9 +13,9 @@ from confluent_kafka import Consumer, KafkaError
 
 from cdc.errors import ConfigurationError
 from cdc.kafka.checkpoint_topic import read
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.stream.checkpoint import Checkpoint, Writer, owner_record, position_record, space_record
-from cdc.vclock import VClock
 
 Record = tuple[bytes | None, bytes | None]
 TOPIC = "shop.checkpoint"

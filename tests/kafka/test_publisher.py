@@ -16,10 +16,10 @@ from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishErr
 from cdc.kafka import readability, readers_view
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.publisher import Publisher
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Writer
-from cdc.vclock import VClock
 from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, clients
 
 Mode = Literal["exactly_once", "at_least_once"]

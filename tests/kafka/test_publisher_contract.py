@@ -12,9 +12,9 @@ import pytest
 from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.errors import FencedError
 from cdc.kafka.publisher import Publisher
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
-from cdc.vclock import VClock
 from tests.kafka.grounds import FakeGround, Ground, Mode, RealGround, publisher
 
 Start = Callable[..., Publisher]

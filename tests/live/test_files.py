@@ -12,12 +12,12 @@ import pytest
 
 from cdc.config import Member
 from cdc.local.interface import KafkaServer, TarantoolServer
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Key
 from cdc.protocol.session import Heartbeat, StreamRows, Subscribed
 from cdc.sources.handshake import expect, greet
 from cdc.sources.log_directory import LogDirectory
 from cdc.sources.log_stream import LogStream
-from cdc.vclock import VClock
 from tests.conftest import TarantoolFactory
 from tests.live.conftest import SceneFactory
 from tests.live.scene import Scene

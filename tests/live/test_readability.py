@@ -17,10 +17,10 @@ from cdc.kafka.clients import KafkaClients
 from cdc.kafka.delivery import ExactlyOnce
 from cdc.kafka.publisher import Publisher
 from cdc.local.kafka_cluster import KafkaCluster
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Writer
-from cdc.vclock import VClock
 from tests.live.waiting import wait_for
 
 

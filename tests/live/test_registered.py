@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from cdc.identity import instance_uuid
+from cdc.upstream.identity import instance_uuid
 from tests.live.scene import Scene
 from tests.live.test_gaps import forget_logs, news
 from tests.live.test_operators import complaint

@@ -21,10 +21,10 @@ from cdc.ops.http import StatusServer
 from cdc.ops.metrics import StatusCollector
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
 from cdc.stream.limbo_watch import look
 from cdc.upstream.overview import Upstream
-from cdc.vclock import VClock
 
 FOLLOWED = Upstream(
     "a:3301",

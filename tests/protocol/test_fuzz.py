@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
 from cdc.protocol.session import Heartbeat, Registered, Selected, Session, StreamRows
 from cdc.protocol.states import State
 from cdc.stream.pipeline import Pipeline
-from cdc.vclock import VClock
 from tests.fakes import captures, wire
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master

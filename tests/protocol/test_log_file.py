@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import LogFileError
+from cdc.positions.vclock import VClock
 from cdc.protocol import log_file
 from cdc.protocol.codec import FrameDecoder, MapPairs
 from cdc.protocol.log_file import LogFileDecoder, parse_meta
-from cdc.vclock import VClock
 from tests.fakes import log_files, wire
 from tests.fakes.log_files import END_MARKER, Row, block, insert, meta, nop, rows_data
 from tests.fakes.profiles import MANY, SOME

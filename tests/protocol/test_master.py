@@ -7,10 +7,10 @@ import json
 import pytest
 
 from cdc.errors import PositionError, Remedy, ServerError
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import CLUSTER_SPACE
 from cdc.protocol.failure import XlogGapError
 from cdc.stream.batch import Broadcast, Message
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import VERSIONS
 from tests.fakes.master import Master, MasterConnection

@@ -14,6 +14,7 @@ import pytest
 
 import cdc.protocol.states as module
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, Remedy, ServerError, UnsupportedRowError
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.constants import Type
 from cdc.protocol.session import (
@@ -32,7 +33,6 @@ from cdc.protocol.session import (
     Voted,
 )
 from cdc.protocol.states import TRANSITIONS, Input, State
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import REPLICASET, Master, MasterConnection
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.images.overlay import Images
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, Store, frames_of, pipeline

@@ -7,10 +7,10 @@ from typing import Any, cast
 import pytest
 
 from cdc.errors import ConnectionLostError
+from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted
 from cdc.sources import contents
 from cdc.sources.connection import Connection
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.pipelines import frames_of
 

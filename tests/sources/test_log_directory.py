@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import CdcError, ConfigurationError, LogFileError, PositionError
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.sources import log_stream
 from cdc.sources.log_directory import LogDirectory
 from cdc.sources.log_stream import LogStream
-from cdc.vclock import VClock
 from tests.fakes import log_files
 from tests.fakes.log_files import END_MARKER, block, insert, meta, rows_data
 from tests.fakes.profiles import MANY

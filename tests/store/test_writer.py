@@ -12,7 +12,8 @@ import pytest
 
 from cdc.errors import StateError, StateLostError
 from cdc.images.overlay import NUMBER_MIN, Change, Images
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import StoredSpace
 from cdc.schema.keys import KeyCodec, space_prefix
@@ -20,7 +21,6 @@ from cdc.schema.tracker import published_forms
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Writer, position_record, space_record
-from cdc.vclock import VClock
 
 VERSION = (2, 11)
 SPACE = StoredSpace(512, [512, 1, "users", "memtx", 0, {}, []], {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 1)

@@ -9,13 +9,13 @@ import pytest
 
 from cdc.errors import EncodingError, RequestError
 from cdc.ops.backfill_queue import SnapshotRequests
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.stream import backfill
 from cdc.stream.backfill import Republication
 from cdc.upstream import start
 from cdc.upstream.start import Known
-from cdc.vclock import VClock
 from tests.fakes.pipelines import NOW_US
 from tests.fakes.shop import Sent, Shop, read
 

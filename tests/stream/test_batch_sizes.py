@@ -13,13 +13,13 @@ import pytest
 
 from cdc.errors import CdcError
 from cdc.images.overlay import Images
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.pipeline import Pipeline
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.master import SERVER

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
-from cdc.vclock import VClock
 from tests.fakes.profiles import MANY, SOME
 
 ME, THEM = Writer("me", has_store=True), Writer("them", has_store=False)

@@ -13,13 +13,13 @@ import pytest
 
 from cdc.errors import EncodingError
 from cdc.images.overlay import Images
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Flag, Type
 from cdc.schema.keys import space_prefix
 from cdc.stream.backfill import Republication
 from cdc.stream.batch import Batch
 from cdc.stream.pipeline import Pipeline
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, Store, frames_of, pipeline

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.stream.ledger import Ledger
-from cdc.vclock import VClock
 from tests.fakes.profiles import MANY
 
 

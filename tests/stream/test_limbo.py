@@ -8,13 +8,13 @@ import pytest
 
 from cdc.errors import ProtocolError, SynchronousReplicationError
 from cdc.images.overlay import Images
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.transaction import Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import MemorySpool, frames_of, pipeline

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
@@ -20,7 +21,6 @@ from cdc.schema.tracker import SYSTEM_SPACE_MAX, SchemaTracker
 from cdc.stream.limbo import Limbo
 from cdc.stream.transaction import Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer
-from cdc.vclock import VClock
 from tests.fakes import captures, wire
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import NOW_US, MemorySpool, Store, frames_of, messages, pipeline, take

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from cdc.position import Position, SnapshotState
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign, Writer, fold, owner_record, position_record, sign_record
 from cdc.stream.ownership import SIGN_SECONDS, SILENCE_SECONDS, Listening, PrefixTakenError
-from cdc.vclock import VClock
 
 Records = list[tuple[bytes, bytes | None]]
 

@@ -11,11 +11,11 @@ import msgpack
 import pytest
 
 from cdc.errors import CdcError, ConfigurationError, EncodingError, ProtocolError, SchemaError, SynchronousReplicationError
+from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.stream.batch import Batch
 from cdc.stream.limbo import LimboState
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, MemorySpool, frames_of, messages, pipeline

@@ -18,13 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.images.overlay import Images
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.session import Event
 from cdc.schema.tracker import published_forms
 from cdc.stream.batch import Broadcast, Message
 from cdc.stream.pipeline import Pipeline
-from cdc.vclock import VClock
 from tests.fakes import captures, shown
 from tests.fakes.captures import VERSIONS
 from tests.fakes.consumer import Consumer

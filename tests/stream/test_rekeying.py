@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from cdc.errors import EncodingError, KeysChangedError
 from cdc.images import overlay
-from cdc.position import Position, Rekeyed
+from cdc.positions.position import Position, Rekeyed
+from cdc.positions.vclock import VClock
 from cdc.stream import backfill, rekeying
 from cdc.stream.batch import Batch
-from cdc.vclock import VClock
 from tests.fakes.consumer import Consumer
 from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master

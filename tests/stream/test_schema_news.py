@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch
 from cdc.stream.schema_news import news
-from cdc.vclock import VClock
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline

@@ -7,10 +7,10 @@ from uuid import UUID
 import pytest
 
 from cdc.errors import PositionError
-from cdc.position import Position
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.upstream.resume import check_replicaset, fails_on_gap, lost_history, missing_logs, target, vclock_for_upstream
-from cdc.vclock import VClock
 
 REACHED = VClock({1: 20, 2: 5})
 BALLOT = Ballot(vclock=REACHED, gc_vclock=VClock({1: 10}), is_read_only=False, is_ready=True)

@@ -10,12 +10,12 @@ from uuid import UUID
 import pytest
 
 from cdc.errors import CdcError, ConnectionLostError, PositionError, ProtocolError, ServerError, UnsupportedRowError
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
 from cdc.upstream.overview import headroom_rows, overview
 from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait, choose, is_of_one_member, standing
-from cdc.vclock import VClock
 
 PUBLISHED = VClock({1: 15, 2: 3})
 NEEDED = Needed(published=PUBLISHED, logs_from=PUBLISHED)

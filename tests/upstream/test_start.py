@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import PositionError
-from cdc.position import Position, Rekeyed, SnapshotState
+from cdc.positions.position import Position, Rekeyed, SnapshotState
+from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.upstream.resume import Policy, SnapshotMode
 from cdc.upstream.selection import Answer, Choice, Rules, Standing, choose, standing
 from cdc.upstream.start import CAUGHT_UP_SECONDS, FollowAs, Known, StartPlan, StateForeignError, check_store, needed, plan
-from cdc.vclock import VClock
 from tests.fakes.profiles import MANY
 
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import ProtocolError
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 from tests.fakes.profiles import MANY
 
 COMPONENTS = st.dictionaries(st.integers(0, 31), st.integers(0, 2**64 - 1), max_size=5)

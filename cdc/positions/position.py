@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from cdc.errors import ConfigurationError
-from cdc.vclock import VClock
+from cdc.positions.vclock import VClock
 
 FORMAT_VERSION = 1
 """Of the checkpoint record. A record of a newer version is refused rather than half understood."""

@@ -1,0 +1,1 @@
+"""How far one is: the vector clock, and the position that a checkpoint keeps."""
