@@ -8,8 +8,10 @@ from __future__ import annotations
 import itertools
 import os
 import secrets
+import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,6 +32,9 @@ _SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "s
 """What costs so much to start, or is hurt so much, that one process has all tests that use it. The `kafka` of most tests isn't
 among them: each process has one."""
 _SERVER_FIXTURES = {"kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"}
+
+MEMORY_FOR_BROKERS_BYTES = 4 * 1024**3
+"""That must be free where files are kept in memory; the brokers of all tests of a process have written a tenth of it."""
 
 
 class TarantoolFactory(Protocol):
@@ -130,11 +135,36 @@ def tarantool(tarantool_factory: TarantoolFactory) -> TarantoolServer:
 
 
 @pytest.fixture(scope="session")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def broker_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Makes a folder for a lasting broker's data: in memory, where there is enough of it.
+
+    A broker whose disk stands still for some seconds, because somebody else writes, loses its session, and tests fail that
+    have nothing to do with it.
+    """
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    if not (memory.is_dir() and shutil.disk_usage(memory).free > MEMORY_FOR_BROKERS_BYTES):
+        yield tmp_path_factory.mktemp
+        return
+    with tempfile.TemporaryDirectory(prefix="tarantool-cdc-", dir=memory) as folder:
+
+        def make(name: str) -> Path:
+            path = Path(folder) / name
+            path.mkdir()
+            return path
+
+        yield make
+        # The folder goes; what the brokers printed stays with the tests' own.
+        for log in Path(folder).rglob("*.log"):
+            if not log.stem.isdigit():  # a partition's segment
+                shutil.copy(log, tmp_path_factory.mktemp(log.parent.name) / log.name)
+
+
+@pytest.fixture(scope="session")
+def kafka(broker_folder: Callable[[str], Path]) -> Iterator[KafkaServer]:
     """The one broker of the session: use topics of your own, and leave it running."""
     # Nobody kills it, so nothing waits for its session to end; a disk that stands still for some seconds must not end it either.
     patient = {"broker.session.timeout.ms": "60000"}
-    with local_servers(tmp_path_factory.mktemp("kafka")) as started:
+    with local_servers(broker_folder("kafka")) as started:
         yield started.start_kafka(properties=patient)
 
 
@@ -154,26 +184,26 @@ KAFKA_USERS = {"cdc": "cdc-secret"}
 
 
 @pytest.fixture(scope="session")
-def secured_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecuredKafka]:
+def secured_kafka(broker_folder: Callable[[str], Path]) -> Iterator[SecuredKafka]:
     """A broker where clients log in and have only the rights that a test grants them: leave none behind."""
     if server_kind() is not ServerKind.PROCESS:
         pytest.skip("only a process takes the second listener")
-    with local_servers(tmp_path_factory.mktemp("secured-kafka")) as started:
+    with local_servers(broker_folder("secured-kafka")) as started:
         yield started.start_secured_kafka(KAFKA_USERS)
 
 
 @pytest.fixture(scope="session")
-def frail_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def frail_kafka(broker_folder: Callable[[str], Path]) -> Iterator[KafkaServer]:
     """One broker for all tests that stop, kill or freeze it: leave it running."""
-    with local_servers(tmp_path_factory.mktemp("frail-kafka")) as started:
+    with local_servers(broker_folder("frail-kafka")) as started:
         # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
         yield started.start_kafka(properties={"transaction.abort.timed.out.transaction.cleanup.interval.ms": "200"}, heap="512m")
 
 
 @pytest.fixture(scope="session")
-def kafka_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaCluster]:
+def kafka_cluster(broker_folder: Callable[[str], Path]) -> Iterator[KafkaCluster]:
     """Three brokers for all tests that kill or freeze some of them: leave them running."""
     if server_kind() is not ServerKind.PROCESS:
         pytest.skip("brokers in containers don't find each other at 127.0.0.1")
-    with local_servers(tmp_path_factory.mktemp("kafka-cluster")) as started:
+    with local_servers(broker_folder("kafka-cluster")) as started:
         yield started.start_kafka_cluster()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +221,9 @@ def test_all_mistakes_of_a_configuration_are_listed(scene: Scene) -> None:
 
 
 @pytest.fixture(scope="module")
-def strict_kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaServer]:
+def strict_kafka(broker_folder: Callable[[str], Path]) -> Iterator[KafkaServer]:
     """A broker that keeps rules: what no rule speaks of is allowed."""
-    with local_servers(tmp_path_factory.mktemp("strict-kafka")) as started:
+    with local_servers(broker_folder("strict-kafka")) as started:
         yield started.start_kafka(
             properties={
                 "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
