@@ -199,9 +199,9 @@ def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say)
     if not isinstance(choice, Choice):
         return False
     if choice.is_settled:
-        say(f"{answers[choice.place].address} would be followed, with a snapshot first: {choice.reason}")
+        say(f"{answers[choice.index].address} would be followed, with a snapshot first: {choice.reason}")
     elif len(answers) > 1:
-        say(f"{answers[choice.place].address} would be followed: {choice.reason}")
+        say(f"{answers[choice.index].address} would be followed: {choice.reason}")
     return True
 
 

@@ -72,7 +72,7 @@ Pattern = Annotated[str, AfterValidator(_regular_expression)]
 Name = Annotated[str, AfterValidator(_name)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 InstanceName = Annotated[str, AfterValidator(_instance_name)]
-Origin = Annotated[int, AfterValidator(_origin)]
+ReplicaId = Annotated[int, AfterValidator(_origin)]
 
 
 class _Section(BaseModel):
@@ -133,7 +133,7 @@ class SourceSection(_Section):
     probe_after_ms: int = Field(default=1_250, ge=100)
     """Of several members: after so much silence of the followed one it is asked for its ballot over another connection, and left
     if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second."""
-    exclude_origins: list[Origin] = []
+    exclude_origins: list[ReplicaId] = []
     """Ids of members whose own changes the server is not to send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
     """How often the master is told what is durable; less than four times its `replication_timeout`."""

@@ -27,7 +27,7 @@ from cdc.daemon.admission import Orders
 from cdc.daemon.clock import now_us
 from cdc.daemon.follower import Goal
 from cdc.daemon.monitor import UpstreamMonitor
-from cdc.daemon.runner import Origin, PipelineRunner
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import options_of
 from cdc.daemon.supervisor import Daemon
@@ -123,12 +123,12 @@ class Replayer:
         position = checkpoint.position
         self._published = position.vclock if position is not None else None
         self._ballot = ballot(directory, self._published)
-        self._origin = self._origin_at(known.store.vclock if known.store is not None else self._published)
+        self._server = self._server_at(known.store.vclock if known.store is not None else self._published)
         self._plan = self._decide(known)
         self._runner = PipelineRunner(
-            config, publisher, checkpoint, self._plan, self._origin, status=status, is_stopping=is_stopping, writer=writer
+            config, publisher, checkpoint, self._plan, self._server, status=status, is_stopping=is_stopping, writer=writer
         )
-        status.upstream_version = ".".join(map(str, self._origin.version))
+        status.upstream_version = ".".join(map(str, self._server.version))
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
 
@@ -163,7 +163,7 @@ class Replayer:
             error.message = f"{self._directory.path}: {error.message}"
             raise
 
-    def _origin_at(self, start: VClock | None) -> Origin:
+    def _server_at(self, start: VClock | None) -> Server:
         """Whose files these are, with the version of the one that is read first."""
         logs, snapshots = self._directory.logs(), self._directory.snapshots()
         before = [log for log in logs if start is not None and self._told(start, log.vclock).covers(log.vclock)]
@@ -172,7 +172,7 @@ class Replayer:
             raise ConfigurationError(
                 f"{file.path} doesn't say which instance wrote it", "Name a directory of Tarantool's own files."
             )
-        return Origin(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
+        return Server(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
 
     def _told(self, vclock: VClock, there: VClock) -> VClock:
         """A position that counts the origins that are left out as far as `there`."""
@@ -256,7 +256,7 @@ class Replayer:
             if stream.file is not None and stream.file is not file:
                 file = stream.file
                 self._log.debug("reading", file=file.path.name)
-                if _kind(file.meta.writer_version or _OLDEST_VERSION) != _kind(self._origin.version):
+                if _kind(file.meta.writer_version or _OLDEST_VERSION) != _kind(self._server.version):
                     return self._leave_to_next_version(file)
             if frames is None:
                 runner.collect_commits()

@@ -29,7 +29,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import Origin, PipelineRunner
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.errors import ProtocolError, SilenceError
 from cdc.kafka.publisher import Publisher
@@ -117,7 +117,7 @@ class Follower:
             publisher,
             checkpoint,
             plan,
-            Origin(greeting.uuid, greeting.version, connection.address),
+            Server(greeting.uuid, greeting.version, connection.address),
             status=status,
             is_stopping=is_stopping,
             writer=writer,

@@ -105,47 +105,47 @@ class UpstreamMonitor:
     def take(self, passed_over: Mapping[int, CdcError] | None = None) -> list[Answer]:
         """Ask all members at once. Those of `passed_over` are not asked: their error is the answer."""
         skipped = passed_over or {}
-        inquiries = {place: self._inquire(place) for place in range(len(self._addresses)) if place not in skipped}
+        inquiries = {index: self._inquire(index) for index in range(len(self._addresses)) if index not in skipped}
         wait(inquiries.values(), self._timeout)
         answers = []
-        for place, (host, port) in enumerate(self._addresses):
-            if place in skipped:
-                answers.append(Answer(f"{host}:{port}", error=skipped[place]))
-            elif inquiries[place].done():
-                answers.append(inquiries[place].result())
+        for index, (host, port) in enumerate(self._addresses):
+            if index in skipped:
+                answers.append(Answer(f"{host}:{port}", error=skipped[index]))
+            elif inquiries[index].done():
+                answers.append(inquiries[index].result())
             else:
                 sentence = f"the server {host}:{port} didn't answer in {self._timeout:g} s"
                 answers.append(Answer(f"{host}:{port}", error=ConnectionLostError(sentence)))
         return answers
 
-    def follow(self, place: int, followed: Followed) -> None:
+    def follow(self, index: int, followed: Followed) -> None:
         """This member is being followed from now on."""
-        self._followed, self._lost_since = (place, followed), None
-        self._failures.pop(place, None)
-        self._show_one(place, FOLLOWING, None)
+        self._followed, self._lost_since = (index, followed), None
+        self._failures.pop(index, None)
+        self._show_one(index, FOLLOWING, None)
 
     def unfollow(self) -> None:
         """Nobody is."""
         self._followed = self._lost_since = None
 
-    def blame(self, place: int, error: CdcError) -> None:
+    def blame(self, index: int, error: CdcError) -> None:
         """A connection to this member failed: for /status, until it is followed."""
-        self._failures[place] = error
+        self._failures[index] = error
         state = Standing.UNREACHABLE if isinstance(error, ConnectionLostError) else Standing.REFUSED
         if state is Standing.UNREACHABLE or error.remedy is Remedy.OPERATOR:
-            self._show_one(place, state.value, str(error))
+            self._show_one(index, state.value, str(error))
 
-    def _show_one(self, place: int, state: str, error: str | None) -> None:
+    def _show_one(self, index: int, state: str, error: str | None) -> None:
         """What has become of one member, which a survey would only show later."""
         shown = list(self._status.upstreams)
         if shown:
-            shown[place] = replace(shown[place], state=state, error=error)
+            shown[index] = replace(shown[index], state=state, error=error)
             self._status.upstreams = tuple(shown)
 
     def show(self, answers: Sequence[Answer], needed: Needed) -> None:
         """Put the answers into the status, and say what has changed to the worse."""
         before, link = self._status.upstreams, self._link()
-        found = overview.overview(answers, needed, link.place if link is not None else None, dict(self._failures))
+        found = overview.overview(answers, needed, link.index if link is not None else None, dict(self._failures))
         self._status.upstreams, self._status.surveyed_at = found, time.monotonic()
         for index, upstream in enumerate(found):
             earlier = before[index] if before else None
@@ -201,15 +201,15 @@ class UpstreamMonitor:
             return self.needed
         return followed[1].needed()
 
-    def _inquire(self, place: int) -> Future[Answer]:
+    def _inquire(self, index: int) -> Future[Answer]:
         now = time.monotonic()
         with self._lock:
-            begun = self._inquiries.get(place)
+            begun = self._inquiries.get(index)
             if begun is not None and not begun[1].done() and now - begun[0] > self._timeout:
                 return begun[1]
             future: Future[Answer] = Future()
-            self._inquiries[place] = (now, future)
-        host, port = self._addresses[place]
+            self._inquiries[index] = (now, future)
+        host, port = self._addresses[index]
 
         def answer() -> None:
             try:

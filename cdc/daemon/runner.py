@@ -40,7 +40,7 @@ from cdc.upstream.start import StartPlan
 
 
 @dataclass(frozen=True, slots=True)
-class Origin:
+class Server:
     """Whose rows these are: the server, its version, and what to call it."""
 
     server_uuid: UUID
@@ -57,7 +57,7 @@ class PipelineRunner:
         publisher: Publisher,
         checkpoint: Checkpoint,
         plan: StartPlan,
-        origin: Origin,
+        server: Server,
         *,
         status: Status,
         is_stopping: threading.Event,
@@ -74,13 +74,13 @@ class PipelineRunner:
         self._publisher = publisher
         self._checkpoint = checkpoint
         self._plan = plan
-        self._origin = origin
+        self._server = server
         self._status = status
         self._is_stopping = is_stopping
         self._writer = writer
         self._flushes_at_once = flushes_at_once
         self._while_waiting = while_waiting
-        self._log = structlog.get_logger().bind(name=config.name, upstream=origin.address)
+        self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._imageless_count = 0
         # What earlier connections have counted, and the keys that have been told of.
         self._earlier_upsert_count = status.merging_upsert_count
@@ -96,7 +96,7 @@ class PipelineRunner:
         position = self.pipeline.position
         status.received = status.published = status.checkpoint = position.vclock
         status.seq, status.schema_version = position.seq, position.schema_version
-        status.upstream, status.server_uuid = origin.address, str(origin.server_uuid)
+        status.upstream, status.server_uuid = server.address, str(server.server_uuid)
 
     def prepare_snapshot(self) -> int:
         """Be where a snapshot can be compared with what consumers have, or with nothing; returns the `seq` to go on after.
@@ -120,7 +120,7 @@ class PipelineRunner:
         """
         if position is None or position.snapshot is None:
             return position
-        is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._origin.server_uuid
+        is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._server.server_uuid
         if is_same_log and not position.snapshot.is_request_open:
             return position
         snapshot = replace(position.snapshot, is_request_open=False)
@@ -307,8 +307,8 @@ class PipelineRunner:
             self._log.warning("filling the state store anew, from a snapshot", reason=plan.clears_store)
         if plan.catch_up_to is not None:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
-        path, origin = Path(self._config.state.path), self._origin
-        surroundings = Surroundings(options_of(self._config), origin.server_uuid, origin.version, lambda: FileSpool(path))
+        path, server = Path(self._config.state.path), self._server
+        surroundings = Surroundings(options_of(self._config), server.server_uuid, server.version, lambda: FileSpool(path))
         checkpoint = replace(self._checkpoint, position=self._behind_what_is_seen(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)

@@ -233,11 +233,11 @@ class Daemon:
         known = self._known()
         self._monitor.needed = needed = start.needed(known)
         choice = self._choose(needed)
-        member = self._config.source.members()[choice.place]
+        member = self._config.source.members()[choice.index]
         try:
             connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
         except CdcError as error:
-            self._monitor.blame(choice.place, error)
+            self._monitor.blame(choice.index, error)
             raise
         self._failover.connected(time.monotonic())
         try:
@@ -262,13 +262,13 @@ class Daemon:
             )
             try:
                 self._forced_snapshot = None
-                self._monitor.follow(choice.place, follower)
+                self._monitor.follow(choice.index, follower)
                 return follower.run()
             except PublishAborted:
                 raise
             except CdcError as error:
                 if selection.is_of_one_member(error):
-                    self._monitor.blame(choice.place, error)
+                    self._monitor.blame(choice.index, error)
                 self._settle_or_go_back(follower.collect_submitted, error)
                 raise
             finally:
@@ -304,16 +304,16 @@ class Daemon:
             self._monitor.show(answers, needed)
         choice = self._failover.choose(answers, needed, time.monotonic())
         if answers:
-            self._log.info("chosen", upstream=answers[choice.place].address, reason=choice.reason)
+            self._log.info("chosen", upstream=answers[choice.index].address, reason=choice.reason)
         return choice
 
     def _looks_elsewhere(self, error: CdcError) -> bool:
         """Whether this was the failure of one of several members, so that the others are to be looked at, at once."""
-        place = self._failover.looks_elsewhere(error)
-        if place is None:
+        index = self._failover.looks_elsewhere(error)
+        if index is None:
             return False
         self._log.warning("looking for another member", reason=str(error))
-        self._monitor.blame(place, error)
+        self._monitor.blame(index, error)
         return True
 
     # Trouble.

@@ -24,7 +24,7 @@ from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import INDEX_SPACE, SchemaTracker
 from cdc.stream.batch import BatchBuilder
 
-Origin = tuple[int, int, int]
+ChangedBy = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""
 
 
@@ -174,7 +174,7 @@ class Spaces:
         self,
         position: Position,
         now_us: int,
-        origin: Origin | None,
+        changed_by: ChangedBy | None,
         on_gone: Callable[[SpaceForm], None] | None = None,
         *,
         in_snapshot: bool = False,
@@ -205,7 +205,7 @@ class Spaces:
             self.forget(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._builder.announce(self._names.of_space(form.space_id, form.name))
-            self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, origin))
+            self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
 

@@ -116,8 +116,8 @@ class Failover:
         if self._was_steady:
             self._failures.clear()  # they are older than this connection, which was stable
         if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
-            self._failures[choice.place] = error
-        return choice.place
+            self._failures[choice.index] = error
+        return choice.index
 
     def next_delay(self) -> float:
         """How long to wait before the next attempt, in seconds; longer each time until something works."""
@@ -125,7 +125,7 @@ class Failover:
 
     def rested(self) -> None:
         """That has been waited: everybody gets another chance, but for missing logs that no ballot may show."""
-        self._failures = {place: found for place, found in self._failures.items() if isinstance(found, XlogGapError)}
+        self._failures = {index: found for index, found in self._failures.items() if isinstance(found, XlogGapError)}
 
     def works(self) -> None:
         """Something has succeeded: the next delay is short again."""

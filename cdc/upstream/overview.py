@@ -51,10 +51,10 @@ def overview(
         for origin, lsn in answer.ballot.vclock.items() if answer.ballot is not None else ():
             newest[origin] = max(lsn, newest.get(origin, 0))
     found = []
-    for place, answer in enumerate(answers):
+    for index, answer in enumerate(answers):
         judged, error = standing(answer, needed), answer.error
         if judged is Standing.GOOD:
-            error = (failures or {}).get(place)
+            error = (failures or {}).get(index)
             if error is not None and error.remedy is Remedy.OPERATOR:
                 judged = Standing.REFUSED
         explanation = str(error) if error is not None else None
@@ -62,7 +62,7 @@ def overview(
             explanation = explained(answer, judged, needed)
         upstream = Upstream(
             address=answer.address,
-            state=FOLLOWING if place == followed else judged.value,
+            state=FOLLOWING if index == followed else judged.value,
             server_uuid=str(answer.uuid) if answer.uuid is not None else None,
             version=answer.version,
             error=explanation,

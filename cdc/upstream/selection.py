@@ -96,13 +96,13 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """Follow the member at `place`, for this reason.
+    """Follow the member at `index`, for this reason.
 
     `is_settled`: no member has what is needed, and the policy is what remains; else its ballot has to show the same once
     more on the connection that is to be followed. `snapshot`: it has to begin with one, though its ballot may not say so.
     """
 
-    place: int
+    index: int
     reason: str
     is_settled: bool = False
     snapshot: str | None = None
@@ -187,19 +187,19 @@ def choose(answers: Sequence[Answer], needed: Needed, rules: Rules, *, waited_ms
     if rules.on_divergence == "fail" and not needed.takes_snapshot:
         raise PositionError(sentence, resume.DIVERGENCE_HINT)
     # The one that takes least back.
-    nearest = min(behind, key=lambda place: _deficit(answers[place], needed))
+    nearest = min(behind, key=lambda index: _deficit(answers[index], needed))
     return Choice(nearest, sentence, is_settled=True)
 
 
 def _ranked(answers: Sequence[Answer], standings: Sequence[Standing], wanted: Standing, prefer: Preference) -> list[int]:
     """Places of the members of a standing, the preferred first."""
-    places = [place for place, found in enumerate(standings) if found is wanted]
+    indexes = [index for index, found in enumerate(standings) if found is wanted]
     if prefer == "order":
-        return places
+        return indexes
     ballots = [answer.ballot for answer in answers]
     # A member without a ballot goes last.
     ranks = [2 if ballot is None else int(ballot.is_read_only != (prefer == "replica")) for ballot in ballots]
-    return sorted(places, key=lambda place: ranks[place])
+    return sorted(indexes, key=lambda index: ranks[index])
 
 
 def _why(answer: Answer, prefer: Preference) -> str:

@@ -36,7 +36,7 @@ class Phase(Enum):
 class Link:
     """The connection to the followed member at one moment. `last_heard_at`: when it said something last."""
 
-    place: int
+    index: int
     phase: Phase
     last_heard_at: float
 
@@ -81,7 +81,7 @@ class Watch:
         # A regular survey does as well, if the member has been silent for long enough by its end.
         if link is None or now < self._doubt_at(link):
             return False
-        if selection.standing(answers[link.place], needed) is not Standing.UNREACHABLE:
+        if selection.standing(answers[link.index], needed) is not Standing.UNREACHABLE:
             return False
         return any(selection.standing(answer, needed) is Standing.GOOD for answer in answers)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Origin, PipelineRunner
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
@@ -92,7 +92,7 @@ class Way:
             self.publisher,
             self.checkpoint,
             plan(known_before(self.config, self.checkpoint, self.writer), ballot),
-            Origin(SERVER, (2, 6, 0), "m"),
+            Server(SERVER, (2, 6, 0), "m"),
             status=self.status,
             is_stopping=self.is_stopping,
             writer=self.writer,

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Origin, PipelineRunner
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -88,10 +88,10 @@ def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Pip
         if is_cut:
             raise ConnectionLostError("the connection broke while sending")
 
-    origin, stored = Origin(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
+    server, stored = Server(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
     plan = StartPlan(BEGIN)
     return PipelineRunner(
-        config, publisher, stored, plan, origin, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut
+        config, publisher, stored, plan, server, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut
     )
 
 
@@ -123,9 +123,9 @@ def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_mo
     config = config.model_copy(update={"kafka": kafka, "source": source})
     state = SnapshotState(2, is_complete=True, request_count=1, is_request_open=is_open)
     begin = replace(BEGIN, seq=5, snapshot=state)
-    origin, stored = Origin(follows, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
+    server, stored = Server(follows, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
     found = PipelineRunner(
-        config, publisher, stored, StartPlan(begin), origin, status=Status("x"), is_stopping=threading.Event()
+        config, publisher, stored, StartPlan(begin), server, status=Status("x"), is_stopping=threading.Event()
     ).pipeline.position
     assert (found.seq, found.vclock) == (seq, begin.vclock)
     assert found.snapshot == replace(state, is_request_open=False)

@@ -86,22 +86,22 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 
 
 def test_one_that_fails_is_passed_over_at_once(scene: Scene) -> None:
-    assert scene.choose().place == 0
+    assert scene.choose().index == 0
     scene.fail(LOST)
-    assert scene.choose().place == 1
+    assert scene.choose().index == 1
     assert not scene.clock.waits
 
 
 def test_when_all_have_failed_it_waits_and_begins_again(scene: Scene) -> None:
     for place in (0, 1):
-        assert scene.choose().place == place
+        assert scene.choose().index == place
         scene.fail(LOST)
     with pytest.raises(NobodyError, match="it broke") as caught:
         scene.choose()
     scene.daemon._recover(caught.value)
     assert len(scene.clock.waits) == 1
     assert scene.daemon.status.error is not None
-    assert scene.choose().place == 0
+    assert scene.choose().index == 0
 
 
 def test_when_all_refuse_it_ends(scene: Scene) -> None:

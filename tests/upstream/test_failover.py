@@ -80,7 +80,7 @@ class Stage:
         ]
         choice = self._failover.choose(answers, NEEDED, self._now)
         snapshot = "; begins with a snapshot" if choice.snapshot is not None else ""
-        yield f"m{choice.place}: {choice.reason}{snapshot}"
+        yield f"m{choice.index}: {choice.reason}{snapshot}"
 
     def do_confirm(self, said: str) -> None:
         self._failover.confirm(answer(ANSWERS.get(said, said)), NEEDED)

@@ -154,7 +154,7 @@ def outcome_of(case: Round) -> int | str:
         return f"{error.remedy.value}: {error}"
     if isinstance(found, Wait):
         return "wait short" if found.is_short else "wait"
-    return found.place
+    return found.index
 
 
 @pytest.mark.parametrize("name", ROUNDS)
@@ -178,7 +178,7 @@ def test_a_transcript_of_a_leader_that_restarts() -> None:
     ]
     for waited_ms, texts, outcome in course:
         found = choose(answers(*texts), NEEDED, rules, waited_ms=waited_ms)
-        assert isinstance(found, Wait) if outcome is Wait else isinstance(found, Choice) and found.place == outcome
+        assert isinstance(found, Wait) if outcome is Wait else isinstance(found, Choice) and found.index == outcome
 
 
 def test_reports_have_both_vclocks_by_component() -> None:
@@ -236,10 +236,10 @@ def test_a_snapshot_needs_no_logs_but_all_that_was_published() -> None:
     # And where nobody has it in time, contents are read all the same: there is no position to fail on.
     found = choose(answers(FAR_BEHIND, BEHIND), needed, Rules(on_divergence="fail"), waited_ms=LONG)
     assert isinstance(found, Choice)
-    assert found.place == 1
+    assert found.index == 1
     first = choose(answers(BEHIND, GOOD), Needed(takes_snapshot=True), Rules())
     assert isinstance(first, Choice)
-    assert first.place == 0
+    assert first.index == 0
 
 
 def test_origins_that_are_left_out_are_not_needed() -> None:
@@ -330,8 +330,8 @@ def test_whatever_is_chosen_can_be_followed(seed: int) -> None:
         assert not good
         assert "resnapshot" in rules.values()
     else:
-        assert found.place in good
+        assert found.index in good
         wanted = (
             [p for p in good if (b := said[p].ballot) and b.is_read_only == (prefer == "replica")] if prefer != "order" else good
         )
-        assert found.place == (wanted or good)[0]
+        assert found.index == (wanted or good)[0]
