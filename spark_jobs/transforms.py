@@ -18,50 +18,8 @@ from spark_jobs.errors import JobError
 from spark_jobs.forms import Form
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
-CHANGELOG_COLUMNS: Final = {
-    "space": "source.table",
-    "date": "date_from_unix_date(cast(floor(source.ts_us / 86400000000) as int))",  # of UTC, whatever the session's zone is
-    "space_id": "source.space_id",
-    "op": "op",
-    "key": "key",
-    "before": "before",
-    "after": "after",
-    "patch": "patch",
-    "upsert": "upsert",
-    "seq": "source.seq",
-    "replica_id": "source.replica_id",
-    "lsn": "source.lsn",
-    "tsn": "source.tsn",
-    "row": "source.row",
-    "vclock": "source.vclock",
-    "sequence": "source.sequence",
-    "schema_version": "source.schema_version",
-    "server_uuid": "source.server_uuid",
-    "server_version": "source.server_version",
-    "snapshot": "source.snapshot",
-    "snapshot_id": "source.snapshot_id",
-    "transaction_id": "transaction.id",
-    "total_order": "transaction.total_order",
-    "data_collection_order": "transaction.data_collection_order",
-    "source_ts": "timestamp_micros(source.ts_us)",
-    "ts": "timestamp_micros(ts_us)",
-    "daemon": "source.name",
-    "daemon_version": "source.version",
-    "kafka_topic": "topic",
-    "kafka_partition": "partition",
-    "kafka_offset": "offset",
-    "kafka_timestamp": "timestamp",
-}
-"""The columns of the changelog and what they are made of."""
-
 SOURCE_FIELDS_OF_CURRENT: Final = ("ts_us", "server_version")
 """What `latest` needs of `source` beside what is always parsed."""
-
-
-def changelog(changes: DataFrame) -> DataFrame:
-    """One row per event. A truncation, which is sent to every partition, is its record in partition 0."""
-    once = changes.where((F.col("op") != "t") | (F.col("partition") == 0))
-    return once.select(*(F.expr(expression).alias(name) for name, expression in CHANGELOG_COLUMNS.items()))
 
 
 def latest(changes: DataFrame) -> DataFrame:

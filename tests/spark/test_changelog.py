@@ -10,7 +10,7 @@ from pyspark.sql import Row, SparkSession
 from spark_jobs.changelog import ChangelogSink
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
-from spark_jobs.transforms import changelog
+from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from tests.spark.messages import FakeTopics, delete, golden, put, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -59,7 +59,7 @@ def test_dates_are_those_of_utc(spark: SparkSession) -> None:
     zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
-        (row,) = changelog(parse(FakeTopics(spark).send(FIRST[0]))).select("date").collect()
+        (row,) = event_rows(parse(FakeTopics(spark).send(FIRST[0])), CHANGELOG_COLUMNS).select("date").collect()
     finally:
         spark.conf.set("spark.sql.session.timeZone", str(zone))
     assert str(row["date"]) == "2023-11-14"

@@ -1,0 +1,1 @@
+"""Append first, merge rarely: all events in one table, and what is made of it."""

@@ -1,0 +1,74 @@
+"""A Delta table with one row per event, to which batches are appended, each once.
+
+Nothing in that depends on the table's size. Exactly once as long as the checkpoint is kept: Delta takes a batch of a query only
+once. A lost checkpoint makes a new query that reads from the beginning; then events whose `seq` is not above the highest that
+the table had are looked up in it and written only if they are missing. A stream that itself repeats events
+(`kafka.delivery = "at_least_once"`) can have all of them looked up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import tables
+from spark_jobs.errors import JobError
+
+_QUERY: Final = "tarantool_cdc.query"
+_PREFIX: Final = "tarantool_cdc.prefix"
+_KNOWN_SEQ: Final = "tarantool_cdc.known_seq"
+
+
+class EventTable:
+    """See the module."""
+
+    def __init__(
+        self, session: SparkSession, path: str, prefix: str, partition_by: Sequence[str], *, looks_for_all: bool = False
+    ) -> None:
+        """`looks_for_all` looks for each event in the table before it is written."""
+        self.path = path
+        self._session = session
+        self._prefix = prefix
+        self._partition_by = tuple(partition_by)
+        self._looks_for_all = looks_for_all
+        self._known_seq: dict[str, int | None] = {}
+
+    def append(self, rows: DataFrame, batch: int, query: str) -> None:
+        """Append a micro-batch of a query; all have the same columns. Raises JobError for another daemon's table."""
+        if query not in self._known_seq:
+            self._known_seq = {query: self._adopt(rows, query)}
+        known = self._known_seq[query]
+        if self._looks_for_all:
+            rows = self._missing(rows.dropDuplicates(["seq"]), None)
+        elif known is not None and not rows.where(F.col("seq") <= known).isEmpty():
+            rows = self._missing(rows, known)
+        tables.append_once(rows, self.path, partition_by=self._partition_by, application=query, batch=batch)
+
+    def _adopt(self, rows: DataFrame, query: str) -> int | None:
+        """Make the table this query's; the highest seq that others may have written, if there is one."""
+        if not tables.exists(self._session, self.path):
+            empty = rows.limit(0).write.format("delta").partitionBy(*self._partition_by)
+            empty.mode("ignore").save(self.path)
+        found, _ = tables.describe(self._session, self.path)
+        if found.get(_PREFIX, self._prefix) != self._prefix:
+            raise JobError(
+                f"The table at {self.path} holds the events of {found[_PREFIX]!r}, whose seq is counted apart from that of "
+                f"{self._prefix!r}. Choose another --path."
+            )
+        if found.get(_QUERY) == query:
+            return int(found[_KNOWN_SEQ]) if found.get(_KNOWN_SEQ) else None
+        known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
+        changed = {_PREFIX: self._prefix, _QUERY: query, _KNOWN_SEQ: "" if known is None else str(known)}
+        tables.set_properties(self._session, self.path, changed)
+        return known
+
+    def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
+        """The rows whose event the table doesn't have; those above `known` surely aren't there."""
+        same = [*self._partition_by, "seq"]
+        written = tables.read(self._session, self.path).select(*same)
+        if known is not None:
+            written = written.where(F.col("seq") <= known)
+        return rows.join(written, same, "left_anti")
