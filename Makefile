@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 .PHONY: help setup demo check test soak bench lint lock system clean
 
 help:
-	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark'
+	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
 	@echo 'make demo    real Tarantool, Kafka and Spark on this machine, with a workload, end to end'
 	@echo 'make check   lint and all tests that need no servers'
 	@echo 'make test    lint and all tests but the soak'
@@ -51,6 +51,8 @@ system:
 	@missing=(); \
 	command -v tarantool >/dev/null || missing+=(tarantool); \
 	command -v mvn >/dev/null || missing+=(maven); \
+	command -v redis-server >/dev/null || missing+=(redis-server); \
+	command -v memcached >/dev/null || missing+=(memcached); \
 	java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || missing+=(java); \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
 	if (( $${#missing[@]} )); then \
@@ -92,7 +94,7 @@ lock:
 	printf 'setuptools>=77\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
-	  --extra spark --extra local --extra dev pyproject.toml - --output-file requirements.lock
+	  --extra spark --extra feeds --extra local --extra dev pyproject.toml - --output-file requirements.lock
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -17,9 +17,11 @@ from typing import Any, Protocol
 
 import pytest
 
+from cdc.local.caches import Memcached, Redis
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.local.kafka_cluster import KafkaCluster
 from cdc.local.kafka_secured import SecuredKafka
+from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
 from tests.fakes import profiles
@@ -28,10 +30,15 @@ from tests.fakes.golden import golden_fixture
 __all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
-_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka")
+_SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka", "opensearch")
 """What costs so much to start, or is hurt so much, that one process has all tests that use it. The `kafka` of most tests isn't
 among them: each process has one."""
-_SERVER_FIXTURES = {"kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"}
+_GROUPS = {"opensearch": "spark"}
+"""Shared fixtures that one process has together with another one: most tests that use this one use that as well."""
+_SERVER_FIXTURES = {
+    *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
+    *("opensearch", "redis_server", "memcached_server"),
+}
 
 MEMORY_FOR_BROKERS_BYTES = 4 * 1024**3
 """That must be free where files are kept in memory; the brokers of all tests of a process have written a tenth of it."""
@@ -80,7 +87,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _SERVER_FIXTURES.intersection(fixtures):
             item.add_marker("live")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
-            item.add_marker(pytest.mark.xdist_group(shared))
+            item.add_marker(pytest.mark.xdist_group(_GROUPS.get(shared, shared)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The long ones first, as they say themselves: the short ones fill up what is left of each process's time.
         items.sort(key=_order)
@@ -207,3 +214,24 @@ def kafka_cluster(broker_folder: Callable[[str], Path]) -> Iterator[KafkaCluster
         pytest.skip("brokers in containers don't find each other at 127.0.0.1")
     with local_servers(broker_folder("kafka-cluster")) as started:
         yield started.start_kafka_cluster()
+
+
+@pytest.fixture(scope="session")
+def opensearch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OpenSearch]:
+    """The one node of the session: use indexes of your own, and leave it running."""
+    with local_servers(tmp_path_factory.mktemp("opensearch")) as started:
+        yield started.start_opensearch()
+
+
+@pytest.fixture(scope="session")
+def redis_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Redis]:
+    """The one Redis of the session: leave it running, and expect what others left in it."""
+    with local_servers(tmp_path_factory.mktemp("redis")) as started:
+        yield started.start_redis()
+
+
+@pytest.fixture(scope="session")
+def memcached_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Memcached]:
+    """The one memcached of the session: leave it running; others may flush it."""
+    with local_servers(tmp_path_factory.mktemp("memcached")) as started:
+        yield started.start_memcached()

@@ -1,4 +1,4 @@
-"""The same two servers as containers, for machines where a Docker engine answers.
+"""The same servers as containers, for machines where a Docker engine answers.
 
 Written against the documented behaviour of the images and of testcontainers, and not run where this project is built:
 that has no Docker engine. Testcontainers' own reaper removes the containers if this process is killed.
@@ -15,14 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cdc.local.caches import Memcached, Redis
 from cdc.local.errors import LocalServerError
 from cdc.local.kafka import SINGLE_NODE_PROPERTIES, Kafka
+from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
+from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 from cdc.local.tarantool import INSTANCE_FILE, INSTANCE_VARIABLE, Tarantool
 
 TARANTOOL_IMAGE = "tarantool/tarantool:2.11"
 KAFKA_IMAGE = "apache/kafka:4.1.0"
+OPENSEARCH_IMAGE = "opensearchproject/opensearch:2.19.3"
+REDIS_IMAGE = "redis:7-alpine"
+MEMCACHED_IMAGE = "memcached:1.6-alpine"
 
 _ENGINE_TIMEOUT_SECONDS = 3
 _WORK_DIR = "/work_dir"
@@ -195,6 +201,80 @@ class KafkaContainer(Kafka):
 
     def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
         return False  # Docker refuses such a container before it runs
+
+
+class _Contained(LocalServer):
+    """A server whose data lives in its container, until `close`."""
+
+    _container: Any = None
+    _port: int
+
+    def close(self) -> None:
+        """Stop it for good, and remove the container."""
+        super().close()
+        _remove(self._container)
+        self._container = self._run = None
+
+    def _image(self) -> Any:
+        raise NotImplementedError
+
+    def _spawn(self) -> Supervised:
+        if self._container is not None:
+            container = self._container.get_wrapped_container()
+            log_start = len(container.logs())
+            container.start()
+            return ContainerRun(self.name, container, log_start)
+        self._container = self._image()
+        return _start(self.name, self._container, self._port)
+
+    def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
+        return False  # Docker refuses such a container before it runs
+
+
+class OpenSearchContainer(_Contained, OpenSearch):
+    """`OpenSearch` in a container."""
+
+    def _image(self) -> Any:
+        from testcontainers.core.container import DockerContainer
+
+        settings = {
+            "discovery.type": "single-node",
+            "http.port": str(self._port),
+            "DISABLE_SECURITY_PLUGIN": "true",
+            "DISABLE_INSTALL_DEMO_CONFIG": "true",
+            "OPENSEARCH_JAVA_OPTS": f"-Xms{self._heap} -Xmx{self._heap}",
+        }
+        container = DockerContainer(OPENSEARCH_IMAGE)
+        for name, value in settings.items():
+            container.with_env(name, value)
+        return container
+
+    def _is_ours(self, node: str) -> bool:
+        return bool(node)  # Docker itself refuses a port that is taken
+
+
+class RedisContainer(_Contained, Redis):
+    """`Redis` in a container."""
+
+    def _is_ours(self, heard: str) -> bool:
+        return self.process in heard  # Docker itself refuses a port that is taken
+
+    def _image(self) -> Any:
+        from testcontainers.core.container import DockerContainer
+
+        return DockerContainer(REDIS_IMAGE).with_command(f"redis-server --port {self._port} --save '' --appendonly no")
+
+
+class MemcachedContainer(_Contained, Memcached):
+    """`Memcached` in a container."""
+
+    def _is_ours(self, heard: str) -> bool:
+        return self.process in heard  # Docker itself refuses a port that is taken
+
+    def _image(self) -> Any:
+        from testcontainers.core.container import DockerContainer
+
+        return DockerContainer(MEMCACHED_IMAGE).with_command(f"memcached -p {self._port} -m 64")
 
 
 def _start(name: str, container: Any, port: int) -> ContainerRun:

@@ -1,7 +1,7 @@
-"""The jars of Kafka and of Spark's connectors, resolved by Maven into one folder per set.
+"""What Maven fetches for the local servers: the jars of Kafka and of Spark's connectors, and OpenSearch as it is distributed.
 
-`python -m cdc.local.jars [SET…]` fetches them. The folders are `<cache>/jars/<name>-<hash of the set's POM>`, where the
-cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`; a changed set gets a new folder.
+`python -m cdc.local.jars [SET…]` fetches all of it. Each set has one folder, `<cache>/jars/<name>-<hash of the set's POM>`, where
+the cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`; a changed set gets a new folder.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cdc.local.errors import LocalServerError
 
-_COPY_GOAL = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1:copy-dependencies"
+_PLUGIN = "org.apache.maven.plugins:maven-dependency-plugin:3.6.1"
 _DOWNLOAD_TIMEOUT_SECONDS = 1800
 
 
@@ -27,12 +27,15 @@ _DOWNLOAD_TIMEOUT_SECONDS = 1800
 class JarSet:
     """Artifacts (`group:name:version`) that share a class path.
 
-    With `transitive` Maven adds what they need; without, the artifacts are all there is.
+    With `transitive` Maven adds what they need; without, the artifacts are all there is. Of a set with an `archive`
+    (`group:name:version:type`) the folder is what that unpacks to, and the jars are put into the folder `jars_in` of it.
     """
 
     name: str
     artifacts: tuple[str, ...]
     transitive: bool
+    archive: str | None = None
+    jars_in: str = ""
 
     @property
     def pom(self) -> str:
@@ -40,15 +43,20 @@ class JarSet:
         return (
             '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
             f"<groupId>tarantool-cdc</groupId><artifactId>{self.name}</artifactId><version>1</version>"
-            f"<packaging>pom</packaging><dependencies>{''.join(map(self._dependency, self.artifacts))}</dependencies>"
+            f"<packaging>pom</packaging><dependencies>{''.join(map(self._dependency, self._all))}</dependencies>"
             "</project>\n"
         )
 
+    @property
+    def _all(self) -> tuple[str, ...]:
+        return self.artifacts if self.archive is None else (*self.artifacts, self.archive)
+
     def _dependency(self, artifact: str) -> str:
-        group, name, version = artifact.split(":")
+        group, name, version, *kind = artifact.split(":")
         exclusion = "<exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion>"
         return (
             f"<dependency><groupId>{group}</groupId><artifactId>{name}</artifactId><version>{version}</version>"
+            f"{''.join(f'<type>{one}</type>' for one in kind)}"
             f"{'' if self.transitive else f'<exclusions>{exclusion}</exclusions>'}</dependency>"
         )
 
@@ -79,8 +87,31 @@ SPARK = JarSet(
 """The connectors for Kafka and Delta Lake, beside what pyspark 4.0.0 carries."""
 
 
+_OPENSEARCH_VERSION = "2.19.6"
+
+OPENSEARCH = JarSet(
+    "opensearch",
+    (
+        # The module for _delete_by_query, which the archive lacks, with the classes that it is loaded with.
+        f"org.opensearch.plugin:reindex-client:{_OPENSEARCH_VERSION}",
+        f"org.opensearch:opensearch-ssl-config:{_OPENSEARCH_VERSION}",
+        f"org.opensearch.client:opensearch-rest-client:{_OPENSEARCH_VERSION}",
+        "org.apache.httpcomponents:httpclient:4.5.14",
+        "org.apache.httpcomponents:httpcore:4.4.16",
+        "org.apache.httpcomponents:httpasyncclient:4.1.5",
+        "org.apache.httpcomponents:httpcore-nio:4.4.16",
+        "commons-codec:commons-codec:1.16.1",
+        "commons-logging:commons-logging:1.2",
+    ),
+    transitive=False,
+    archive=f"org.opensearch.distribution.integ-test-zip:opensearch:{_OPENSEARCH_VERSION}:zip",
+    jars_in=f"opensearch-{_OPENSEARCH_VERSION}/modules/reindex",
+)
+"""One node without plug-ins: the project's own archive for tests. Versions 3 want Java 21."""
+
+
 def jar_folder(jar_set: JarSet) -> Path:
-    """The folder with the jars of this set, and nothing else; fetched at the first call on this machine.
+    """The folder with what is in this set, and nothing else; fetched at the first call on this machine.
 
     Processes that ask at the same time wait for the one that fetches. Raises `LocalServerError` if Maven isn't
     installed or fails.
@@ -125,10 +156,20 @@ def _fetch(jar_set: JarSet, scratch: Path) -> Path:
         )
     project = scratch / "pom.xml"
     project.write_text(jar_set.pom)
-    jars = scratch / "jars"
-    settings = ["-DincludeScope=runtime", f"-DoutputDirectory={jars}", "-Dmaven.wagon.http.retryHandler.count=3"]
+    folder = scratch / "jars"
+    jars = folder / jar_set.jars_in
+    if jar_set.archive is not None:
+        _run(maven, project, jar_set, f"{_PLUGIN}:unpack-dependencies", folder, "-DincludeTypes=zip")
+    _run(maven, project, jar_set, f"{_PLUGIN}:copy-dependencies", jars, "-DincludeScope=runtime", "-DincludeTypes=jar")
+    return folder
+
+
+def _run(maven: str, project: Path, jar_set: JarSet, goal: str, folder: Path, *settings: str) -> None:
     outcome = subprocess.run(
-        [maven, "--batch-mode", "--quiet", "--file", str(project), _COPY_GOAL, *settings],
+        [
+            *(maven, "--batch-mode", "--quiet", "--file", str(project), goal),
+            *(f"-DoutputDirectory={folder}", "-Dmaven.wagon.http.retryHandler.count=3", *settings),
+        ],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -137,14 +178,14 @@ def _fetch(jar_set: JarSet, scratch: Path) -> Path:
         timeout=_DOWNLOAD_TIMEOUT_SECONDS,
         check=False,
     )
-    missing = [artifact for artifact in jar_set.artifacts if not (jars / _file_name(artifact)).is_file()]
+    wanted = jar_set.artifacts if goal.endswith(":copy-dependencies") else ()
+    missing = [artifact for artifact in wanted if not (folder / _file_name(artifact)).is_file()]
     if outcome.returncode != 0 or missing:
         last_lines = "\n".join(outcome.stdout.splitlines()[-20:])
         raise LocalServerError(
             f"Maven couldn't fetch the jars of {jar_set.name} (exit status {outcome.returncode}; "
             f"missing: {', '.join(missing) or 'others'}).\n{last_lines}"
         )
-    return jars
 
 
 def _file_name(artifact: str) -> str:
@@ -154,7 +195,7 @@ def _file_name(artifact: str) -> str:
 
 def main() -> None:
     """Fetch the sets that the arguments name, or all, and say where they are."""
-    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK)}
+    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
     names = parser.parse_args().sets or list(jar_sets)

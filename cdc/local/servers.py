@@ -1,4 +1,4 @@
-"""Start Tarantool and Kafka in the way that this machine allows: as containers or as processes."""
+"""Start Tarantool, Kafka and what feeds write to in the way that this machine allows: as containers or as processes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,20 @@ from pathlib import Path
 from typing import Self
 
 from cdc.errors import ConfigurationError
-from cdc.local.containers import KafkaContainer, TarantoolContainer, docker_engine_answers
+from cdc.local.caches import Memcached, Redis
+from cdc.local.containers import (
+    KafkaContainer,
+    MemcachedContainer,
+    OpenSearchContainer,
+    RedisContainer,
+    TarantoolContainer,
+    docker_engine_answers,
+)
 from cdc.local.interface import KafkaServer, TarantoolServer
 from cdc.local.kafka import Kafka
 from cdc.local.kafka_cluster import KafkaCluster
 from cdc.local.kafka_secured import SecuredKafka
+from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.tarantool import Tarantool
 
@@ -98,6 +107,28 @@ class LocalServers:
         self._started.callback(cluster.close)
         cluster.start()
         return cluster
+
+    def start_opensearch(self, name: str = "opensearch", *, heap: str = "256m", is_lasting: bool = False) -> OpenSearch:
+        """A running node, with the options of `OpenSearch`. Raises `LocalServerError` if it doesn't start."""
+        make = OpenSearchContainer if self.kind is ServerKind.CONTAINER else OpenSearch
+        server = make(self.directory / name, heap=heap, is_lasting=is_lasting, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_redis(self, name: str = "redis") -> Redis:
+        """A running Redis. Raises `LocalServerError` if it doesn't start."""
+        server = (RedisContainer if self.kind is ServerKind.CONTAINER else Redis)(self.directory / name, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
+
+    def start_memcached(self, name: str = "memcached") -> Memcached:
+        """A running memcached. Raises `LocalServerError` if it doesn't start."""
+        server = (MemcachedContainer if self.kind is ServerKind.CONTAINER else Memcached)(self.directory / name, name=name)
+        self._started.callback(server.close)
+        server.start()
+        return server
 
     def close(self) -> None:
         """Stop all of them."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cdc.local.errors import LocalServerError
-from cdc.local.jars import KAFKA, SPARK, JarSet, class_path, jar_folder, java_command
+from cdc.local.jars import KAFKA, OPENSEARCH, SPARK, JarSet, class_path, jar_folder, java_command
 from cdc.local.spark import spark_environment
 
 _SET = JarSet("example", ("org.example:first:1.0", "org.example:second:2.0"), transitive=False)
@@ -44,11 +44,13 @@ def install_maven(programs: Path, names: str = "first-1.0.jar second-2.0.jar", s
 
 def test_the_pom_names_each_artifact() -> None:
     namespace = {"m": "http://maven.apache.org/POM/4.0.0"}
-    for jar_set, exclusions in ((KAFKA, 0), (SPARK, len(SPARK.artifacts))):
+    for jar_set, exclusions in ((KAFKA, 0), (SPARK, len(SPARK.artifacts)), (OPENSEARCH, len(OPENSEARCH.artifacts) + 1)):
         pom = ElementTree.fromstring(jar_set.pom)  # noqa: S314 - of our own making
         dependencies = pom.findall("m:dependencies/m:dependency", namespace)
         named = [":".join(part.text or "" for part in list(dependency)[:3]) for dependency in dependencies]
-        assert tuple(named) == jar_set.artifacts
+        archive = () if jar_set.archive is None else (jar_set.archive.rpartition(":")[0],)
+        assert tuple(named) == (*jar_set.artifacts, *archive)
+        assert pom.findtext(".//m:type", None, namespace) == ("zip" if archive else None)
         assert len(pom.findall(".//m:exclusion", namespace)) == exclusions
 
 
@@ -61,6 +63,14 @@ def test_a_set_is_fetched_once_however_many_ask(path: Path, tmp_path: Path) -> N
     assert folder.parent == tmp_path / "cache" / "jars"
     assert sorted(jar.name for jar in folder.iterdir()) == ["first-1.0.jar", "second-2.0.jar"]
     assert class_path(_SET) == f"{folder}/*"
+
+
+def test_an_archive_is_unpacked_and_the_jars_are_put_into_it(path: Path) -> None:
+    calls = install_maven(path)
+    unpacked = JarSet("example", _SET.artifacts, transitive=False, archive="org.example:all:1:zip", jars_in="all-1/modules/more")
+    folder = jar_folder(unpacked)
+    assert calls.read_text() == "called\ncalled\n"
+    assert sorted(jar.name for jar in (folder / "all-1/modules/more").iterdir()) == ["first-1.0.jar", "second-2.0.jar"]
 
 
 def test_a_changed_set_gets_another_folder(path: Path) -> None:
