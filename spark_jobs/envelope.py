@@ -6,7 +6,7 @@ where the contract's order of fields says they stand. A message in another order
 functions: equal JSON, but not to the byte.
 
 Spark's reader gives null for what it can't read. Nothing here stays silently null: a value that isn't an envelope ends the
-query with an error that names its topic, partition and offset.
+query with an error that names its topic, partition and offset; `sorted_out` finds such records so that they can be put aside.
 """
 
 from __future__ import annotations
@@ -61,9 +61,14 @@ TRANSACTION: Final = StructType(
     ]
 )
 
+NO_CHANGE_EVENT: Final = "holds something that is no change event"
+"""What the error says of a value that isn't an envelope."""
+
 _MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
 
 _UNREADABLE: Final = "_unreadable"
+_RECORD: Final = "_record"
+_KAFKA_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
 
 # The texts between which the rows stand. A quote inside a JSON string is escaped, so none of these occurs in a value; a row
 # with maps may have them as keys, which is why the last place counts for SOURCE and the first balanced one for the others.
@@ -80,6 +85,30 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
     `schema_version` are always there. Records of the topics named in `control` come as op CONTROL with no other field but
     Kafka's.
     """
+    cut = _cut(records.where(F.col("value").isNotNull()), source_fields)
+    # A job's filter must stay behind the reading: moved before it, it would read every message a second time. Spark moves
+    # none past what isn't the same in every run, as the number of a partition.
+    is_read = F.spark_partition_id() >= 0
+    op = F.when(is_read & _is_change(), F.col("op")).otherwise(F.raise_error(_complaint()))
+    members = [F.col(name) for name in _MEMBERS]
+    if control:
+        is_control = F.col("topic").isin(*control)
+        op = F.when(is_control, F.lit(CONTROL)).otherwise(op)
+        members = [F.when(~is_control, member).alias(name) for member, name in zip(members, _MEMBERS, strict=True)]
+    return cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
+
+
+def sorted_out(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
+    """The records, with a column `sentence`: what is wrong with those that `parse` would end the query at, null in the others."""
+    is_wrong = F.col("value").isNotNull() & ~_is_change()
+    if control:
+        is_wrong &= ~F.col("topic").isin(*control)
+    cut = _cut(records.withColumn(_RECORD, F.struct("*")), SOURCE.names, _RECORD, "value")
+    return cut.select(f"{_RECORD}.*", F.when(is_wrong, _complaint()).alias("sentence"))
+
+
+def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> DataFrame:
+    """The members of the envelopes as columns, beside Kafka's and those that are to be kept; nulls where they can't be read."""
     wanted = {*source_fields, "table", "space_id", "seq", "schema_version"}
     schema = StructType(
         [
@@ -92,36 +121,15 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
             StructField(_UNREADABLE, StringType()),
         ]
     )
-    texts = records.where(F.col("value").isNotNull()).select(
-        "topic",
-        "partition",
-        "offset",
-        "timestamp",
+    texts = records.select(
+        *_KAFKA_COLUMNS,
+        *kept,
         F.col("key").cast("string").alias("key"),
         F.col("value").cast("string").alias("text"),
         F.from_json(F.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": _UNREADABLE}).alias("envelope"),
         _head(F.col("value").cast("string")).alias("head"),
     )
-    cut = texts.withColumn("rows", _rows()).select(
-        "topic",
-        "partition",
-        "offset",
-        "timestamp",
-        "key",
-        "text",
-        "envelope.*",
-        "rows.*",
-    )
-    # A job's filter must stay behind the reading: moved before it, it would read every message a second time. Spark moves
-    # none past what isn't the same in every run, as the number of a partition.
-    is_read = F.spark_partition_id() >= 0
-    op = F.when(is_read & _is_change(), F.col("op")).otherwise(F.raise_error(_complaint()))
-    members = [F.col(name) for name in _MEMBERS]
-    if control:
-        is_control = F.col("topic").isin(*control)
-        op = F.when(is_control, F.lit(CONTROL)).otherwise(op)
-        members = [F.when(~is_control, member).alias(name) for member, name in zip(members, _MEMBERS, strict=True)]
-    return cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
+    return texts.withColumn("rows", _rows()).select(*_KAFKA_COLUMNS, *kept, "key", "text", "envelope.*", "rows.*")
 
 
 def _is_change() -> Column:
@@ -153,7 +161,7 @@ def _complaint() -> Column:
         F.col("partition").cast("string"),
         F.lit(", offset "),
         F.col("offset").cast("string"),
-        F.lit(" holds something that is no change event: "),
+        F.lit(f" {NO_CHANGE_EVENT}: "),
         F.substring("text", 1, 300),
     )
 

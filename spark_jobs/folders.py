@@ -8,6 +8,8 @@
 
 Names that differ only in upper and lower case are different spaces, and one folder on a file system that doesn't tell these
 apart.
+
+Catalogs are narrower: many take small letters, digits and `_` alone, so there (`catalog_name`) any other name gets a hash.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ _FOREIGN: Final = re.compile(rb"^\.|[^A-Za-z0-9._-]")
 _TAKEN: Final = ("_delta_log", "_samples", "_spark_metadata")
 _BYTES_MAX: Final = 255
 _BEGINNING_BYTES: Final = 180
+
+_FOREIGN_TO_CATALOGS: Final = re.compile(r"[^a-z0-9_]")
+_LOOKS_HASHED: Final = re.compile(r"__[0-9a-f]{12}$")
+_CATALOG_LETTERS_MAX: Final = 100
 
 
 def folder(space: str) -> str:
@@ -34,3 +40,11 @@ def folder(space: str) -> str:
         return written
     # Behind a single ~ there is always a digit, so this is no name written out.
     return f"{written[:_BEGINNING_BYTES]}~~{hashlib.sha256(name).hexdigest()}"
+
+
+def catalog_name(name: str) -> str:
+    """A name as catalogs take it: as it is if it has nothing but small letters, digits and `_`, else with a hash behind it."""
+    if name and len(name) <= _CATALOG_LETTERS_MAX and not (_FOREIGN_TO_CATALOGS.search(name) or _LOOKS_HASHED.search(name)):
+        return name
+    hashed = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]
+    return f"{_FOREIGN_TO_CATALOGS.sub('_', name.lower())[:_CATALOG_LETTERS_MAX]}__{hashed}"

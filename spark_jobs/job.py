@@ -1,22 +1,74 @@
 """What a job is to the program that runs it.
 
-A job turns micro-batches of Kafka records into something outside. To add one: write a module with a `Job`, and name it in
-`run.JOBS`.
+A `Job` turns micro-batches of Kafka records into something outside, until it is stopped; a `Task` does one thing and ends. To
+add one: write a module with it, and name it in `run.JOBS` or `run.TASKS`. What its options give, beside its own:
+
+    options.path, .location    where its tables are, if `has_tables`; `location` knows tables of a catalog too (tables.py), which
+                               is why only a job with `takes_catalog` is offered --catalog. `path` is None then
+    options.checkpoint         a job's checkpoint
+    type=setting, type=secret  of options.py, for NAME=VALUE and for a value that no message may show: both read @FILE and $NAME
+
+What a sink can't take, it hands to `self.dead_letters`: see `DeadLetters`. Records that aren't change events never reach it that
+way: the program takes them out of the batch (run.py), so a sink just parses.
 """
 
 from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
+from spark_jobs.errors import JobError
 from spark_jobs.source import Topics
+
+REFUSED_SCHEMA: Final = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("sentence", StringType()),
+    ]
+)
+"""Of what `DeadLetters.take` takes, for `createDataFrame`."""
+
+
+class DeadLetters(ABC):
+    """Where a sink puts a record that it can't take, such as a document that a search engine refuses.
+
+    With --on-error fail there is no such place: the first such record ends the job. With --on-error dead-letter it is kept in a
+    Delta table with all that it takes to look at it and to send it again, exactly once however often its batch is repeated.
+    """
+
+    @abstractmethod
+    def take(self, records: DataFrame) -> int:
+        """Keep records (REFUSED_SCHEMA; timestamp, key and value may be null), each before its batch is done; how many.
+
+        `sentence` says what is wrong, with the coordinates, and what is to be done. Raises JobError with the first one's
+        sentence if the job is to end.
+        """
+
+
+class FailAtOnce(DeadLetters):
+    """--on-error fail."""
+
+    def take(self, records: DataFrame) -> int:
+        """As `DeadLetters.take`."""
+        for first in records.orderBy("topic", "partition", "offset").limit(1).collect():
+            raise JobError(first["sentence"])
+        return 0
 
 
 class Sink(ABC):
     """Takes the micro-batches of one query, in order; the last one may come again after a failure."""
+
+    dead_letters: DeadLetters = FailAtOnce()
+    """Set by the program before the first batch."""
 
     @abstractmethod
     def write(self, records: DataFrame, batch: int, query: str) -> None:
@@ -34,6 +86,10 @@ class Job(ABC):
     summary: ClassVar[str]
     control_topics: ClassVar[tuple[str, ...]] = ()
     """Control topics (without prefix) whose records must wake the job too."""
+    has_tables: ClassVar[bool] = True
+    """Whether it writes tables of its own, and gets --path."""
+    takes_catalog: ClassVar[bool] = False
+    """Whether they may be tables of a catalog: it uses `options.location` and not `options.path`."""
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -42,3 +98,18 @@ class Job(ABC):
     @abstractmethod
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """The sink for these options. Raises JobError."""
+
+
+class Task(ABC):
+    """Something that is done once, in one session: it reads what is there, and ends. It has no common options but Spark's."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+
+    @abstractmethod
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """Declare its options; `add_table_options` and `add_kafka_options` of options.py add what jobs have."""
+
+    @abstractmethod
+    def run(self, session: SparkSession, options: argparse.Namespace) -> int:
+        """Do it; the exit status. Raises JobError."""

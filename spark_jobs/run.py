@@ -7,7 +7,6 @@ checkpoint: the next start goes on from there.
 from __future__ import annotations
 
 import argparse
-import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
@@ -26,15 +25,20 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs import tables
 from spark_jobs.changelog import Changelog
 from spark_jobs.current import Current
+from spark_jobs.dead_letters import DeadLetterTable
+from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
 from spark_jobs.errors import JobError, sentence
-from spark_jobs.job import Job, Sink
+from spark_jobs.job import FailAtOnce, Job, Sink, Task
+from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
 
 JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current())}
+TASKS: Final[dict[str, Task]] = {}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _SIGNAL_CHECK_SECONDS: Final = 1
+_OFFSETS_PER_TRIGGER: Final = 500_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,19 +51,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             jars_directory=options.jars_dir,
             settings=dict(options.spark_conf),
         )
-        query = start(session, JOBS[options.job], _topics(options), options)
-        _await(query)
-    except (JobError, PySparkException) as error:
-        print(f"{options.job}: {sentence(error)}", file=sys.stderr)
+        if options.job in TASKS:
+            locate(session, options)
+            return TASKS[options.job].run(session, options)
+        _await(start(session, JOBS[options.job], Topics.of(options), options))
+    except (JobError, PySparkException, Py4JError) as error:
+        print(hide(f"{options.job}: {sentence(error)}", options), file=sys.stderr)
         return 1
     return 0
 
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
     """Start a job's query. Raises JobError."""
-    options.path = tables.qualified(session, options.path)
+    locate(session, options)
     sink = job.sink(session, topics, options)
-    writer = topics.stream(session, job.control_topics).writeStream.foreachBatch(_feeder(session, sink))
+    if options.on_error == "dead-letter":
+        path = options.dead_letters or f"{options.checkpoint.rstrip('/')}_dead_letters"
+        sink.dead_letters = DeadLetterTable(session, tables.qualified(session, path), job.name)
+    control = [topics.control(name) for name in job.control_topics]
+    writer = topics.stream(session, job.control_topics).writeStream.foreachBatch(_feeder(session, sink, control))
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     if options.available_now:
         writer = writer.trigger(availableNow=True)
@@ -73,15 +83,44 @@ def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
     return _parser().parse_args([job, *arguments])
 
 
-def _feeder(session: SparkSession, sink: Sink) -> Callable[[DataFrame, int], None]:
-    def feed(records: DataFrame, batch: int) -> None:
+def locate(session: SparkSession, options: argparse.Namespace) -> None:
+    """Set `location` of the options of a command with tables. Raises JobError."""
+    if getattr(options, "path", None) is not None:
+        options.path = tables.qualified(session, options.path)
+        options.location = tables.Location(path=options.path)
+    elif getattr(options, "catalog", None) is not None:
+        tables.check_schema(session, options.catalog)
+        prefix = getattr(options, "prefix", "")
+        options.location = tables.Location(schema=options.catalog, prefix=prefix, template=options.table_template)
+
+
+def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
+    """Give a batch to a sink.
+
+    As it is: looking for records that aren't change events would cost each batch what only a bad one has to pay. A batch that
+    fails at such a record is given again without them, once they are among the dead letters.
+    """
+    try:
+        sink.write(records, batch, query)
+        return
+    except (PySparkException, Py4JError) as error:
+        if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
+            raise
+        sorted_records = sorted_out(records, control)
+        if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
+            raise
+    sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
+
+
+def _feeder(session: SparkSession, sink: Sink, control: Sequence[str]) -> Callable[[DataFrame, int], None]:
+    def feed_next(records: DataFrame, batch: int) -> None:
         # Java's thread of the query carries its id, which lives in the checkpoint: another checkpoint is another query.
         query = session.sparkContext.getLocalProperty(_QUERY_PROPERTY)
         if query is None:
             raise JobError("Spark gives no id of the query.")
-        sink.write(records, batch, query)
+        feed(sink, records, batch, query, control)
 
-    return feed
+    return feed_next
 
 
 def _await(query: StreamingQuery) -> None:
@@ -107,83 +146,51 @@ def _await(query: StreamingQuery) -> None:
             signal.signal(number, handler)
 
 
-def _topics(options: argparse.Namespace) -> Topics:
-    return Topics(
-        bootstrap_servers=options.bootstrap_servers,
-        prefix=options.prefix,
-        spaces=options.spaces,
-        starting_offsets=options.starting_offsets,
-        max_offsets_per_trigger=options.max_offsets_per_trigger,
-        kafka_options=dict(options.kafka_option),
-    )
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="spark_jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="job", metavar="JOB", required=True)
     for job in JOBS.values():
         command = commands.add_parser(job.name, help=job.summary, description=job.summary)
-        _add_common_options(command)
+        add_kafka_options(command)
+        if job.has_tables:
+            add_table_options(command, takes_catalog=job.takes_catalog)
+        _add_query_options(command)
+        add_spark_options(command, JARS_DIRECTORY_VARIABLE)
         job.add_options(command)
+    for task in TASKS.values():
+        command = commands.add_parser(task.name, help=task.summary, description=task.summary)
+        add_spark_options(command, JARS_DIRECTORY_VARIABLE)
+        task.add_options(command)
     return parser
 
 
-def _add_common_options(parser: argparse.ArgumentParser) -> None:
+def _add_query_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--bootstrap-servers", required=True, metavar="HOST:PORT,…", help="the Kafka cluster")
-    add("--prefix", required=True, help="the daemon's kafka.topic_prefix")
-    add("--path", required=True, help="where the table is (changelog), or the tables are, one folder per space (current)")
     add("--checkpoint", required=True, metavar="PATH", help="where this job remembers how far it is; one per job and --path")
-    add(
-        "--spaces",
-        default=".*",
-        type=_regular_expression,
-        metavar="REGEX",
-        help="of all spaces, those whose name, as it is in the topic, matches as a whole (default: %(default)s)",
-    )
     add(
         "--starting-offsets",
         default="earliest",
         metavar="earliest|latest|JSON",
         help="where a new checkpoint begins (default: %(default)s)",
     )
-    add("--max-offsets-per-trigger", type=int, metavar="N", help="bound a batch to about this many records")
+    add(
+        "--max-offsets-per-trigger",
+        type=int,
+        default=_OFFSETS_PER_TRIGGER,
+        metavar="N",
+        help="bound a batch to about this many records; 0: whatever is there (default: %(default)s)",
+    )
     when = parser.add_mutually_exclusive_group()
     when.add_argument("--available-now", action="store_true", help="process what is there, then stop")
     when.add_argument("--trigger-interval", metavar="TEXT", help='start a batch this often ("10 seconds"); default: at once')
     add(
-        "--kafka-option",
-        action="append",
-        default=[],
-        type=_setting,
-        metavar="NAME=VALUE",
-        help='an option of Spark\'s Kafka source ("minPartitions=8", "kafka.security.protocol=SSL"); repeatable',
+        "--on-error",
+        choices=("fail", "dead-letter"),
+        default="fail",
+        help="a record that isn't a change event, or that the sink refuses, ends the job (fail) or is kept in the table"
+        " --dead-letters while the job goes on; default: %(default)s",
     )
-    add("--master", help="Spark's master; alone local[*], under spark-submit that command's")
-    add("--jars-dir", metavar="PATH", help=f"a folder with the connectors' jars (or ${JARS_DIRECTORY_VARIABLE})")
-    add(
-        "--spark-conf",
-        action="append",
-        default=[],
-        type=_setting,
-        metavar="NAME=VALUE",
-        help="a Spark setting; repeatable",
-    )
-
-
-def _setting(text: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name:
-        raise argparse.ArgumentTypeError(f"{text!r} isn't NAME=VALUE")
-    return name, value
-
-
-def _regular_expression(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
-    return text
+    add("--dead-letters", metavar="PATH", help="the table of --on-error dead-letter (default: --checkpoint with _dead_letters)")
 
 
 if __name__ == "__main__":

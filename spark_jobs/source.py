@@ -6,6 +6,7 @@ must not be seen.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.envelope import CONTROL_TOPICS
+from spark_jobs.envelope import CONTROL_TOPICS, sorted_out
 
 _FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -32,6 +33,22 @@ class Topics:
     starting_offsets: str = "earliest"
     max_offsets_per_trigger: int | None = None
     kafka_options: Mapping[str, str] = field(default_factory=dict)
+    skip_unreadable: bool = False
+    """Whether `read` leaves out what isn't a change event, because the stream puts it among the dead letters."""
+
+    @classmethod
+    def of(cls, options: argparse.Namespace) -> Topics:
+        """The topics that a command's options name (options.add_kafka_options, and what only jobs have)."""
+        given = vars(options)
+        return cls(
+            bootstrap_servers=options.bootstrap_servers,
+            prefix=options.prefix,
+            spaces=options.spaces,
+            starting_offsets=given.get("starting_offsets", "earliest"),
+            max_offsets_per_trigger=given.get("max_offsets_per_trigger") or None,
+            kafka_options={**options.kafka_options_file, **dict(options.kafka_option)},
+            skip_unreadable=given.get("on_error") == "dead-letter",
+        )
 
     def control(self, name: str) -> str:
         """The topic `<prefix>.<name>`."""
@@ -60,7 +77,10 @@ class Topics:
         """All that one topic holds now; nothing if there is no such topic."""
         reader = session.read.format("kafka").options(**self._options())
         # By pattern: naming a topic that doesn't exist would be an error, or create it.
-        return reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
+        records = reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
+        if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
+            return records
+        return sorted_out(records).where("sentence is null").drop("sentence")
 
     def _options(self) -> dict[str, str]:
         return {

@@ -1,17 +1,94 @@
-"""Delta tables by path: what the sinks need, each step safe to repeat.
+"""Delta tables, by path or by their name in a catalog: what the sinks need, each step safe to repeat.
 
 A micro-batch that fails half-way is given to the sink again. An append therefore carries the query's id and the batch's
 number, which Delta refuses to take twice; a merge is guarded by `_seq`, so that a second time changes nothing.
+
+Every function here takes a `Table`: a path as a text, as ever, or a `CatalogTable`. A job that is to work with both asks its
+`Location` for tables (`options.location` of a `Job` with `takes_catalog`) instead of putting paths together: `location.of(space)`
+for one of several, `location.only(name)` for the only one that it has. Both kinds print as what an operator would call them,
+and `identifier(table)` is what SQL calls them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
+from delta.exceptions import (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
 from delta.tables import DeltaTable
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.errors import AnalysisException
+from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import StructType
+
+from spark_jobs.errors import JobError
+from spark_jobs.folders import catalog_name, folder
+
+DEFAULT_TEMPLATE: Final = "{prefix}_{table}"
+
+_OWN_CATALOG: Final = "spark_catalog"
+
+_CONFLICTS: Final = (
+    ConcurrentAppendException,
+    ConcurrentDeleteDeleteException,
+    ConcurrentDeleteReadException,
+    ConcurrentWriteException,
+    MetadataChangedException,
+)
+_TRIES: Final = 10
+
+_Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class CatalogTable:
+    """A table of a catalog; `parts` are the catalog, its schema (one name or several), and the table's own name."""
+
+    parts: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """As people write it."""
+        return ".".join(self.parts)
+
+
+Table = str | CatalogTable
+"""A path, or a table of a catalog."""
+
+
+@dataclass(frozen=True)
+class Location:
+    """Where a job's tables are: under a path, or in a schema of a catalog, called by a template.
+
+    In a path each table is a folder (folders.py); in a catalog `{prefix}` of the template is the daemon's prefix and `{table}`
+    the table's name, both written so that every catalog takes them.
+    """
+
+    path: str | None = None
+    schema: tuple[str, ...] = ()
+    prefix: str = ""
+    template: str = DEFAULT_TEMPLATE
+
+    def __str__(self) -> str:
+        """As people write it."""
+        return self.path if self.path is not None else ".".join(self.schema)
+
+    def of(self, name: str) -> Table:
+        """One table of several, by the name of its space."""
+        return self._named(name) if self.path is None else f"{self.path.rstrip('/')}/{folder(name)}"
+
+    def only(self, name: str) -> Table:
+        """The only table that a job has: the path itself, or the one that has this name in the catalog."""
+        return self._named(name) if self.path is None else self.path
+
+    def _named(self, name: str) -> CatalogTable:
+        called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name))
+        return CatalogTable((*self.schema, called))
 
 
 def qualified(session: SparkSession, path: str) -> str:
@@ -24,82 +101,150 @@ def qualified(session: SparkSession, path: str) -> str:
     return str(hadoop.getFileSystem(configuration).makeQualified(hadoop).toString())
 
 
-def exists(session: SparkSession, path: str) -> bool:
-    """Whether there is a Delta table at the path."""
-    return bool(DeltaTable.isDeltaTable(session, path))
+def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
+    """Raises JobError unless the schema of a catalog is there."""
+    name = ".".join(map(_quoted, schema))
+    try:
+        session.sql(f"DESCRIBE SCHEMA {name}").collect()
+    except AnalysisException as error:
+        raise JobError(
+            f"The session has no schema {'.'.join(schema)} (--catalog CATALOG.SCHEMA): {str(error).splitlines()[0]} Make it with "
+            f"CREATE SCHEMA {name}, or set the catalog up with --spark-conf spark.sql.catalog.{schema[0]}=…"
+        ) from error
 
 
-def read(session: SparkSession, path: str, version: int | None = None) -> DataFrame:
+def identifier(table: Table) -> str:
+    """What SQL calls the table."""
+    if isinstance(table, str):
+        return f"delta.{_quoted(table)}"
+    # Delta's own functions take no catalog before the schema, which for Spark's own catalog can be left out.
+    parts = table.parts[1:] if table.parts[0] == _OWN_CATALOG else table.parts
+    return ".".join(map(_quoted, parts))
+
+
+def exists(session: SparkSession, table: Table) -> bool:
+    """Whether there is a Delta table. Raises JobError for one of a catalog that isn't Delta's."""
+    if isinstance(table, str):
+        return bool(DeltaTable.isDeltaTable(session, table))
+    if not session.catalog.tableExists(identifier(table)):
+        return False
+    provider = session.sql(f"DESCRIBE EXTENDED {identifier(table)}").where("col_name = 'Provider'").collect()
+    if provider and provider[0]["data_type"].lower() != "delta":
+        raise JobError(f"The table {table} is one of {provider[0]['data_type']}, not of Delta. Choose another --table-template.")
+    return True
+
+
+def delta(session: SparkSession, table: Table) -> DeltaTable:
+    """Delta's handle of the table."""
+    return DeltaTable.forPath(session, table) if isinstance(table, str) else DeltaTable.forName(session, identifier(table))
+
+
+def read(session: SparkSession, table: Table, version: int | None = None) -> DataFrame:
     """The table as it is now, or was in a version of it."""
     reader = session.read.format("delta")
-    return (reader if version is None else reader.option("versionAsOf", version)).load(path)
+    reader = reader if version is None else reader.option("versionAsOf", version)
+    return reader.load(table) if isinstance(table, str) else reader.table(identifier(table))
 
 
-def version(session: SparkSession, path: str) -> int:
+def version(session: SparkSession, table: Table) -> int:
     """The number of the table's last commit."""
-    return int(DeltaTable.forPath(session, path).history(1).select("version").collect()[0][0])
+    return int(delta(session, table).history(1).select("version").collect()[0][0])
 
 
-def create(session: SparkSession, path: str, schema: StructType, properties: Mapping[str, str]) -> None:
-    """An empty table."""
-    builder = DeltaTable.createIfNotExists(session).location(path).addColumns(schema)
-    for name, value in properties.items():
-        builder = builder.property(name, value)
-    builder.execute()
+def create(
+    session: SparkSession,
+    table: Table,
+    schema: StructType,
+    properties: Mapping[str, str],
+    *,
+    partition_by: Sequence[str] = (),
+) -> None:
+    """An empty table, if there is none."""
+    columns = ", ".join(f"{_quoted(field.name)} {field.dataType.simpleString()}" for field in schema.fields)
+    partitions = f" PARTITIONED BY ({', '.join(map(_quoted, partition_by))})" if partition_by else ""
+    settings = f" TBLPROPERTIES ({_settings(properties)})" if properties else ""
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{settings}")
 
 
-def describe(session: SparkSession, path: str) -> tuple[dict[str, str], bool]:
+def describe(session: SparkSession, table: Table) -> tuple[dict[str, str], bool]:
     """The table's properties, and whether it may have rows."""
-    row = DeltaTable.forPath(session, path).detail().select("properties", "numFiles").collect()[0]
+    row = delta(session, table).detail().select("properties", "numFiles").collect()[0]
     return dict(row["properties"]), row["numFiles"] > 0
 
 
-def set_properties(session: SparkSession, path: str, changed: Mapping[str, str]) -> None:
+def set_properties(session: SparkSession, table: Table, changed: Mapping[str, str]) -> None:
     """Change some of the table's properties, in one commit."""
-    settings = ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in changed.items())
-    session.sql(f"ALTER TABLE {_identifier(path)} SET TBLPROPERTIES ({settings})")
+    session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})")
 
 
-def add_columns(session: SparkSession, path: str, columns: Mapping[str, str]) -> None:
+def add_columns(session: SparkSession, table: Table, columns: Mapping[str, str]) -> None:
     """New columns (name → type) at the end; null in the rows that are there."""
-    definitions = ", ".join(f"`{name.replace('`', '``')}` {kind}" for name, kind in columns.items())
-    session.sql(f"ALTER TABLE {_identifier(path)} ADD COLUMNS ({definitions})")
+    definitions = ", ".join(f"{_quoted(name)} {kind}" for name, kind in columns.items())
+    session.sql(f"ALTER TABLE {identifier(table)} ADD COLUMNS ({definitions})")
 
 
-def append_once(frame: DataFrame, path: str, *, partition_by: Sequence[str], application: str, batch: int) -> None:
+def append_once(frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int) -> None:
     """Append a micro-batch; nothing happens if this application has appended this batch, or a later one, before."""
     writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
-    writer.option("txnAppId", application).option("txnVersion", batch).save(path)
+    _save(writer.option("txnAppId", application).option("txnVersion", batch), table)
 
 
-def append(frame: DataFrame, path: str) -> None:
+def append(frame: DataFrame, table: Table) -> None:
     """Append rows to a table that is empty."""
-    frame.write.format("delta").mode("append").save(path)
+    _save(frame.write.format("delta").mode("append"), table)
 
 
-def overwrite(frame: DataFrame, path: str) -> None:
+def overwrite(frame: DataFrame, table: Table) -> None:
     """Put these rows and columns in the place of all that are there, in one commit; `frame` may read the table itself."""
-    frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true").save(path)
+    _save(frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true"), table)
 
 
-def merge_newer(session: SparkSession, path: str, rows: DataFrame) -> None:
+def merge_newer(session: SparkSession, table: Table, rows: DataFrame) -> None:
     """Insert rows with new `_key`s and replace those whose `_seq` is smaller; the others are left as they are."""
-    merge = DeltaTable.forPath(session, path).alias("stored").merge(rows.alias("new"), "stored._key = new._key")
-    merge.whenMatchedUpdateAll("new._seq > stored._seq").whenNotMatchedInsertAll().execute()
+
+    def merge() -> None:
+        builder = delta(session, table).alias("stored").merge(rows.alias("new"), "stored._key = new._key")
+        builder.whenMatchedUpdateAll("new._seq > stored._seq").whenNotMatchedInsertAll().execute()
+
+    retried(merge)
 
 
-def update(session: SparkSession, path: str, condition: str, changes: Mapping[str, str]) -> None:
+def update(session: SparkSession, table: Table, condition: str, changes: Mapping[str, str]) -> None:
     """Set columns (name → SQL expression) of the rows that meet the condition."""
-    DeltaTable.forPath(session, path).update(condition, dict(changes))
+    retried(lambda: delta(session, table).update(condition, dict(changes)))
 
 
-def delete(session: SparkSession, path: str, condition: str) -> None:
+def delete(session: SparkSession, table: Table, condition: str) -> None:
     """Take the rows out that meet the condition."""
-    DeltaTable.forPath(session, path).delete(condition)
+    retried(lambda: delta(session, table).delete(condition))
 
 
-def _identifier(path: str) -> str:
-    return f"delta.`{path.replace('`', '``')}`"
+def retried(step: Callable[[], _Result]) -> _Result:
+    """Do a step that changes a table, again if somebody else (job `maintain`, another job) has changed the table meanwhile.
+
+    The step must read the table anew each time.
+    """
+    for _ in range(_TRIES - 1):
+        try:
+            return step()
+        except _CONFLICTS:
+            continue
+    return step()
+
+
+def _save(writer: DataFrameWriter, table: Table) -> None:
+    if isinstance(table, str):
+        writer.save(table)
+    else:
+        writer.saveAsTable(identifier(table))
+
+
+def _settings(properties: Mapping[str, str]) -> str:
+    return ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"
 
 
 def _literal(text: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.folders import folder
+from spark_jobs.folders import catalog_name, folder
 from tests.fakes.profiles import MANY
 
 LETTERS = st.sampled_from("aA1._-~/\\ %=:*?\"'\n\0\x7fйé你")
@@ -62,3 +62,20 @@ def test_a_name_that_is_too_long_keeps_its_beginning() -> None:
     assert one[:180] == other[:180] == ("~d0~b9" * 200)[:180]
     assert one != other
     assert len(one) == 180 + 2 + 64
+
+
+@MANY
+@given(NAMES, NAMES)
+def test_a_name_in_a_catalog_is_one_spaces_whatever_its_letters(one: str, other: str) -> None:
+    found = catalog_name(one)
+    assert (found == catalog_name(other)) == (one == other)
+    assert re.fullmatch(r"[a-z0-9_]{1,120}", found)
+
+
+def test_names_in_catalogs() -> None:
+    assert [catalog_name(name) for name in ("users", "order_items2", "a__0123456789ab", "Users")] == [
+        "users",
+        "order_items2",
+        "a__0123456789ab__bb3e434e6b9b",
+        "users__6b0cc904d081",
+    ]

@@ -1,0 +1,201 @@
+"""Options that commands share, and values that no message may show.
+
+A value may stand in a file (`@/run/secrets/kafka`) or in the environment (`$KAFKA_PASSWORD`), where `ps` doesn't show it; what
+comes from there, and what is called a password or the like, is a `Secret`, which `hide` takes out of every message.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+_SENSITIVE: Final = re.compile(
+    r"(?i)password|passwd|secret|jaas|token|credential|access[._-]?key|api[._-]?key|\.key$|authorization"
+)
+_QUOTED: Final = re.compile(r'"((?:[^"\\]|\\.)+)"')
+_PROPERTY: Final = re.compile(r"((?:[^\s=:\\]|\\.)+)\s*[=:\s]?\s*(.*)", re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(u[0-9a-fA-F]{4}|.)", re.DOTALL)
+_ESCAPED: Final[Mapping[str, str]] = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
+
+
+class Secret(str):
+    """A text that no message may show."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        """Not the text."""
+        return "'***'"
+
+
+def hide(text: str, options: argparse.Namespace) -> str:
+    """The text without the secrets that stand among the options."""
+    found = {form for secret in _secrets(vars(options)) for form in _forms(secret)}
+    for form in sorted(found, key=len, reverse=True):
+        text = text.replace(form, "***")
+    return text
+
+
+def secret(text: str) -> Secret:
+    """For `add_argument(type=…)`: a value that no message may show, or where it stands (@FILE, $NAME)."""
+    return Secret(_looked_up(text))
+
+
+def setting(text: str) -> tuple[str, str]:
+    """For `add_argument(type=…)`: NAME=VALUE, where VALUE may be @FILE or $NAME (a value's own @ or $ is written twice)."""
+    name, separator, value = text.partition("=")
+    if not separator or not name:
+        raise argparse.ArgumentTypeError("an argument isn't NAME=VALUE")  # not shown: it may be the secret alone
+    return name, _told(name, _looked_up(value))
+
+
+def options_file(text: str) -> dict[str, str]:
+    """For `add_argument(type=…)`: a properties file for Kafka's clients, with or without Spark's `kafka.` before the names."""
+    lines = re.sub(r"(?m)(?<!\\)((?:\\\\)*)\\\n[ \t]*", r"\1", _content(text)).splitlines()
+    settings = {}
+    for line in map(str.strip, lines):
+        if not line or line[0] in "#!":
+            continue
+        found = _PROPERTY.fullmatch(line)
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text} has a line that isn't NAME=VALUE")
+        name, value = map(_unescaped, found.groups())
+        name = name if name.startswith("kafka.") or "." not in name else f"kafka.{name}"
+        settings[name] = _told(name, value)
+    return settings
+
+
+def add_table_options(parser: argparse.ArgumentParser, *, takes_catalog: bool) -> None:
+    """Where a command's tables are: `location` of the options says it, see `tables.Location`."""
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--path", help="where the table is (changelog), or the tables are, one folder per space (current)")
+    if takes_catalog:
+        where.add_argument(
+            "--catalog",
+            type=_schema,
+            metavar="CATALOG.SCHEMA",
+            help="the tables are in this schema of a catalog of the session (spark_catalog.lake), instead of in a path",
+        )
+        parser.add_argument(
+            "--table-template",
+            default="{prefix}_{table}",
+            metavar="TEXT",
+            help="what tables of --catalog are called; {table} is the space, or what the job calls its only table"
+            " (default: %(default)s)",
+        )
+
+
+def add_kafka_options(parser: argparse.ArgumentParser) -> None:
+    """Which topics a command reads."""
+    add = parser.add_argument
+    add("--bootstrap-servers", required=True, metavar="HOST:PORT,…", help="the Kafka cluster")
+    add("--prefix", required=True, help="the daemon's kafka.topic_prefix")
+    add(
+        "--spaces",
+        default=".*",
+        type=_regular_expression,
+        metavar="REGEX",
+        help="of all spaces, those whose name, as it is in the topic, matches as a whole (default: %(default)s)",
+    )
+    add(
+        "--kafka-option",
+        action="append",
+        default=[],
+        type=setting,
+        metavar="NAME=VALUE",
+        help='an option of Spark\'s Kafka source ("minPartitions=8", "kafka.security.protocol=SSL"); VALUE may be @FILE or'
+        " $NAME of the environment, for secrets; repeatable",
+    )
+    add(
+        "--kafka-options-file",
+        default={},
+        type=options_file,
+        metavar="FILE",
+        help="a properties file for Kafka's clients (security.protocol=…), as Kafka's own tools take it; --kafka-option wins",
+    )
+
+
+def add_spark_options(parser: argparse.ArgumentParser, jars_variable: str) -> None:
+    """How a command's session is made."""
+    add = parser.add_argument
+    add("--master", help="Spark's master; alone local[*], under spark-submit that command's")
+    add("--jars-dir", metavar="PATH", help=f"a folder with the connectors' jars (or ${jars_variable})")
+    add(
+        "--spark-conf",
+        action="append",
+        default=[],
+        type=setting,
+        metavar="NAME=VALUE",
+        help="a Spark setting; VALUE may be @FILE or $NAME of the environment; repeatable",
+    )
+
+
+def _secrets(value: object) -> Iterator[Secret]:
+    if isinstance(value, Secret):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from _secrets(list(value.values()))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secrets(item)
+
+
+def _forms(secret: Secret) -> Iterator[str]:
+    """The secret as it may stand in a message: itself, quoted in JSON, and what stands quoted in it (a JAAS line)."""
+    for text in (str(secret), *_QUOTED.findall(secret)):
+        for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]):
+            if form.strip():
+                yield form
+
+
+def _told(name: str, value: str) -> str:
+    return Secret(value) if _SENSITIVE.search(name) else value
+
+
+def _looked_up(value: str) -> str:
+    kind, rest = value[:1], value[1:]
+    if kind not in ("@", "$"):
+        return value
+    if rest.startswith(kind):
+        return rest
+    if kind == "@":
+        return Secret(_content(rest).removesuffix("\n").removesuffix("\r"))
+    if rest not in os.environ:
+        raise argparse.ArgumentTypeError(f"the environment has no {rest}")
+    return Secret(os.environ[rest])
+
+
+def _content(path: str) -> str:
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it isn't UTF-8"
+        raise argparse.ArgumentTypeError(f"{path} can't be read: {reason}") from None
+
+
+def _unescaped(text: str) -> str:
+    def one(found: re.Match[str]) -> str:
+        escape = found[1]
+        return chr(int(escape[1:], 16)) if len(escape) > 1 else _ESCAPED.get(escape, escape)
+
+    return _ESCAPE.sub(one, text)
+
+
+def _schema(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split("."))
+    if len(parts) < 2 or not all(parts):
+        raise argparse.ArgumentTypeError(f"{text!r} isn't CATALOG.SCHEMA; Spark's own catalog is spark_catalog")
+    return parts
+
+
+def _regular_expression(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+    return text

@@ -1,0 +1,71 @@
+"""Tables by path and by name: the same from a job's side."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from spark_jobs import tables
+from spark_jobs.errors import JobError
+from spark_jobs.tables import CatalogTable, Location, Table
+
+pytestmark = pytest.mark.spark
+
+SCHEMA = ("spark_catalog", "lake_1")
+
+
+@pytest.fixture
+def schema(spark: SparkSession) -> Iterator[tuple[str, ...]]:
+    spark.sql("CREATE SCHEMA `lake_1`")
+    yield SCHEMA
+    spark.sql("DROP SCHEMA `lake_1` CASCADE")
+
+
+def test_locations_name_tables() -> None:
+    path = Location(path="s3a://bucket/lake/")
+    assert (path.of("a/b"), path.only("changelog")) == ("s3a://bucket/lake/a~2fb", "s3a://bucket/lake/")
+    catalog = Location(schema=SCHEMA, prefix="shop", template="{prefix}_{table}_v1")
+    assert str(catalog.only("changelog")) == "spark_catalog.lake_1.shop_changelog_v1"
+    assert tables.identifier(catalog.of("users")) == "`lake_1`.`shop_users_v1`"
+
+
+@pytest.mark.parametrize("by_name", [False, True], ids=["path", "catalog"])
+def test_every_step_works_with_both_kinds(spark: SparkSession, tmp_path: Path, schema: tuple[str, ...], by_name: bool) -> None:
+    location = Location(schema=schema, prefix="shop") if by_name else Location(path=str(tmp_path))
+    table: Table = location.of("a `b")
+    assert not tables.exists(spark, table)
+    rows = spark.createDataFrame([("1", 1, "x"), ("2", 2, "x")], "_key string, _seq bigint, part string")
+    for _ in range(2):
+        tables.create(spark, table, rows.schema, {"tarantool_cdc.prefix": "it's"}, partition_by=["part"])
+    assert tables.exists(spark, table)
+    properties, has_rows = tables.describe(spark, table)
+    assert (properties["tarantool_cdc.prefix"], has_rows) == ("it's", False)
+    for _ in range(2):
+        tables.append_once(rows, table, partition_by=["part"], application="query", batch=0)
+    filled = tables.version(spark, table)
+    tables.set_properties(spark, table, {"tarantool_cdc.prefix": "shop"})
+    tables.add_columns(spark, table, {"more": "int"})
+    newer = spark.createDataFrame([("1", 5, "x", 7), ("2", 1, "x", 8)], "_key string, _seq bigint, part string, more int")
+    tables.merge_newer(spark, table, newer)
+    tables.update(spark, table, "_key = '2'", {"more": "9"})
+    assert sorted(tuple(row) for row in tables.read(spark, table).collect()) == [("1", 5, "x", 7), ("2", 2, "x", 9)]
+    assert sorted(tuple(row) for row in tables.read(spark, table, filled).collect()) == [("1", 1, "x"), ("2", 2, "x")]
+    tables.delete(spark, table, "_key = '1'")
+    tables.append(newer.where("_key = '1'"), table)
+    tables.overwrite(tables.read(spark, table).where("_seq > 2").drop("more"), table)
+    assert [tuple(row) for row in tables.read(spark, table).collect()] == [("1", 5, "x")]
+    assert tables.describe(spark, table)[0]["tarantool_cdc.prefix"] == "shop"
+
+
+def test_a_schema_that_is_not_there_and_a_table_of_another_kind(spark: SparkSession, schema: tuple[str, ...]) -> None:
+    tables.check_schema(spark, schema)
+    with pytest.raises(JobError, match=r"no schema spark_catalog\.nowhere .*CREATE SCHEMA `spark_catalog`\.`nowhere`"):
+        tables.check_schema(spark, ("spark_catalog", "nowhere"))
+    with pytest.raises(JobError, match=r"no schema unity\.lake .*spark\.sql\.catalog\.unity="):
+        tables.check_schema(spark, ("unity", "lake"))
+    spark.sql("CREATE TABLE `lake_1`.other (a int) USING parquet")
+    with pytest.raises(JobError, match="of parquet, not of Delta"):
+        tables.exists(spark, CatalogTable((*schema, "other")))
