@@ -27,6 +27,8 @@ class DaemonProcess:
         self.directory = directory
         self.environment = dict(environment or {})
         self.working_directory: Path | None = None
+        self.master_crash: Callable[[], str] = str
+        """Tells, if the master has crashed by itself, what it said: then waiting is in vain, and not the daemon's fault."""
         self._http_port = free_port()
         self._run: ChildProcess | None = None
         self._runs: list[ChildProcess] = []
@@ -96,6 +98,8 @@ class DaemonProcess:
         def ask() -> dict[str, Any] | None:
             exit_status = self.run.exit_status()
             assert exit_status is None, f"the daemon ended with {exit_status} before {what}:\n{self.run.log_tail()}"
+            crash = self.master_crash()
+            assert not crash, f"the master crashed before {what}:\n{crash}"
             status = self.status()
             return status if status is not None and holds(status) else None
 
