@@ -172,12 +172,15 @@ class SchemaTracker:
         """What has become different since the last call, among the spaces that `is_published` says yes to.
 
         A space that is given a primary key is a CREATE, one whose `_space` row is gone a DROP, and so is one that took a
-        name that isn't published; each CREATE and ALTER takes the next schema version.
+        name that isn't published, or that a snapshot shows without a primary key; each CREATE and ALTER takes the next schema
+        version. A space that loses its primary key in the stream stays what it was, under whatever name it is given next.
         """
         found: list[SchemaChange] = []
         for space_id in self._touched:
             known = self._known.get(space_id)
             form = self._derive(space_id)
+            if form is None and known is not None:
+                form = self._derive(space_id, _LOST_PRIMARY)
             if form is not None and is_published(form):
                 if form == known:
                     continue
@@ -189,7 +192,7 @@ class SchemaTracker:
                 else:
                     renamed_from = known.name if known.name != form.name else None
                     found.append(SchemaChange(ChangeKind.ALTER, form, renamed_from))
-            elif known is not None and (form is not None or space_id not in self._space_rows):
+            elif known is not None:
                 del self._known[space_id]
                 found.append(SchemaChange(ChangeKind.DROP, known))
         self._touched.clear()

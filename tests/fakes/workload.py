@@ -66,6 +66,7 @@ class Workload:
         self._simple = simple
         self._number = 0
         self._names: list[str] = []
+        self._bare: list[str] = []  # these have no primary key
         self._widths: dict[str, int] = {}
         self._in_transaction = False
         for _ in range(2):
@@ -161,9 +162,12 @@ class Workload:
                 lambda: self._rename(space),
                 lambda: master.create_index(space, [[1, "string"]], index_id=1, name="second"),
                 lambda: master.create_sequence(rng.randrange(9), "s"),
+                self._restore,
             ]
         if len(self._names) > 1:
             choices.append(lambda: self._drop(space))
+            if not self._simple:
+                choices.append(lambda: self._strip(space))
         rng.choice(choices)()
 
     def _create(self) -> None:
@@ -178,6 +182,30 @@ class Workload:
     def _drop(self, space: str) -> None:
         self._master.drop(space)
         self._names.remove(space)
+
+    def _strip(self, space: str) -> None:
+        """Without a primary key it has no rows, and goes on having a name and a format."""
+        self._master.drop_index(space, 0)
+        self._names.remove(space)
+        self._bare.append(space)
+
+    def _restore(self) -> None:
+        """Give one its primary key again, under another name or in another format perhaps, and its name to another one."""
+        if not self._bare or len(self._names) >= _SPACES_MAX:
+            return
+        former = name = self._bare.pop()
+        if self._rng.random() < 0.6:
+            self._number += 1
+            name = f"space {self._number}"
+            self._master.rename(former, name)
+            self._widths[name] = self._widths[former]
+            self._master.create_space(former, FIELDS, _PART)
+            self._widths[former] = len(FIELDS)
+            self._names.append(former)
+        if self._rng.random() < 0.5:
+            self._format(name)
+        self._master.create_index(name, _PART)
+        self._names.append(name)
 
     def _rename(self, space: str) -> None:
         self._number += 1

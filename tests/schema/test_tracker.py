@@ -267,16 +267,23 @@ def test_a_new_snapshot_is_compared_with_what_is_known() -> None:
     master.create_space("same", FORMAT)
     master.create_space("altered", FORMAT)
     master.create_space("gone", FORMAT)
+    master.create_space("bare", FORMAT)
     tracked.changes()
     master.format("altered", FORMAT[:1])
     master.drop("gone")
+    master.drop_index("bare", 0)
     master.create_space("new", FORMAT, space_id=700)
     tracker.begin_snapshot()
     assert tracker.forms() == []
     for body in master.snapshot():
         tracked.apply(Type.INSERT, body)
     found = [told(change) for change in tracker.changes(is_user_space)]
-    assert sorted(found) == [("ALTER", "altered", 4, None), ("CREATE", "new", 5, None), ("DROP", "gone", 3, None)]
+    assert sorted(found) == [
+        ("ALTER", "altered", 5, None),
+        ("CREATE", "new", 6, None),
+        ("DROP", "bare", 4, None),
+        ("DROP", "gone", 3, None),
+    ]
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from cdc.errors import UnseenRowsError
 from tests.fakes.lives import STEPS, go_a_step, work_in_transactions
 from tests.fakes.master import Master
 from tests.fakes.profiles import SOME
-from tests.fakes.shop import Sent, read
+from tests.fakes.shop import Sent, Shop, read
 from tests.stream.test_rekeying import BY_CODE, FIELDS, KEYS, Killed, MortalReplica, Placed, Rekeying, in_pieces, row
 from tests.stream.test_snapshot_diff import Life, ops
 
@@ -191,6 +191,62 @@ def test_killed_at_any_moment(life: Rekeying, moment: int, *, flushes: bool) -> 
     life.check("things")
 
 
+def test_without_a_primary_key_its_name_is_free() -> None:
+    """It goes on under another name, which is told at once, and whoever takes its name has its topic."""
+    life = Life()
+    life.master.create_space("things", FIELDS, KEYS[0])
+    life.master.insert("things", *row(1))
+    life.connect()
+    life.replica.flush()
+    life.master.drop_index("things", 0)
+    life.master.rename("things", "former")
+    life.master.create_space("things", FIELDS, KEYS[0])
+    life.master.insert("things", *row(2))
+    assert ops(life.follow()) == [("t", None), ("c", {"id": 2})]
+    assert said(life)[1:] == [("ALTER", "former"), ("CREATE", "things")]
+    life.replica.flush()
+    life.restart()
+    life.master.create_index("former", KEYS[0])
+    life.master.insert("former", *row(3))
+    assert [(event.topic, event.op) for event in life.follow()] == [("shop.former", "c")]
+    assert len(said(life)) == 3
+    life.check("things", "former")
+
+
+def test_a_format_that_comes_while_there_is_no_primary_key_is_told() -> None:
+    life = Life()
+    life.master.create_space("things", FIELDS, KEYS[0])
+    life.connect()
+    life.replica.flush()
+    life.master.drop_index("things", 0)
+    life.master.format("things", [*FIELDS, {"name": "more", "type": "any"}])
+    life.follow()
+    life.replica.flush()
+    life.restart()
+    life.master.create_index("things", KEYS[0])
+    life.master.insert("things", *row(1), "more")
+    (event,) = life.follow()
+    assert event.value["after"]["more"] == "more"
+    assert event.source["schema_version"] == 2
+    assert said(life) == [("CREATE", "things"), ("ALTER", "things")]
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_rows_that_went_with_the_primary_key_behind_a_gap(*, images: bool) -> None:
+    """The space is still there, and may be given a key again."""
+    shop = Shop(images=images)
+    if images:
+        shop.replica.flush()
+    shop.replica.crash()
+    shop.master.drop_index("users", 0)
+    shop.master.collect_garbage()
+    shop.replica.connect()
+    assert [(sent.op, sent.topic) for sent in shop.news() if sent.op is not None] == [("t", "shop.users")]
+    shop.master.create_index("users", [[0, "unsigned"]])
+    shop.master.insert("users", 1, "again", 10)
+    assert [(event.op, event.value["before"]) for event in shop.events()] == [("c", None)]
+
+
 def test_found_behind_a_gap(life: Rekeying) -> None:
     """The snapshot that heals the gap has all of it."""
     life.replica.crash()
@@ -342,7 +398,8 @@ class Names:
     def __init__(self, master: Master, rng: random.Random) -> None:
         self._master = master
         self._rng = rng
-        self._parts = dict.fromkeys(("one", "two", "shadow 1"), KEYS[0])
+        self._parts: dict[str, Any] = dict.fromkeys(("one", "two", "shadow 1"), KEYS[0])
+        self._bare: set[str] = set()  # these have no primary key
         for name, parts in self._parts.items():
             master.create_space(name, FIELDS, parts)
 
@@ -353,15 +410,19 @@ class Names:
     def _step(self) -> None:
         rng, master = self._rng, self._master
         name, number = rng.choice(list(self._parts)), rng.randint(1, 7)
-        match rng.choice(["replace"] * 6 + ["update", "update", "delete", "delete", "rename", "rename", "alter", "drop"]):
+        if name in self._bare:
+            self._step_of_a_bare_one(name)
+            return
+        match rng.choice(["replace"] * 12 + ["update", "delete", "rename"] * 4 + ["alter", "drop"] * 2 + ["strip"]):
             case "update":
                 master.update(name, self._key(name, number), ["=", 4, rng.randint(0, 99)])
             case "delete":
                 master.delete(name, *self._key(name, number))
             case "rename":
-                free = rng.choice([other for other in NAMES if other not in self._parts])
-                master.rename(name, free)
-                self._parts[free] = self._parts.pop(name)
+                self._rename(name)
+            case "strip":
+                master.drop_index(name, 0)
+                self._bare.add(name)
             case "alter":
                 self._parts[name] = rng.choice(KEYS)
                 master.alter_key(name, self._parts[name])
@@ -371,6 +432,21 @@ class Names:
                 master.create_space(name, FIELDS, self._parts[name])
             case _:
                 master.replace(name, *row(number, rng.randint(0, 99)))
+
+    def _rename(self, name: str) -> str:
+        free = self._rng.choice([other for other in NAMES if other not in self._parts])
+        self._master.rename(name, free)
+        self._parts[free] = self._parts.pop(name)
+        return free
+
+    def _step_of_a_bare_one(self, name: str) -> None:
+        rng = self._rng
+        self._bare.remove(name)
+        if rng.random() < 0.5:
+            self._bare.add(self._rename(name))
+        else:
+            self._parts[name] = rng.choice(KEYS)
+            self._master.create_index(name, self._parts[name])
 
     def _key(self, name: str, number: int) -> list[Any]:
         return [row(number)[place] for place, _ in self._parts[name]]
