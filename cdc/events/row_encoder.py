@@ -52,11 +52,21 @@ class RowEncoder:
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
         names = [form.part_name(index) for index in range(len(form.key_parts))]
-        self.key: Encode = _key_encoder(names, form.key_parts)
-        self.key_of: Encode = self._compile_key_of(names)
         # By number of fields: what writes tuples that have all of them, and what writes shorter ones.
         self._sized: dict[int, tuple[Encode, Encode]] = {}
-        self.rows: dict[int, Encode] = _Rows(self._compile_row)
+        self.key: Encode
+        self.key_of: Encode
+        self.rows: dict[int, Encode]
+        twice = _first_that_is_there_twice(names)
+        if twice is not None:
+            # The server takes such a key. Nobody can be told it, so there is nothing to tell of any row either.
+            refuse = _refuse_all(f"two parts of the primary key of space {form.name!r} would be called {twice!r}")
+            self.key = self.key_of = refuse
+            self.rows = _Rows(lambda _: (refuse, False))
+        else:
+            self.key = _key_encoder(names, form.key_parts)
+            self.key_of = self._compile_key_of(names)
+            self.rows = _Rows(self._compile_row)
 
     def patch(self, operations: object, base: int) -> bytes:
         """An UPDATE's or UPSERT's operations as a JSON array."""
@@ -220,9 +230,9 @@ def _encoder(
 
 def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = True) -> Callable[..., Any]:
     """Values in order → what msgspec writes as an object of them. If it `takes_fewer`, names past the last one are left out."""
-    if len(set(names)) < len(names):
+    twice = _first_that_is_there_twice(names)
+    if twice is not None:
         # A format may call a field `field_5`, and so would a fifth one past the format be called.
-        twice = next(name for place, name in enumerate(names) if name in names[:place])
         raise EncodingError(f"two fields of a row would be called {twice!r}", WAY_OUT)
 
     def as_dict(*values: Any) -> dict[str, Any]:
@@ -239,3 +249,14 @@ def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = Tr
         return msgspec.defstruct("Row", fields, rename=renames, gc=False)
     except ValueError:
         return as_dict  # msgspec refuses names that JSON has to escape
+
+
+def _first_that_is_there_twice(names: Sequence[str]) -> str | None:
+    return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
+
+
+def _refuse_all(message: str) -> Encode:
+    def refuse(_: Sequence[Any]) -> bytes:
+        raise EncodingError(message, WAY_OUT)
+
+    return refuse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -88,6 +89,23 @@ def test_two_fields_of_one_name_and_the_ways_past_such_a_row() -> None:
     """Another name in the format helps no row that stands in the log already."""
     with pytest.raises(EncodingError, match=r"would be called 'field_2'.*spaces\.exclude.*format\.on_error"):
         RowEncoder(form([("field_2", "unsigned")])).rows[2]([1, 2])
+
+
+@pytest.mark.parametrize(
+    ("fields", "parts", "row", "key"),
+    [
+        ([("a.b", "unsigned"), ("a", "map")], [KeyPart(0, "", "unsigned"), KeyPart(1, ".b", "unsigned")], [1, {"b": 2}], [1, 2]),
+        ([("field_2", "unsigned")], [KeyPart(0, "", "unsigned"), KeyPart(1, "", "unsigned")], [1, 2], [1, 2]),
+    ],
+)
+def test_two_parts_of_a_key_of_one_name(
+    fields: list[tuple[str, str]], parts: list[KeyPart], row: list[Any], key: list[Any]
+) -> None:
+    """A server takes such a key, so each row is refused, as others that can't be shown, and not the space."""
+    encoder = RowEncoder(replace(form(fields), key_parts=tuple(parts)))
+    for write, values in ((encoder.key, key), (encoder.key_of, row), (encoder.rows[2], row)):
+        with pytest.raises(EncodingError, match=r"primary key of space .* would be called '(a\.b|field_2)'.*format\.on_error"):
+            write(values)
 
 
 def test_without_a_format() -> None:
