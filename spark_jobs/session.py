@@ -60,8 +60,8 @@ def build_session(
         chosen["spark.master"] = master
         if master.startswith("local"):
             chosen |= _LOCAL_SETTINGS
-            # Workers would take the first python3 on PATH.
-            chosen["spark.pyspark.python"] = os.environ.get("PYSPARK_PYTHON", sys.executable)
+            # Workers would take the first python3 on PATH. PySpark asks the environment alone, and not its configuration.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
         chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
     builder: Any = SparkSession.builder

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,3 +67,8 @@ def test_the_folder_of_jars_is_the_one_that_is_named(tmp_path: Path, capsys: pyt
 
 def test_a_session_that_is_there_is_used_as_it_is(spark: SparkSession) -> None:
     assert build_session("again", master="local[1]").sparkContext is spark.sparkContext
+
+
+def test_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
+    (found,) = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
+    assert found == sys.executable

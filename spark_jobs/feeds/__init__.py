@@ -1,0 +1,1 @@
+"""Jobs that keep something else equal to the spaces: search indexes, caches."""

@@ -1,0 +1,204 @@
+"""OpenSearch as the job `search_index` uses it: writing many documents with patience, and looking after indexes and aliases."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from opensearchpy import OpenSearch
+from opensearchpy.exceptions import ConnectionError as LostError
+from opensearchpy.exceptions import NotFoundError, RequestError, TransportError
+from opensearchpy.helpers import scan
+
+from spark_jobs.errors import JobError
+from spark_jobs.feeds import bulk
+from spark_jobs.feeds.bulk import Action, Refused
+
+_TOO_LARGE: Final = 413
+_DENIED: Final = (401, 403)
+_INDEXES_PER_REQUEST: Final = 20
+_SHOWN: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason"
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where OpenSearch is, and how to be let in. Goes to Spark's workers as it is."""
+
+    urls: tuple[str, ...]
+    user: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    verifies: bool = True
+    timeout_seconds: float = 60
+
+    def connect(self) -> OpenSearch:
+        """A client. It repeats nothing by itself."""
+        tls: dict[str, Any] = {}
+        if any(url.startswith("https:") for url in self.urls):
+            tls = {
+                "verify_certs": self.verifies,
+                "ssl_show_warn": False,
+                **({"ca_certs": self.ca_file} if self.ca_file else {}),
+                **({"client_cert": self.certificate_file, "client_key": self.key_file} if self.certificate_file else {}),
+            }
+        login = {} if self.user is None else {"http_auth": (self.user, self.password or "")}
+        return OpenSearch(list(self.urls), timeout=self.timeout_seconds, max_retries=0, http_compress=False, **login, **tls)
+
+
+class Bulk(Protocol):
+    """Takes the body of a request, and gives the answers to its actions, in order; [] if all went well."""
+
+    def __call__(self, body: str) -> Sequence[Mapping[str, Any]]: ...
+
+
+def sender(client: OpenSearch) -> Bulk:
+    """The real one."""
+
+    def send(body: str) -> Sequence[Mapping[str, Any]]:
+        answer = client.bulk(body=body.encode("utf-8", "surrogatepass"), params={"filter_path": _SHOWN, "require_alias": "true"})
+        return answer["items"] if answer["errors"] else []
+
+    return send
+
+
+class Writer:
+    """Writes documents until each is written, found to be older than what is there, or refused."""
+
+    def __init__(self, send: Bulk, patience_seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
+        """It gives up when it had to wait for `patience_seconds` without any progress."""
+        self._send = send
+        self._patience_seconds = patience_seconds
+        self._pause = pause
+
+    def write(self, actions: Sequence[Action]) -> list[Refused]:
+        """Write them; those that OpenSearch refuses. Raises JobError."""
+        refused: list[Refused] = []
+        left = list(actions)
+        waits = bulk.delays(self._patience_seconds)
+        while left:
+            again, reason = self._attempt(left, refused)
+            if len(again) < len(left):
+                waits = bulk.delays(self._patience_seconds)
+            left = again
+            if left:
+                delay = next(waits, None)
+                if delay is None:
+                    raise JobError(
+                        f"OpenSearch didn't take {len(left)} documents in {self._patience_seconds:g} s (--patience-seconds): "
+                        f"{reason}. Nothing is lost: start the job again when it does, and it goes on here."
+                    )
+                # Not all workers at once.
+                self._pause(delay * random.uniform(0.5, 1))  # noqa: S311 - no secret
+        return refused
+
+    def _attempt(self, actions: list[Action], refused: list[Refused]) -> tuple[list[Action], str]:
+        """Send once; what is to be sent again, and why."""
+        try:
+            items = self._send(bulk.request(actions))
+        except LostError as error:
+            return actions, f"no answer ({error.error})"
+        except TransportError as error:
+            if error.status_code in _DENIED:
+                raise JobError(
+                    f"OpenSearch doesn't let the job write ({error.status_code} {error.error}). Give it --user and --password, "
+                    "and the user the right to write to the indexes, and to make and change them and their aliases."
+                ) from error
+            if error.status_code != _TOO_LARGE:
+                return actions, f"{error.status_code} {error.error}"
+            if len(actions) == 1:
+                refused.append(bulk.refuse(actions[0], "OpenSearch finds too large (413, http.max_content_length)"))
+                return [], ""
+            middle = len(actions) // 2
+            first, why_first = self._attempt(actions[:middle], refused)
+            second, why_second = self._attempt(actions[middle:], refused)
+            return first + second, why_first or why_second
+        if not items:
+            return [], ""
+        decision = bulk.decide(actions, items)
+        if decision.missing is not None:
+            raise JobError(
+                f"OpenSearch has no {decision.missing} any more: somebody has removed the index or this alias of it. To build it "
+                "anew, start the job with a new --checkpoint."
+            )
+        refused += decision.refused
+        return decision.again, decision.why_again
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index as it is."""
+
+    name: str
+    properties: Mapping[str, Any]
+    meta: Mapping[str, Any]
+    aliases: Mapping[str, Mapping[str, Any]]
+
+
+class Indexes:
+    """Looks after indexes and their aliases."""
+
+    def __init__(self, client: OpenSearch) -> None:
+        """Everything goes over this client."""
+        self._client = client
+
+    def describe(self, names: Sequence[str]) -> dict[str, Index]:
+        """Those of the indexes that there are."""
+        found = {}
+        for start in range(0, len(names), _INDEXES_PER_REQUEST):
+            some = ",".join(names[start : start + _INDEXES_PER_REQUEST])
+            answer = self._client.indices.get(index=some, params={"ignore_unavailable": "true", "expand_wildcards": "none"})
+            for name, members in answer.items():
+                mapping = members["mappings"]
+                meta = mapping.get("_meta", {}).get("tarantool_cdc", {})
+                found[name] = Index(name, mapping.get("properties", {}), meta, members["aliases"])
+        return found
+
+    def create(self, name: str, body: Mapping[str, Any]) -> None:
+        """Make an index; nothing happens if there is one of the name. Raises JobError."""
+        try:
+            self._client.indices.create(index=name, body=dict(body))
+        except RequestError as error:
+            if error.error != "resource_already_exists_exception":
+                raise JobError(f"OpenSearch refuses to make the index {name}: {_reason(error)}") from error
+
+    def put_mapping(self, name: str, body: Mapping[str, Any]) -> None:
+        """Add properties, or replace `_meta`. Raises JobError."""
+        try:
+            self._client.indices.put_mapping(index=name, body=dict(body))
+        except RequestError as error:
+            raise JobError(f"OpenSearch refuses to change the mapping of {name}: {_reason(error)}") from error
+
+    def change_aliases(self, actions: Sequence[Mapping[str, Any]]) -> None:
+        """All at once, for whoever searches. Raises JobError."""
+        if actions:
+            try:
+                self._client.indices.update_aliases(body={"actions": list(actions)})
+            except RequestError as error:
+                raise JobError(f"OpenSearch refuses to change aliases: {_reason(error)}") from error
+
+    def remove_matching(self, name: str, query: Mapping[str, Any]) -> None:
+        """Have documents removed, without waiting for it; those that change meanwhile stay."""
+        try:
+            self._client.indices.refresh(index=name)
+            self._client.delete_by_query(
+                index=name, body={"query": query}, params={"conflicts": "proceed", "wait_for_completion": "false"}
+            )
+        except NotFoundError:
+            pass  # the index is gone, and with it the documents
+
+    def matching(self, name: str, query: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
+        """Documents: id, version, source."""
+        self._client.indices.refresh(index=name)
+        for hit in scan(self._client, index=name, query={"query": query, "version": True}):
+            yield hit["_id"], hit["_version"], hit["_source"]
+
+
+def _reason(error: TransportError) -> str:
+    causes = error.info.get("error", {}) if isinstance(error.info, dict) else {}
+    root = (causes.get("root_cause") or [{}])[0] if isinstance(causes, dict) else {}
+    return str(root.get("reason") or error.error)

@@ -1,0 +1,163 @@
+"""What answers mean, and the writer: against the stand-in, and against the real server."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+from opensearchpy.exceptions import ConnectionError as LostError
+from opensearchpy.exceptions import TransportError
+
+from cdc.local.opensearch import OpenSearch
+from spark_jobs.errors import JobError
+from spark_jobs.feeds.bulk import Action, Place, chunks, decide, delays, newest, request
+from spark_jobs.feeds.opensearch import Address, Writer, sender
+from tests.spark.feeds.fake_opensearch import FakeBulk
+
+INDEX = "things.write"
+
+
+def action(identity: str, version: int, text: str = "a", into: str = INDEX) -> Action:
+    return Action(into, identity, version, json.dumps({"text": text, "n": version}), Place("shop.things", 0, version))
+
+
+def unpaused(seconds: float) -> None:
+    assert seconds > 0
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "outcome"),
+    [
+        (200, "", "done"),
+        (201, "", "done"),
+        (409, "version_conflict_engine_exception", "done"),
+        (429, "es_rejected_execution_exception", "again"),
+        (503, "unavailable_shards_exception", "again"),
+        (500, "exception", "again"),
+        (403, "cluster_block_exception", "again"),
+        (400, "mapper_parsing_exception", "refused"),
+        (413, "too_large", "refused"),
+        (404, "index_not_found_exception", "missing"),
+    ],
+)
+def test_what_an_answer_means(status: int, kind: str, outcome: str) -> None:
+    item = {"index": {"status": status, **({"error": {"type": kind, "reason": "why"}} if status >= 300 else {})}}
+    decision = decide([action("1", 5)], [item])
+    found = {
+        "again": bool(decision.again),
+        "refused": bool(decision.refused),
+        "missing": decision.missing == INDEX,
+    }
+    assert [name for name, holds in found.items() if holds] == ([] if outcome == "done" else [outcome])
+    if decision.refused:
+        assert decision.refused[0].place == Place("shop.things", 0, 5)
+        assert decision.refused[0].sentence.startswith("topic shop.things, partition 0, offset 5: OpenSearch refuses (4")
+        assert "mapper_parsing_exception: why" in decision.refused[0].sentence or status == 413
+
+
+def test_requests_are_bounded_and_have_each_document_once() -> None:
+    actions = [action(str(n % 3), n) for n in range(9)]
+    assert [[one.version for one in chunk] for chunk in chunks(actions, 4, 10**6)] == [[3, 1, 2], [7, 5, 6], [8]]
+    assert [len(chunk) for chunk in chunks(actions, 100, 2 * actions[0].size)] == [2, 2, 2, 2, 1]
+    assert newest([action("1", 5), action("1", 4), action("1", 6)]) == [action("1", 6)]
+    assert request([action('{"id":"\n"}', 5)]).count("\n") == 2
+
+
+def test_waits_grow_and_end() -> None:
+    found = list(delays(30))
+    assert found == sorted(found)
+    assert found[0] == 0.1
+    assert max(found) == 10
+    assert 30 <= sum(found) < 40
+    assert list(delays(0)) == []
+
+
+def test_what_is_busy_is_asked_again_with_what_it_did_not_take() -> None:
+    fake = FakeBulk()
+    fake.troubles = [429, LostError("N/A", "gone", Exception()), TransportError(503, "unavailable"), 503]
+    assert Writer(fake, 60, unpaused).write([action(str(n), n) for n in range(4)]) == []
+    assert fake.requests == [4, 2, 2, 2, 1]
+    assert {identity for _, identity in fake.documents} == {"0", "1", "2", "3"}
+
+
+def test_patience_counts_from_the_last_progress_and_ends() -> None:
+    waited: list[float] = []
+    fake = FakeBulk()
+    fake.troubles = [429] * 3 + [TransportError(503, "unavailable")] * 100
+    with pytest.raises(JobError, match=r"didn't take 1 documents in 5 s.*503 unavailable.*Nothing is lost"):
+        Writer(fake, 5, waited.append).write([action(str(n), n) for n in range(4)])
+    assert sum(waited) < 5 * 2 + 2
+
+
+def test_a_request_that_is_too_large_is_halved() -> None:
+    fake = FakeBulk()
+    too_large = TransportError(413, "too large")
+    fake.troubles = [too_large, too_large, too_large, None, None]
+    refused = Writer(fake, 60, unpaused).write([action(str(n), n) for n in range(4)])
+    assert fake.requests == [4, 2, 1, 1, 2]
+    assert [one.place.offset for one in refused] == [0]
+    assert len(fake.documents) == 3
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_who_may_not_write_is_told_so(status: int) -> None:
+    fake = FakeBulk()
+    fake.troubles = [TransportError(status, "security_exception")]
+    with pytest.raises(JobError, match="doesn't let the job write"):
+        Writer(fake, 60, unpaused).write([action("1", 1)])
+
+
+Stored = Callable[[], dict[str, int]]
+
+
+@pytest.fixture(params=["fake", "real"])
+def place(request: pytest.FixtureRequest) -> Iterator[tuple[Writer, str, Stored]]:
+    """A writer, an index to write to, and a function that shows its documents' versions."""
+    index = f"bulk-{uuid.uuid4().hex[:8]}"
+    if request.param == "fake":
+        fake = FakeBulk()
+        fake.indexes = {index}
+        yield Writer(fake, 60, unpaused), index, lambda: {key[1]: found[0] for key, found in fake.documents.items()}
+        return
+    server: OpenSearch = request.getfixturevalue("opensearch")
+    client = Address((server.url,)).connect()
+    mapping = {"mappings": {"dynamic": "strict", "properties": {"text": {"type": "keyword"}, "n": {"type": "long"}}}}
+    client.indices.create(index=f"{index}-1", body={**mapping, "aliases": {index: {}}})
+
+    def stored() -> dict[str, int]:
+        client.indices.refresh(index=index)
+        answer = client.search(index=index, body={"size": 1000, "version": True})
+        return {hit["_id"]: hit["_version"] for hit in answer["hits"]["hits"]}
+
+    yield Writer(sender(client), 60), index, stored
+    client.close()
+
+
+def test_events_may_come_again_late_and_in_any_order(place: tuple[Writer, str, Stored], seed: int) -> None:
+    writer, index, stored = place
+    random_ = random.Random(seed)
+    events = [action(f'{{"id":{random_.randrange(10)}}}', version, into=index) for version in range(1, 101)]
+    newest_of = {event.identity: event.version for event in events}
+    shuffled = events + random_.sample(events, 50)
+    random_.shuffle(shuffled)
+    for some in (shuffled[start : start + 20] for start in range(0, len(shuffled), 20)):
+        assert writer.write(newest(some)) == []
+    assert stored() == newest_of
+
+
+def test_a_refused_document_does_not_hold_up_others(place: tuple[Writer, str, Stored]) -> None:
+    writer, index, stored = place
+    bad = Action(index, "2", 2, '{"text":"refuse me","n":"no number"}', Place("shop.things", 1, 44))
+    (refused,) = writer.write([action("1", 1, into=index), bad, action("3", 3, into=index)])
+    assert refused.place == bad.place
+    assert "mapper_parsing_exception" in refused.sentence
+    assert stored() == {"1": 1, "3": 3}
+
+
+def test_an_index_that_is_gone_ends_the_job_instead_of_being_made_without_its_mapping(place: tuple[Writer, str, Stored]) -> None:
+    writer, _, _ = place
+    with pytest.raises(JobError, match=r"no nowhere any more.*new --checkpoint"):
+        writer.write([action("1", 1, into="nowhere")])
