@@ -1,0 +1,397 @@
+"""What the job `search_index` does with batches: rows become documents (documents.py says how they look).
+
+Workers write the documents of their partitions, each under its `seq` as an external version, so whatever comes again, late or
+in another order changes nothing that is newer. What concerns an index as a whole is done by the driver, each step so that it
+may be repeated: an index is made from the space's form before its first document, new fields get their mapping, a
+truncation raises the index's floor, a new name of the space moves the alias, and renamed fields are renamed in documents.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import Column, DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.errors import JobError
+from spark_jobs.feeds import documents, records
+from spark_jobs.feeds.bulk import Action, Place, Refused, chunks, where
+from spark_jobs.feeds.index_plan import Aliases, deep_merged, index_body, missing_properties
+from spark_jobs.feeds.opensearch import Address, Index, Indexes, Writer, sender
+from spark_jobs.forms import Form, Forms
+from spark_jobs.job import Sink
+from spark_jobs.source import Topics
+
+CONTROL_TOPICS: Final = ("schema", "snapshot")
+
+_FORGET_EVERY_SECONDS: Final = 3600
+_NEVER: Final = -1
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How documents are written."""
+
+    address: Address
+    document: str | None = None
+    count_max: int = 1000
+    bytes_max: int = 5_000_000
+    patience_seconds: float = 300
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where documents of a space go: the alias to write to, what truncations have passed, and the latest form with the names
+    that it gives to fields of older ones.
+    """
+
+    index: str
+    floor: int
+    form: int
+    labels: Mapping[int, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that workers need to know, by space_id. Spaces that are known and have no target are dropped."""
+
+    targets: Mapping[int, Target]
+    known: frozenset[tuple[int, int]]
+
+
+@dataclass
+class Report:
+    """What a worker, or all of them, has to tell of a batch."""
+
+    refused: list[Refused] = field(default_factory=list)
+    truncated: dict[int, int] = field(default_factory=dict)
+    unknown: set[tuple[int, int]] = field(default_factory=set)
+    """Forms that the plan lacks; then not all of the batch is written."""
+    has_control: bool = False
+
+    def add(self, other: Report) -> None:
+        """Take over what another one tells."""
+        self.refused += other.refused
+        for space_id, seq in other.truncated.items():
+            self.truncated[space_id] = max(seq, self.truncated.get(space_id, _NEVER))
+        self.unknown |= other.unknown
+        self.has_control |= other.has_control
+
+
+class Change(NamedTuple):
+    """What a user's function learns of a change beside the row."""
+
+    space: str
+    key: Mapping[str, Any]
+    seq: int
+
+
+COLUMNS: Final[Mapping[str, Column | str]] = {
+    "op": "op",
+    "key": "key",
+    "row": "after",
+    "space": "source.table",
+    "space_id": "source.space_id",
+    "seq": "source.seq",
+    "form": "source.schema_version",
+    "is_patch": "patch is not null",
+    "topic": "topic",
+    "partition": "partition",
+    "offset": "offset",
+}
+"""What workers are given of a change."""
+
+
+class SearchIndexSink(Sink):
+    """Writes batches to OpenSearch."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        topics: Topics,
+        writing: Writing,
+        *,
+        template: str = "{prefix}-{space}",
+        body: Mapping[str, Any] | None = None,
+        forget_after_hours: float = 24,
+        read_topic: Callable[[str], DataFrame] | None = None,
+    ) -> None:
+        """`read_topic` gives all records of a topic, instead of Kafka."""
+        self._session = session
+        self._topics = topics
+        self._writing = writing
+        self._template = template
+        self._body = body or {}
+        self._forget_after_ms = int(forget_after_hours * 3_600_000)
+        self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._client = writing.address.connect()
+        self._indexes = Indexes(self._client)
+        self._plan: Plan | None = None
+        self._forms = Forms(topics.control("schema"), ())
+        self._forgotten_at: float | None = None
+
+    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions guard what others count
+        """As `Sink.write`."""
+        control = [self._topics.control(name) for name in CONTROL_TOPICS]
+        changes = parse(records_, source_fields=(), control=control).select(
+            *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
+        )
+        report = self._written(changes, self._plan or self._learn())
+        if report.unknown:
+            plan = self._learn()
+            for space_id, version in sorted(report.unknown - plan.known):
+                self._forms.of(space_id, version)  # raises
+            report = self._written(changes, plan)
+        if report.has_control:
+            self._learn()
+            for space_id, seq in records.sweeps(self._read_topic, self._topics.control("snapshot")).items():
+                report.truncated[space_id] = max(seq, report.truncated.get(space_id, _NEVER))
+        for space_id, seq in report.truncated.items():
+            self._raise_floor(space_id, seq)
+        records.give_up(self.dead_letters, self._session, records_, report.refused)
+        self._forget()
+
+    def _written(self, changes: DataFrame, plan: Plan) -> Report:
+        """Have the workers write a batch; what they tell."""
+        worker = _Worker(self._writing, plan)
+        whole = Report()
+        for report in changes.rdd.mapPartitions(worker).collect():
+            whole.add(report)
+        return whole
+
+    def _learn(self) -> Plan:
+        """Read the schema topic, and make indexes, mappings and aliases as it says."""
+        topic = self._topics.control("schema")
+        self._forms = Forms(topic, records.values(self._read_topic(topic)))
+        alive = set(self._forms.alive())
+        chosen = records.chosen(self._session, self._topics, alive)
+        histories = {history[-1].space_id: history for history in self._forms.histories()}
+        wanted = {
+            space_id: history
+            for space_id, history in histories.items()
+            if history[-1].space in chosen and self._forms.latest(history[-1].space) == history[-1]
+        }
+        names = {space_id: self._index(space_id) for space_id in histories}
+        found = self._indexes.describe(list(names.values()))
+        aliases = Aliases(names.values())
+        for space_id, history in sorted(wanted.items()):
+            space = history[-1].space
+            alias = documents.alias_name(self._template, self._topics.prefix, space)
+            aliases.want(alias, names[space_id], space)
+            self._prepare(history, alias, found.get(names[space_id]))
+        found = self._indexes.describe(list(names.values()))
+        dropped = [names[space_id] for space_id, history in histories.items() if history[-1].space not in alive]
+        self._indexes.change_aliases(aliases.changes(found, keeps=dropped))
+        known = frozenset((form.space_id, form.schema_version) for history in histories.values() for form in history)
+        targets = {
+            space_id: Target(
+                documents.write_alias(names[space_id]),
+                found[names[space_id]].meta.get("floor", _NEVER),
+                history[-1].schema_version,
+                documents.labels(history),
+            )
+            for space_id, history in wanted.items()
+        }
+        self._plan = Plan(targets, known)
+        for space_id, history in wanted.items():
+            self._relabel(names[space_id], targets[space_id], history)
+        return self._plan
+
+    def _index(self, space_id: int) -> str:
+        return documents.index_name(self._template, self._topics.prefix, space_id)
+
+    def _prepare(self, history: Sequence[Form], alias: str, index: Index | None) -> None:
+        """An index with all fields of the latest form, which knows the alias that the job gives it: others are their makers'."""
+        form = history[-1]
+        name = self._index(form.space_id)
+        properties = documents.meta_properties() if self._writing.document else documents.properties(form)
+        if index is None:
+            meta = {"prefix": self._topics.prefix, "space_id": form.space_id, "floor": _NEVER, "aliases": [alias]}
+            made = index_body(properties, meta, documents.write_alias(name), is_dynamic=bool(self._writing.document))
+            self._indexes.create(name, deep_merged(made, self._body))
+            return
+        owner = index.meta.get("prefix")
+        if owner != self._topics.prefix:
+            held = "isn't one of this job's" if owner is None else f"holds the rows of {owner!r}"
+            raise JobError(
+                f"The index {name} {held}, and seq of {self._topics.prefix!r} says nothing there. Choose another --index, or "
+                "remove the index."
+            )
+        change: dict[str, Any] = {}
+        if missing := missing_properties(properties, index.properties):
+            change["properties"] = missing
+        if alias not in index.meta["aliases"]:
+            change["_meta"] = {"tarantool_cdc": {**index.meta, "aliases": [*index.meta["aliases"], alias]}}
+        if change:
+            self._indexes.put_mapping(name, change)
+
+    def _relabel(self, name: str, target: Target, history: Sequence[Form]) -> None:
+        """Call the fields of documents as the latest form does; each under its own version, so newer ones stay."""
+        since = documents.renamed_since(history)
+        if since is None or self._writing.document:
+            return
+        names = [one.name for one in history[-1].fields]
+        stale = self._indexes.matching(name, documents.labelled_before(since))
+        actions = (
+            Action(
+                target.index,
+                identity,
+                version,
+                documents.relabelled_source(source, names, target.form),
+                Place(self._topics.control("schema"), 0, 0),
+                "external_gte",
+            )
+            for identity, version, source in stale
+        )
+        writer = self._writer()
+        for chunk in chunks(actions, self._writing.count_max, self._writing.bytes_max):
+            for refused in writer.write(chunk):
+                raise JobError(f"A renamed field can't be renamed in the index: {refused.sentence}")
+
+    def _writer(self) -> Writer:
+        return Writer(sender(self._client), self._writing.patience_seconds)
+
+    def _raise_floor(self, space_id: int, seq: int) -> None:
+        """All rows up to this seq are gone: at once for searches, and then from the index."""
+        name = self._index(space_id)
+        index = self._indexes.describe([name]).get(name)
+        if index is None or index.meta.get("floor", _NEVER) >= seq:
+            return
+        meta = {**index.meta, "floor": seq}
+        self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": meta}})
+        self._indexes.change_aliases(
+            [
+                {"add": {"index": name, "alias": alias, "filter": documents.visible(seq)}}
+                for alias in meta.get("aliases", [])
+                if alias in index.aliases
+            ]
+        )
+        self._indexes.remove_matching(name, documents.expired(seq, 0))
+        assert self._plan is not None
+        if space_id in self._plan.targets:
+            target = self._plan.targets[space_id]
+            raised = Target(target.index, seq, target.form, target.labels)
+            self._plan = Plan({**self._plan.targets, space_id: raised}, self._plan.known)
+
+    def _forget(self) -> None:
+        now = time.monotonic()
+        if self._forgotten_at is None or now - self._forgotten_at >= _FORGET_EVERY_SECONDS:
+            assert self._plan is not None
+            before = int(time.time() * 1000) - self._forget_after_ms
+            for target in self._plan.targets.values():
+                self._indexes.remove_matching(target.index, documents.expired(target.floor, before))
+            self._forgotten_at = now
+
+
+class _Worker:
+    """Changes of a partition → documents; what Spark's workers run."""
+
+    def __init__(self, writing: Writing, plan: Plan) -> None:
+        self._writing = writing
+        self._plan = plan
+
+    def __call__(self, changes: Iterable[Row]) -> Iterator[Report]:
+        report = Report()
+        function = None if self._writing.document is None else named_function(self._writing.document)
+        client = self._writing.address.connect()
+        writer = Writer(sender(client), self._writing.patience_seconds)
+        actions = Actions(changes, self._plan, function, report, int(time.time() * 1000))
+        # One request is on its way while the next one is made.
+        with ThreadPoolExecutor(1) as thread:
+            pending: Future[list[Refused]] | None = None
+            for chunk in chunks(actions, self._writing.count_max, self._writing.bytes_max):
+                following = thread.submit(writer.write, chunk)
+                if pending is not None:
+                    report.refused += pending.result()
+                pending = following
+            if pending is not None:
+                report.refused += pending.result()
+        client.close()
+        yield report
+
+
+class Actions:
+    """The documents that changes call for; what else they tell goes into a report. Pure."""
+
+    def __init__(
+        self,
+        changes: Iterable[Row],
+        plan: Plan,
+        function: Callable[[dict[str, Any], Change], object] | None,
+        report: Report,
+        now_ms: int,
+    ) -> None:
+        """Nothing is read yet."""
+        self._changes = changes
+        self._plan = plan
+        self._function = function
+        self._report = report
+        self._now_ms = now_ms
+
+    def __iter__(self) -> Iterator[Action]:
+        """In the order of the changes, up to the first one whose form isn't known."""
+        targets, known, report = self._plan.targets, self._plan.known, self._report
+        for change in self._changes:
+            op, key, row, space, space_id, seq, form, is_patch, *place = change
+            if op == CONTROL:
+                report.has_control = True
+                continue
+            if op == "t":
+                report.truncated[space_id] = max(seq, report.truncated.get(space_id, _NEVER))
+                continue
+            if (space_id, form) not in known:
+                report.unknown.add((space_id, form))
+                return
+            target = targets.get(space_id)
+            if target is None or seq <= target.floor:
+                continue
+            if is_patch:
+                report.refused.append(
+                    Refused(
+                        Place(*place),
+                        f"{where(Place(*place))}: an UPDATE of {space!r} comes without its row, which a document is made of. "
+                        'Give the space images (state.images = "full"), or leave it out (--spaces)',
+                    )
+                )
+                continue
+            body = documents.mark(seq, target.form, self._now_ms) if row is None else None
+            if body is None:
+                try:
+                    body = self._document(row, Change(space, key, seq), target, form)
+                except Exception as error:  # noqa: BLE001 - whatever a user's function may raise
+                    sentence = (
+                        f"{where(Place(*place))}: no document can be made of the row {key}: {type(error).__name__}: {error}"
+                    )
+                    report.refused.append(Refused(Place(*place), sentence))
+                    continue
+            yield Action(target.index, documents.document_id(key), seq, body, Place(*place))
+
+    def _document(self, row: str, change: Change, target: Target, form: int) -> str:
+        names = target.labels.get(form)
+        if names is not None:
+            row = documents.relabelled(row, names)
+        if self._function is None:
+            return documents.document(row, change.seq, target.form)
+        made = self._function(json.loads(row), change._replace(key=json.loads(str(change.key))))
+        if made is None:
+            return documents.mark(change.seq, target.form, self._now_ms)
+        return documents.of_function(made, change.seq, target.form)
+
+
+def named_function(name: str) -> Callable[[dict[str, Any], Change], object]:
+    """A user's function by its name. Raises JobError."""
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise JobError(f"--document {name}: {error}. It is MODULE:FUNCTION, found by Python here and on every worker.") from error
+    if not callable(found):
+        raise JobError(f"--document {name} is no function.")
+    return found  # type: ignore[no-any-return]
