@@ -74,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--follow", action="store_true", help="go on with what the server writes; SIGTERM stops it cleanly")
     add_orders(replay)
     replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
+    add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends by itself")
@@ -160,6 +161,15 @@ def _replay(options: argparse.Namespace) -> int:
     return 0
 
 
+def _tap(options: argparse.Namespace) -> int:
+    settings = config.load(options.config)
+    log.configure(settings.log.format, settings.log.level)
+    from cdc.feeds.tap.command import tap
+
+    tap(settings)
+    return 0
+
+
 def _decode(options: argparse.Namespace) -> int:
     from cdc.commands.decode import decode_file
 
@@ -168,7 +178,7 @@ def _decode(options: argparse.Namespace) -> int:
     return 0
 
 
-_LOGGING: Final = frozenset({_run, _replay})
+_LOGGING: Final = frozenset({_run, _replay, _tap})
 """Commands whose stderr is a log, to its last line."""
 
 

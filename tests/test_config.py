@@ -374,7 +374,7 @@ def test_librdkafkas_word_for_the_systems_certificates_is_no_path(tmp_path: Path
         ({"kafak": {}}, "kafka"),
         ({"spaces": {"includes": ["a"]}}, "spaces.include"),
         ({"kafka": {"include": ["a"]}}, "spaces.include"),
-        ({"listen": "127.0.0.1:1"}, "http.listen"),
+        ({"listen": "127.0.0.1:1"}, "http.listen or tap.listen"),
         ({"state": {"format": "x"}}, "format or log.format"),
     ],
 )

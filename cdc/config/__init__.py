@@ -17,8 +17,6 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationError,
@@ -28,20 +26,14 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from cdc.config.member_uri import NUMBER, PORT_MAX, parts_of_uri
+from cdc.config.member_uri import parts_of_uri
 from cdc.config.mistakes import place_shown, what_is_wrong
+from cdc.config.section import Pattern, Section, address_of, check_listen
+from cdc.config.tap import TapSection
 from cdc.errors import ConfigurationError
 from cdc.positions.vclock import VCLOCK_MAX
 
 ENVIRONMENT_PREFIX: Final = "TARANTOOL_CDC__"
-
-
-def _regular_expression(pattern: str) -> str:
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
-    return pattern
 
 
 def _name(text: str) -> str:
@@ -68,16 +60,10 @@ def _instance_name(text: str) -> str:
     return text
 
 
-Pattern = Annotated[str, AfterValidator(_regular_expression)]
 Name = Annotated[str, AfterValidator(_name)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 InstanceName = Annotated[str, AfterValidator(_instance_name)]
 ReplicaId = Annotated[int, AfterValidator(_origin)]
-
-
-class _Section(BaseModel):
-    # A key that nobody reads is a key that somebody misspelt.
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
 class Member:
@@ -102,7 +88,7 @@ def _uri(uri: SecretStr) -> SecretStr:
     return uri
 
 
-class SourceSection(_Section):
+class SourceSection(Section):
     """Where rows come from."""
 
     uris: list[Annotated[SecretStr, AfterValidator(_uri)]] = Field(min_length=1)
@@ -133,7 +119,7 @@ class SourceSection(_Section):
     probe_after_ms: int = Field(default=1_250, ge=100)
     """Of several members: after so much silence of the followed one it is asked for its ballot over another connection, and left
     if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second."""
-    exclude_origins: list[ReplicaId] = []
+    exclude_origins: list[ReplicaId] = Field(default=[])
     """Ids of members whose own changes the server is not to send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
     """How often the master is told what is durable; less than four times its `replication_timeout`."""
@@ -177,9 +163,6 @@ class SourceSection(_Section):
         return Member(host, port, user or self.user or "guest", own)
 
 
-_LISTEN_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
-
-
 def _password_in(file: Path) -> SecretStr:
     """What a file holds but for one line end at its end. Bytes that aren't UTF-8 stay what they are.
 
@@ -198,7 +181,7 @@ def _password_in(file: Path) -> SecretStr:
     return SecretStr(password)
 
 
-class SnapshotSection(_Section):
+class SnapshotSection(Section):
     """When the contents are read as a whole."""
 
     mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
@@ -207,16 +190,16 @@ class SnapshotSection(_Section):
     `when_needed`: at first and on any gap."""
 
 
-class SpacesSection(_Section):
+class SpacesSection(Section):
     """What is published."""
 
-    include: list[Pattern] = [".*"]
+    include: list[Pattern] = Field(default=[".*"])
     """Regular expressions over whole names of spaces; Tarantool's own need a pattern that begins with `_`."""
-    exclude: list[Pattern] = []
+    exclude: list[Pattern] = Field(default=[])
     """Of those, the ones that aren't published."""
 
 
-class StateSection(_Section):
+class StateSection(Section):
     """What the daemon keeps on disk."""
 
     path: Path = Path("state")
@@ -227,7 +210,7 @@ class StateSection(_Section):
     """How long the store of images may be behind Kafka; a start reads what it lacks from the master again."""
 
 
-class KafkaSection(_Section):
+class KafkaSection(Section):
     """Where events go."""
 
     bootstrap_servers: str
@@ -339,7 +322,7 @@ _OWN_PROPERTIES: Final = frozenset(
 )
 
 
-class FormatSection(_Section):
+class FormatSection(Section):
     """What events look like."""
 
     value: Literal["json"] = "json"
@@ -350,29 +333,26 @@ class FormatSection(_Section):
     """`dlq`: so do UPDATEs and UPSERTs that can't be carried out; their keys are doubtful until they are written anew."""
 
 
-class HttpSection(_Section):
+class HttpSection(Section):
     """Where the daemon can be looked at."""
 
     listen: str = "127.0.0.1:8085"
     """Empty: nowhere. Whoever can connect may read it and ask for rows again: there is no password."""
-    allowed_hosts: list[HostName] = []
+    allowed_hosts: list[HostName] = Field(default=[])
     """Names under which it may be asked, beside IP addresses, localhost and the one in `listen`."""
 
     @model_validator(mode="after")
     def _address_can_be_read(self) -> HttpSection:
-        host, _, port = self.listen.rpartition(":")
-        if self.listen and not (_LISTEN_HOST.fullmatch(host) and NUMBER.fullmatch(port) and int(port) <= PORT_MAX):
-            raise ValueError("listen must be host:port, or empty to listen nowhere")
+        check_listen("listen", self.listen)
         return self
 
     @property
     def address(self) -> tuple[str, int] | None:
         """Host and port, None to listen nowhere."""
-        host, _, port = self.listen.rpartition(":")
-        return (host, int(port)) if self.listen else None
+        return address_of(self.listen)
 
 
-class LogSection(_Section):
+class LogSection(Section):
     """What the daemon says of itself on stderr."""
 
     format: Literal["auto", "console", "json"] = "auto"
@@ -400,6 +380,7 @@ class Config(BaseSettings):
     kafka: KafkaSection
     format: FormatSection = FormatSection()
     http: HttpSection = HttpSection()
+    tap: TapSection = TapSection()
     log: LogSection = LogSection()
 
     @model_validator(mode="after")
@@ -474,9 +455,15 @@ def _placed(config: Config, directory: Path) -> Config:
         update={
             "source": source,
             "state": config.state.model_copy(update={"path": directory / config.state.path}),
+            "tap": _placed_tap(config.tap, directory),
             "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),
         }
     )
+
+
+def _placed_tap(tap: TapSection, directory: Path) -> TapSection:
+    files = {"path": tap.path, "tls_certificate": tap.tls_certificate, "tls_key": tap.tls_key}
+    return tap.model_copy(update={name: directory / file for name, file in files.items() if file is not None})
 
 
 def parse(values: dict[str, Any], origin: str) -> Config:
@@ -518,7 +505,7 @@ def _default_of(place: Sequence[int | str]) -> str:
     """The number that a key has where nothing is said, as an example."""
     section = Config.model_fields.get(str(place[0])) if place else None
     kind = section.annotation if section is not None else None
-    if len(place) != len(("section", "key")) or not (isinstance(kind, type) and issubclass(kind, _Section)):
+    if len(place) != len(("section", "key")) or not (isinstance(kind, type) and issubclass(kind, Section)):
         return ""
     field = kind.model_fields.get(str(place[1]))
     return f": {field.default}" if field is not None and isinstance(field.default, int) else ""
@@ -539,6 +526,6 @@ def _keys() -> list[str]:
     found = list(Config.model_fields)
     for section, field in Config.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, _Section):
+        if isinstance(kind, type) and issubclass(kind, Section):
             found += [f"{section}.{key}" for key in kind.model_fields]
     return found

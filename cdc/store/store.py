@@ -73,7 +73,7 @@ SLICE_CHANGES: Final = 16_384
 SLICE_BYTES: Final = 4 * 1024 * 1024
 """And their bytes, unless one tuple alone has more."""
 
-_FORMAT: Final = b"tarantool-cdc state 3"
+FORMAT: Final = b"tarantool-cdc state 3"
 _FORMER_FORMATS: Final = frozenset({b"tarantool-cdc state 1", b"tarantool-cdc state 2"})
 """In 1, keys that are a text of nothing but zeroes were written without the one more that they have now (cdc.schema.keys). In
 both, rows of a HASH index whose keys are equal but written differently had one key, so that some may be missing."""
@@ -129,12 +129,12 @@ class StateStore:
             raise StateError(f"{data} isn't a state store", "Give state.path a directory of its own.") from error
         if is_empty:
             with environment.begin(write=True, db=self._about) as txn:
-                txn.put(b"format", _FORMAT)
+                txn.put(b"format", FORMAT)
         with environment.begin(db=self._about, buffers=False) as txn:
             written = txn.get(b"format")
             self.is_former = written in _FORMER_FORMATS
             """Whether an earlier version wrote it; `bring_over` must be called before anything else then."""
-            if written != _FORMAT and not self.is_former:
+            if written != FORMAT and not self.is_former:
                 raise StateError(
                     f"the state store {self._path} was written by another version, in the format {written!r}",
                     f"Run the version that wrote it, or remove {self._path} and start once with --rebuild-state.",
@@ -225,7 +225,7 @@ class StateStore:
                 for new, tuple_ in rows:
                     assert tuple_ is not None
                     txn.put(new, tuple_)
-                txn.put(b"format", _FORMAT, db=self._about)
+                txn.put(b"format", FORMAT, db=self._about)
             self.is_former = False
 
     def remove_some(self, space_id: int) -> bool:

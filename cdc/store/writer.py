@@ -224,14 +224,14 @@ class StateWriter:
 
     def _numbers(self) -> dict[int, int]:
         """By space, as of the store's position: what its keys begin with, where that isn't its id."""
-        return _numbers_in(self.store.records)
+        return numbers_in(self.store.records)
 
     def _unused_numbers(self) -> list[int]:
         """Numbers of rows that no space has, nor will have once what is on its way is written."""
         numbers = self._numbers()
         pending = (self._settled_records, self._open_records, *(records for _, _, _, records in self._submitted))
         # A number that another has replaced since is still the one at the position that the store comes to next.
-        taken = {*numbers.values(), *(number for records in pending for number in _numbers_in(records).values())}
+        taken = {*numbers.values(), *(number for records in pending for number in numbers_in(records).values())}
 
         def is_unused(number: int) -> bool:
             is_left = number >= NUMBER_MIN or number in numbers
@@ -253,7 +253,8 @@ class StateWriter:
         self._settled_position = None
 
 
-def _numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:
+def numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:
+    """By space, what its rows' keys begin with in the store, where that isn't its id."""
     record = json.loads(records.get(_NUMBERS_KEY) or b"{}")
     return {int(space_id): number for space_id, number in record.items()}
 

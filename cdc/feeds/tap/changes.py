@@ -1,0 +1,209 @@
+"""Messages of the topics as changes of keys, each with the frame that clients get.
+
+One frame serves all clients: its opaque is the end of its `seq`, and who wants no values gets another one that is made when the
+first such client needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cdc.errors import CdcError
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.keys import KeyTemplate, vbucket_of
+
+OPAQUE_MASK: Final = 0x7FFF_FFFF
+"""Of changes; what else is sent has the highest bit set."""
+
+
+class Kind(IntEnum):
+    """What a change does."""
+
+    MUTATION = 0
+    DELETE = 1
+    TRUNCATE = 2
+    """All keys of the space are gone."""
+    RESET = 3
+    """Keys are gone that nobody can name any more."""
+
+
+class Change(NamedTuple):
+    """One key has another value or is gone, or a whole space is empty."""
+
+    seq: int
+    kind: Kind
+    space: str
+    key: bytes
+    vbucket: int
+    frame: bytes
+
+
+Numbered = Change | list[Change]
+"""What one event changes: a key that is made of other fields than the primary key's may become another one."""
+
+
+class MalformedError(CdcError):
+    """A message isn't one of this daemon's events."""
+
+
+class _Source(msgspec.Struct):
+    name: str
+    table: str
+    seq: int
+
+
+_NULL: Final = b"null"
+_NOTHING: Final = msgspec.Raw(_NULL)
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+    after: msgspec.Raw = _NOTHING
+
+
+class _EventWithRows(msgspec.Struct):
+    op: str
+    source: _Source
+    before: msgspec.Raw = _NOTHING
+    after: msgspec.Raw = _NOTHING
+
+
+class _Completed(msgspec.Struct):
+    sweep_seq: int = 0
+
+
+class _Snapshot(msgspec.Struct):
+    status: str
+    seq: int
+    spaces: list[_Completed] = []
+
+
+_decode_values: Final = msgspec.json.Decoder(dict[str, Any]).decode
+_snapshot: Final = msgspec.json.Decoder(_Snapshot).decode
+_pack: Final = msgspec.msgpack.Encoder().encode
+
+
+def packed(row: bytes) -> bytes:
+    """A row of the topics as a MessagePack array of its values."""
+    return _pack(list(_decode_values(row).values()))
+
+
+def swept_at(value: bytes) -> int | None:
+    """The seq behind which a snapshot was complete that doesn't name what is gone; None for all other records of snapshots."""
+    try:
+        record = _snapshot(value)
+    except msgspec.MsgspecError:
+        return None
+    is_swept = record.status == "COMPLETED" and any(space.sweep_seq for space in record.spaces)
+    return record.seq if is_swept else None
+
+
+class _TableChange(msgspec.Struct):
+    id: str = ""
+    previousId: str | None = None  # noqa: N815 - the record's name for it
+
+
+class _SchemaSource(msgspec.Struct):
+    name: str
+    table: str
+    schema_version: int
+
+
+class _Schema(msgspec.Struct):
+    source: _SchemaSource
+    tableChanges: list[_TableChange] = []  # noqa: N815 - the record's name for it
+
+
+_schema: Final = msgspec.json.Decoder(_Schema).decode
+
+
+def renamed(value: bytes) -> tuple[int, str] | None:
+    """The version from which on a space has another name, and that name; None for all other records of schemas."""
+    try:
+        record = _schema(value)
+    except msgspec.MsgspecError:
+        return None
+    is_renamed = any(change.previousId is not None for change in record.tableChanges)
+    return (record.source.schema_version, record.source.table) if is_renamed else None
+
+
+class Changes:
+    """Makes changes of one daemon's messages."""
+
+    def __init__(
+        self, name: str, template: str, vbucket_count: int, is_wanted: Callable[[str], bool], *, is_packed: bool
+    ) -> None:
+        """`name` is the events' `source.name`; of spaces that aren't wanted only the numbers are taken."""
+        self._name = name
+        self._is_wanted = is_wanted
+        self._template = template
+        self._mask = vbucket_count - 1
+        self._is_packed = is_packed
+        self._templates: dict[str, KeyTemplate | None] = {}
+        needs_row = KeyTemplate(template, "").needs_row
+        self._decode: Any = msgspec.json.Decoder(_EventWithRows if needs_row else _Event).decode
+        self._make = self._of_rows if needs_row else self._of_keys
+
+    @property
+    def spaces(self) -> frozenset[str]:
+        """The wanted spaces that have been met."""
+        return frozenset(name for name, template in list(self._templates.items()) if template is not None)
+
+    def template(self, space: str) -> KeyTemplate | None:
+        """How keys of a space are made; None if it isn't wanted."""
+        if space not in self._templates:
+            self._templates[space] = KeyTemplate(self._template, space) if self._is_wanted(space) else None
+        return self._templates[space]
+
+    def of(self, key: bytes | None, value: bytes | None) -> tuple[int, Numbered] | None:
+        """The number of a message's event, and what it changes; None for a tombstone, and for what another program wrote.
+
+        Raises MalformedError, or ConfigurationError where the key template doesn't fit.
+        """
+        if value is None:
+            return None
+        try:
+            event = self._decode(value)
+        except msgspec.MsgspecError as error:
+            raise MalformedError(f"a message with the key {(key or b'')[:100]!r} is no event: {error}") from error
+        source = event.source
+        if source.name != self._name:
+            return None
+        template = self.template(source.table)
+        if template is None:
+            return source.seq, []
+        if event.op == "t":
+            return source.seq, Change(source.seq, Kind.TRUNCATE, source.table, b"", 0, b"")
+        try:
+            return source.seq, self._make(template, key or b"", event)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise MalformedError(f"an event with the key {(key or b'')[:100]!r} can't be read: {error}") from error
+
+    def _of_keys(self, template: KeyTemplate, key: bytes, event: _Event) -> Change:
+        source = event.source
+        return self._change(source.seq, source.table, template.of_key(key), bytes(event.after))
+
+    def _of_rows(self, template: KeyTemplate, key: bytes, event: _EventWithRows) -> Numbered:
+        source = event.source
+        before, after = bytes(event.before), bytes(event.after)
+        former = template.of_row(key, before) if before != _NULL else None
+        now = template.of_row(key, after) if after != _NULL else None
+        changes = []
+        if former is not None and former != now:
+            changes.append(self._change(source.seq, source.table, former, _NULL))
+        if now is not None:
+            changes.append(self._change(source.seq, source.table, now, after))
+        return changes[0] if len(changes) == 1 else changes
+
+    def _change(self, seq: int, space: str, key: bytes, after: bytes) -> Change:
+        vbucket = vbucket_of(key, self._mask)
+        # An event without images says that the key has changed and not how: what a client has of it is no good any more.
+        if after == _NULL:
+            return Change(seq, Kind.DELETE, space, key, vbucket, wire.delete(key, vbucket, seq & OPAQUE_MASK, seq))
+        value = packed(after) if self._is_packed else after
+        return Change(seq, Kind.MUTATION, space, key, vbucket, wire.mutation(key, value, vbucket, seq & OPAQUE_MASK, seq))

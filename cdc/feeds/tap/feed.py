@@ -1,0 +1,327 @@
+"""What all clients' streams share: the newest changes in memory, a reader of the topics, one view of the store at a time.
+
+The reader's thread is a few batches ahead of the event loop and no more. A client that is behind the ring reads the topics by
+itself, a few such at a time; one that has been in the ring and falls behind it is too slow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.errors import CdcError
+from cdc.feeds.tap.changes import Change, Changes
+from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
+from cdc.feeds.tap.merging import Batch, Ring, Selection
+from cdc.feeds.tap.session import Cursor, Session
+from cdc.feeds.tap.stream import SlowError
+from cdc.feeds.tap.views import BusyError, DaemonStore, Rows
+
+_RETRY_SECONDS: Final = 0.05
+_START_RETRY_SECONDS: Final = 1.0
+_ROWS: Final = 2_000
+_ROWS_BYTES: Final = 1024 * 1024
+_CATCHING_UP_MAX: Final = 4
+"""Clients that read the topics by themselves at a time; others wait for their turn."""
+_AHEAD: Final = 4
+"""Batches that a thread may be ahead of the loop."""
+_FORMER_KEYS_BYTES: Final = 64 * 1024 * 1024
+_FORMER_KEYS: Final = 4
+
+
+class Feed:
+    """One daemon's changes and rows, for any number of clients. Its methods are for the event loop's thread."""
+
+    def __init__(self, config: Config, fail: Callable[[CdcError], None]) -> None:
+        """`fail` is told what ended the reading."""
+        tap = config.tap
+        self._config = tap
+        self._fail = fail
+        self._log = structlog.get_logger()
+        self._patterns = [re.compile(pattern) for pattern in tap.spaces]
+        self._changes = Changes(
+            config.kafka.topic_prefix, tap.key, tap.vbuckets, self._is_wanted, is_packed=tap.value == "msgpack"
+        )
+        self._topics = Topics(config.name, config.kafka)
+        template, view_seconds_max = self._changes.template, tap.view_ms_max / 1000
+        self._store = DaemonStore(config.state.path / "images", config.name, template, tap.vbuckets, view_seconds_max)
+        self._ring = Ring(0, tap.buffer_bytes_max)
+        self._grown = asyncio.Event()
+        self._reader: LiveReader | None = None
+        self._ahead = threading.Semaphore(_AHEAD)
+        self._catching_up = asyncio.Semaphore(_CATCHING_UP_MAX)
+        self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
+        self._selections: dict[tuple[str, ...], frozenset[str]] = {}
+        self._known_count = -1
+        self._swept_seq = 0
+        self.renamed_version = 0
+        """The schema's version with which a space got another name last."""
+        self._renamed: set[str] = set()
+        self._keeps_all = config.snapshot.mode != "never"
+
+    async def start(self, stopping: asyncio.Event) -> bool:
+        """Begin to read; whether there was still something to begin."""
+        after = await self._first_seq(stopping)
+        if after is None:
+            return False
+        self._ring = Ring(after, self._config.buffer_bytes_max)
+        loop = asyncio.get_running_loop()
+        self._reader = LiveReader(
+            self._topics,
+            self._changes,
+            after,
+            lambda batch: self._hand_over(loop, batch),
+            on_sweep=lambda seq: _call(loop, self._swept, seq),
+            on_rename=lambda version, space: _call(loop, self._was_renamed, version, space),
+            on_end=lambda failure: _call(loop, self._reader_ended, failure),
+        )
+        self._reader.start()
+        return True
+
+    async def stop(self) -> None:
+        """End reading, and let go of the store."""
+        if self._reader is not None:
+            self._reader.stop()
+            await asyncio.to_thread(self._reader.join)
+        await asyncio.to_thread(self._store.close)
+
+    def close_old_view(self) -> None:
+        """Let go of a view that nobody has asked for lately. For any thread."""
+        self._store.close_old_view()
+
+    async def since(self, date: int) -> int | None:
+        """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
+        return await asyncio.to_thread(self._topics.since, date * 1000)
+
+    @property
+    def ring(self) -> Ring:
+        """The newest changes."""
+        return self._ring
+
+    @property
+    def reader(self) -> LiveReader | None:
+        """Who reads the topics, once somebody does."""
+        return self._reader
+
+    async def _first_seq(self, stopping: asyncio.Event) -> int | None:
+        """Where to begin to read the topics: where the store is, or at their end. None if there is nothing to begin any more."""
+        while not stopping.is_set():
+            try:
+                return await asyncio.to_thread(self._store.seq)
+            except BusyError as error:
+                self._log.info("the daemon's store can't be read yet", why=str(error))
+            try:
+                return await asyncio.to_thread(self._topics.newest_seq)
+            except CdcError as error:
+                self._log.warning("Kafka can't be asked for the topics' ends, trying again", why=str(error))
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stopping.wait(), _START_RETRY_SECONDS)
+        return None
+
+    # What the reader's thread hands over.
+
+    def _hand_over(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
+        """On the reader's thread: no more than a few batches ahead of the loop."""
+        assert self._reader is not None
+        while not self._ahead.acquire(timeout=0.2):
+            if self._reader.is_stopping:
+                return
+        _call(loop, self._append, batch)
+
+    def _append(self, batch: Batch) -> None:
+        self._ring.append(batch)
+        self._ahead.release()
+        self._tell_all()
+
+    def _tell_all(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+    def _swept(self, seq: int) -> None:
+        self._swept_seq = max(self._swept_seq, seq)
+        self._tell_all()
+
+    def _was_renamed(self, version: int, space: str) -> None:
+        self.renamed_version = max(self.renamed_version, version)
+        self._renamed.add(space)
+        self._tell_all()
+
+    def _reader_ended(self, failure: CdcError | None) -> None:
+        if failure is not None:
+            self._fail(failure)
+
+    # What clients' streams share.
+
+    @property
+    def last(self) -> int:
+        """The number of the newest change."""
+        return self._ring.last
+
+    @property
+    def all_vbuckets(self) -> frozenset[int]:
+        """That there are."""
+        return frozenset(range(self._config.vbuckets))
+
+    def _is_wanted(self, space: str) -> bool:
+        return any(pattern.fullmatch(space) for pattern in self._patterns)
+
+    def _spaces_of(self, name: str) -> frozenset[str] | None:
+        """Of the spaces that are known, those that a client of this name gets; None if it gets all."""
+        for client in self._config.clients:
+            if re.fullmatch(client.name, name):
+                key = tuple(client.spaces)
+                known = self._changes.spaces | frozenset(self._store.names())
+                if len(known) != self._known_count:
+                    self._selections.clear()
+                    self._known_count = len(known)
+                if key not in self._selections:
+                    self._selections[key] = frozenset(
+                        space for space in known if any(re.fullmatch(pattern, space) for pattern in client.spaces)
+                    )
+                return self._selections[key]
+        return None
+
+    def selection(self, session: Session) -> Selection:
+        """What a client gets, as things are."""
+        wish = session.wish
+        return Selection(self._spaces_of(session.name), wish.vbuckets, session.lost, wish.is_keys_only)
+
+    def is_over(self, session: Session) -> bool:
+        """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
+        return session.is_reset or session.begun_seq < self._swept_seq or session.begun_version < self.renamed_version
+
+    def is_new_enough(self, rows: Rows) -> bool:
+        """Whether the store has come to where keys were last lost sight of."""
+        return rows.seq >= self._swept_seq and rows.version >= self.renamed_version
+
+    def is_alone(self, session: Session, space: str) -> bool:
+        """Whether this is the only space that the client gets."""
+        wanted = self._spaces_of(session.name)
+        return (self._changes.spaces | frozenset(self._store.names()) if wanted is None else wanted) <= {space}
+
+    async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
+        """What follows a change, without an end."""
+        ring = self._ring
+        has_followed = False
+        while True:
+            if not ring.has(after):
+                if after > ring.last:
+                    await self._wait_for_end(after)
+                    continue
+                if has_followed:
+                    raise SlowError(f"the client is {ring.last - after} changes behind, more than tap.buffer_bytes_max keeps")
+                async with contextlib.aclosing(self._catch_up(after)) as batches:
+                    async for batch in batches:
+                        after = batch.last
+                        yield batch
+                        if ring.has(after):
+                            break
+                continue
+            grown = self._grown
+            found = ring.next(after)
+            if found is None:
+                has_followed = True
+                await grown.wait()
+                if self.is_over(session):
+                    raise ExpiredError("keys are gone that nobody can name")
+                continue
+            has_followed = True
+            after = found.last
+            yield found
+
+    async def _wait_for_end(self, after: int) -> None:
+        """A client knows more than was read: read on, unless there is no more; then its number is of another time."""
+        assert self._reader is not None
+        grown = self._grown
+        if self._reader.is_at_end and after > self._ring.last:
+            newest = await asyncio.to_thread(self._newest_seq)
+            if after > newest:
+                raise ExpiredError(f"the client has come to {after}, and the topics end at {newest}")
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(grown.wait(), 1.0)
+
+    def _newest_seq(self) -> int:
+        return self._topics.newest_seq()
+
+    async def _catch_up(self, after: int) -> AsyncGenerator[Batch, None]:
+        """Read the topics for one client that is behind the ring."""
+        loop = asyncio.get_running_loop()
+        async with self._catching_up:
+            queue: asyncio.Queue[Batch | CdcError | None] = asyncio.Queue()
+            ahead = threading.Semaphore(_AHEAD)
+
+            def hand_over(batch: Batch) -> None:
+                while not ahead.acquire(timeout=0.2):
+                    if reader.is_stopping:
+                        return
+                _call(loop, queue.put_nowait, batch)
+
+            reader = LiveReader(
+                self._topics,
+                self._changes,
+                after,
+                hand_over,
+                is_for_one=True,
+                on_end=lambda failure: _call(loop, queue.put_nowait, failure),
+            )
+            reader.start()
+            try:
+                while isinstance(found := await queue.get(), Batch):
+                    ahead.release()
+                    yield found
+                if found is not None:
+                    raise found
+            finally:
+                reader.stop()
+
+    async def read(self, cursor: Cursor, selection: Selection) -> Rows:
+        """Rows of the store; waits while it can't be read."""
+        is_told = False
+        while True:
+            try:
+                return await asyncio.to_thread(
+                    self._store.read,
+                    cursor,
+                    selection,
+                    is_packed=self._config.value == "msgpack",
+                    count_max=_ROWS,
+                    bytes_max=_ROWS_BYTES,
+                )
+            except BusyError as error:
+                if not is_told:
+                    is_told = True
+                    self._log.info("clients wait for the daemon's store", why=str(error))
+                await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when it can be read
+
+    async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
+        """What a TRUNCATE has removed; None if nobody knows."""
+        if change.space in self._renamed or not self._keeps_all:
+            return None  # its rows may never have been in the topic of that name
+        task = self._former_keys.get(change.seq)
+        if task is None:
+            ask = asyncio.to_thread(self._topics.former_keys, self._changes, change.space, change.seq, _FORMER_KEYS_BYTES)
+            task = self._former_keys[change.seq] = asyncio.create_task(ask)
+            while len(self._former_keys) > _FORMER_KEYS:
+                self._former_keys.popitem(last=False)
+        return await asyncio.shield(task)
+
+    async def wait_until_at_end(self) -> None:
+        """Until everything has been read that there is."""
+        assert self._reader is not None
+        while not self._reader.is_at_end:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._grown.wait(), 0.1)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
+    """From another thread. A loop that has ended needs nothing any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]  # a function, with its arguments

@@ -1,0 +1,76 @@
+"""What keys are called at a client, and in which vbucket they are.
+
+`{space}:{key}` by default: the space's name, and the primary key's values as text, joined by ":". A key template may name any
+field of the row instead: `user:{id}`. Of a row that is gone the fields are those that it had.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from cdc.config.tap import KEY_FIELD
+from cdc.errors import ConfigurationError
+from cdc.events.json_values import encode
+
+_SINGLE: Final = re.compile(rb'\{"(?:[^"\\])*":(?:(-?[0-9]+)|"([^"\\]*)")\}')
+"""A key of one part that is a whole number, or a string that JSON has as it is. A part whose name has a quote isn't met."""
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+SPACE: Final = "space"
+KEY: Final = "key"
+
+
+def vbucket_of(key: bytes, mask: int) -> int:
+    """As memcached's and Couchbase's clients find it; `mask` is the number of vbuckets less one."""
+    return zlib.crc32(key) >> 16 & 0x7FFF & mask
+
+
+def joined(key: bytes) -> bytes:
+    """The values of a key of the topics (a JSON object) as text, joined by ":"."""
+    single = _SINGLE.fullmatch(key)
+    if single is not None:
+        return single[1] or single[2] or b""
+    return b":".join(_text(value) for value in _decode(key).values())
+
+
+def _text(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else encode(value)
+
+
+class KeyTemplate:
+    """Makes the keys of one space."""
+
+    def __init__(self, template: str, space: str) -> None:
+        names = KEY_FIELD.findall(template)
+        self.needs_row = not set(names) <= {SPACE, KEY}
+        """Whether the primary key's values aren't enough."""
+        self._template = template
+        self._space = space
+        self.of_key: Callable[[bytes], bytes] = self._of_key
+        """From the primary key as the topics have it."""
+        prefix, _, rest = template.partition("{key}")
+        if names == [SPACE, KEY] and not rest:
+            start = prefix.replace("{space}", space).encode()
+            self.of_key = lambda key: start + joined(key)
+
+    def _of_key(self, key: bytes) -> bytes:
+        return self._filled({SPACE: self._space.encode(), KEY: joined(key)})
+
+    def of_row(self, key: bytes, row: bytes) -> bytes:
+        """From the primary key and the row, as the topics have them. Raises ConfigurationError if the row lacks a field."""
+        fields = {name: _text(value) for name, value in _decode(row).items()}
+        return self._filled({**fields, SPACE: self._space.encode(), KEY: joined(key)})
+
+    def _filled(self, values: dict[str, bytes]) -> bytes:
+        try:
+            parts = KEY_FIELD.split(self._template)
+            return b"".join(values[part] if place % 2 else part.encode() for place, part in enumerate(parts))
+        except KeyError as error:
+            raise ConfigurationError(
+                f"a row of space {self._space!r} has no field {error.args[0]!r}, which tap.key = {self._template!r} names",
+                "Name a field that all rows have, or leave the space out of tap.spaces.",
+            ) from None

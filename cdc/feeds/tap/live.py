@@ -1,0 +1,417 @@
+"""Reads the topics from a given change on, on a thread of its own, and hands on batches in the order of their numbers.
+
+Where the first of them lies in each partition is found by halves: within a partition numbers ascend. A reader that starts late,
+or for one client alone, finds its place in a few looks and needs nothing that was written down before.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
+
+from cdc.config import KafkaSection
+from cdc.errors import CdcError, ConnectionLostError, Remedy
+from cdc.events import topics
+from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, renamed, swept_at
+from cdc.feeds.tap.merging import Batch, Merger
+from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.errors import reading_error
+from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of
+from cdc.kafka.topic_admin import list_topics
+
+_TIMEOUT_SECONDS: Final = 10.0
+_POLL_SECONDS: Final = 0.02
+_MESSAGES: Final = 4_000
+"""Taken from librdkafka at a time."""
+_TOPICS_SECONDS: Final = 2.0
+"""How often new topics are looked for."""
+_HOLE_TOPICS_SECONDS: Final = 0.25
+"""The same, where a number is missing."""
+_HOLE_SECONDS: Final = 10.0
+"""How long a missing number is waited for, before it is asked whether it can still come."""
+_RETRY_SECONDS: Final = 1.0
+_NEAR: Final = 1_000
+"""So few messages are read rather than halved."""
+_KEY_BYTES: Final = 150
+"""What a key takes in memory beside its bytes."""
+_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of changes that wait for one of another partition; past it partitions that are ahead aren't read."""
+
+
+class ExpiredError(CdcError):
+    """Changes that a client lacks aren't on the topics any more."""
+
+
+class Topics:
+    """One daemon's topics of spaces, as they are now. All methods raise ConnectionLostError while Kafka doesn't answer."""
+
+    def __init__(self, name: str, config: KafkaSection) -> None:
+        self.config = config
+        self.clients = KafkaClients(name, config)
+        self.prefix = config.topic_prefix
+        names = topics.TopicNames(self.prefix)
+        self.snapshots = names.control(topics.SNAPSHOT)
+        self.schemas = names.control(topics.SCHEMA)
+        self._control = {names.control(name) for name in topics.CONTROL}
+
+    def counts(self, admin: Admin) -> dict[str, int]:
+        """Topics that may have rows, with their numbers of partitions."""
+        found = list_topics(admin, self.config.bootstrap_servers)
+        return {name: count for name, count in found.items() if name.startswith(self.prefix + ".") and name not in self._control}
+
+    def newest_seq(self) -> int:
+        """The highest number that readers can reach."""
+        admin = self.clients.admin()
+        open_, closed = open_partitions(admin, self.counts(admin))
+        return newest_seq(self.clients.consumer("read_committed"), self.prefix, {**open_, **closed})
+
+    def begins(self, admin: Admin, counts: Mapping[str, int]) -> dict[Place, int]:
+        """Where partitions begin."""
+        places = [(name, number) for name, count in counts.items() for number in range(count)]
+        return _offsets(admin, places, OffsetSpec.earliest()) if places else {}  # type: ignore[no-untyped-call]
+
+    def former_keys(self, changes: Changes, space: str, seq: int, bytes_max: int) -> list[tuple[bytes, int]] | None:
+        """Keys, with their vbuckets, that a space had before the change `seq` emptied it: what its topic has of it until then.
+
+        None if the topic doesn't go back to its beginning, or they are too many.
+        """
+        admin = self.clients.admin()
+        topic = topics.TopicNames(self.prefix).of_space(1, space)
+        begins = self.begins(admin, {topic: self.counts(admin).get(topic, 0)})
+        if any(begins.values()):
+            return None
+        keys: dict[Place, dict[bytes, int]] = {place: {} for place in begins}
+        missing, size = set(begins), 0
+        consumer = self.clients.consumer("read_committed")
+        try:
+            consumer.assign([TopicPartition(*place, 0) for place in begins])
+            while missing and size <= bytes_max:
+                for message in consumer.consume(_MESSAGES, _POLL_SECONDS):
+                    place = _place(message)
+                    if message.error() is not None or place not in missing:
+                        continue
+                    found = changes.of(message.key(), message.value())
+                    if found is None:
+                        continue
+                    if found[0] >= seq:
+                        missing.discard(place)
+                        consumer.incremental_unassign([TopicPartition(*place)])
+                        continue
+                    here = keys[place]
+                    for change in [found[1]] if isinstance(found[1], Change) else found[1]:
+                        if change.space != space:
+                            continue
+                        if change.kind is Kind.MUTATION:
+                            size += (len(change.key) + _KEY_BYTES) if change.key not in here else 0
+                            here[change.key] = change.vbucket
+                        elif change.kind is Kind.DELETE:
+                            size -= (len(change.key) + _KEY_BYTES) if here.pop(change.key, None) is not None else 0
+                        else:
+                            here.clear()
+        finally:
+            consumer.close()
+        return None if missing else [pair for here in keys.values() for pair in here.items()]
+
+    def since(self, timestamp_ms: int) -> int | None:
+        """The number behind which all changes are newer than a time; None if the topics don't go back so far."""
+        admin = self.clients.admin()
+        counts = self.counts(admin)
+        begins = self.begins(admin, counts)
+        if not begins:
+            return None
+        found = _offsets(admin, list(begins), OffsetSpec.for_timestamp(timestamp_ms))
+        starts = {place: offset for place, offset in found.items() if offset >= 0}
+        if any(begins[place] and offset == begins[place] for place, offset in starts.items()):
+            return None  # what came before may be as new
+        consumer = self.clients.consumer("read_committed")
+        try:
+            first = first_events(consumer, self.prefix, starts)
+        finally:
+            consumer.close()
+        return min(seq for _, seq in first.values()) - 1 if first else self.newest_seq()
+
+
+def _offsets(admin: Admin, places: list[Place], spec: OffsetSpec) -> dict[Place, int]:
+    wanted = {TopicPartition(*place): spec for place in places}
+    try:
+        asked = admin.list_offsets(wanted, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=_TIMEOUT_SECONDS)
+        return {(place.topic, place.partition): answer.result().offset for place, answer in asked.items()}
+    except KafkaException as error:
+        raise reading_error(error.args[0], "the offsets of Kafka's partitions can't be asked for") from error
+
+
+def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
+    """The first event of each partition from an offset on: its own offset, and its number. Raises ConnectionLostError."""
+    missing, found = set(starts), {}
+    try:
+        consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
+        while missing:
+            message = consumer.poll(_TIMEOUT_SECONDS)
+            if message is None:
+                raise ConnectionLostError(f"{len(missing)} partitions can't be read: no answer for {_TIMEOUT_SECONDS:g} s")
+            place, error = _place(message), message.error()
+            if place not in missing:
+                continue
+            if error is None:
+                seq = seq_of(message.key(), message.value(), prefix)
+                if not seq:
+                    continue
+                found[place] = (message.offset() or 0, seq)
+            elif error.code() != KafkaError._PARTITION_EOF:
+                if error.retriable():
+                    continue
+                raise reading_error(error, "partitions can't be read")
+            missing.discard(place)
+            consumer.incremental_unassign([TopicPartition(*place)])
+    except KafkaException as error:
+        raise reading_error(error.args[0], "partitions can't be read") from error
+    return found
+
+
+def _place(message: Message) -> Place:
+    return message.topic() or "", message.partition() or 0
+
+
+def locate(
+    consumer: Consumer, prefix: str, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
+) -> dict[Place, int]:
+    """Offsets from which each partition has all changes behind a number, and not many before it."""
+    low, high = dict(begins), {place: max(ends[place], begin) for place, begin in begins.items()}
+    while wide := {place: (low[place] + high[place]) // 2 for place in low if high[place] - low[place] > _NEAR}:
+        found = first_events(consumer, prefix, wide)
+        for place, middle in wide.items():
+            offset, seq = found.get(place, (middle, after + 1))
+            if seq > after:
+                high[place] = middle
+            else:
+                low[place] = offset + 1
+    return low
+
+
+class LiveReader:
+    """Hands on everything behind a change, until it is stopped."""
+
+    def __init__(
+        self,
+        source: Topics,
+        changes: Changes,
+        after: int,
+        deliver: Callable[[Batch], None],
+        *,
+        is_for_one: bool = False,
+        on_sweep: Callable[[int], None] = lambda _: None,
+        on_rename: Callable[[int, str], None] = lambda *_: None,
+        on_end: Callable[[CdcError | None], None] = lambda _: None,
+    ) -> None:
+        """`deliver` may block, and so holds back the reading. `is_for_one`: where changes are missing, it ends with ExpiredError;
+        otherwise it goes on behind them, and says so. `on_sweep` is told the numbers up to which keys may be gone that nobody
+        can name, `on_rename` the schema versions with which spaces got other names, `on_end` the error that ended it.
+        """
+        self._source = source
+        self._changes = changes
+        self._merger = Merger(after)
+        self._deliver = deliver
+        self._is_for_one = is_for_one
+        self._on_sweep = on_sweep
+        self._on_rename = on_rename
+        self._on_end = on_end
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger()
+        self.error: str | None = None
+        """Why nothing comes, for now."""
+        self.lost_count = 0
+        self.malformed_count = 0
+        self.is_at_end = False
+        """Whether it has read once all that there was."""
+        self._counts: dict[str, int] = {}
+        self._hole_since = 0.0
+        self._paused: set[Place] = set()
+        self._heads: dict[Place, int] = {}
+        self._ended: dict[Place, int] = {}
+        self._thread = threading.Thread(target=self._run, name="tap-live", daemon=True)
+
+    def start(self) -> None:
+        """Begin."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon; whoever delivers must not be blocked."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    @property
+    def is_stopping(self) -> bool:
+        """For `deliver`, which is not to wait any longer then."""
+        return self._stopping.is_set()
+
+    def _run(self) -> None:
+        failure: CdcError | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._follow()
+                except CdcError as error:
+                    if error.remedy is not Remedy.WAIT:
+                        raise
+                    if self.error is None:
+                        self._log.warning("the topics can't be read, trying again", error=str(error))
+                    self.error = str(error)
+                    self._stopping.wait(_RETRY_SECONDS)
+        except CdcError as error:
+            failure = error
+        except KafkaException as error:
+            failure = reading_error(error.args[0], "the topics can't be read")
+        finally:
+            self._on_end(failure)
+
+    def _follow(self) -> None:
+        source, prefix = self._source, self._source.prefix
+        admin = source.clients.admin()
+        self._counts = source.counts(admin)
+        begins = source.begins(admin, self._counts)
+        open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
+        consumer = source.clients.consumer("read_committed")
+        try:
+            starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
+            if not self._is_for_one:
+                there = list_topics(admin, source.config.bootstrap_servers)
+                starts |= {(topic, 0): 0 for topic in (source.snapshots, source.schemas) if topic in there}
+            consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
+            self._paused.clear()
+            self._heads.clear()
+            self._ended.clear()
+            self.is_at_end = not begins
+            looked_at = time.monotonic()
+            while not self._stopping.is_set():
+                self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+                self._hold_back(consumer)
+                now = time.monotonic()
+                if now - looked_at > (_TOPICS_SECONDS if not self._merger.hole else _HOLE_TOPICS_SECONDS):
+                    looked_at = now
+                    self._look_for_topics(admin, consumer)
+                    self._look_at_hole(admin, now)
+        finally:
+            consumer.close()
+
+    def _take(self, messages: list[Message]) -> None:
+        numbered: list[tuple[int, Numbered]] = []
+        append, of, heads = numbered.append, self._changes.of, self._heads
+        snapshots, schemas = self._source.snapshots, self._source.schemas
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._take_error(message, error)
+                continue
+            topic = message.topic()
+            if topic == snapshots:
+                seq = swept_at(message.value() or b"")
+                if seq is not None:
+                    self._on_sweep(seq)
+                continue
+            if topic == schemas:
+                news = renamed(message.value() or b"")
+                if news is not None:
+                    self._on_rename(*news)
+                continue
+            try:
+                found = of(message.key(), message.value())
+            except MalformedError as problem:
+                self.malformed_count += 1
+                if self.malformed_count == 1:
+                    self._log.warning(
+                        "a message is passed over", topic=message.topic(), offset=message.offset(), why=str(problem)
+                    )
+                continue
+            if found is not None:
+                append(found)
+                heads[topic, message.partition()] = found[0]  # type: ignore[index]  # a message has both
+        if messages:
+            self.error = None
+        self._merger.add(numbered)
+        while (batch := self._merger.take()) is not None:
+            self._hole_since = 0.0
+            self._deliver(batch)
+            if self._stopping.is_set():
+                return
+
+    def _take_error(self, message: Message, error: KafkaError) -> None:
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ended[_place(message)] = message.offset() or 0
+            if not self.is_at_end:
+                self.is_at_end = all(
+                    (name, number) in self._ended for name, count in self._counts.items() for number in range(count)
+                )
+        elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+            raise ConnectionLostError(f"{message.topic()} has lost what was read of it: {error.str()}")
+        elif not error.retriable() and error.code() not in (
+            KafkaError._ALL_BROKERS_DOWN,
+            KafkaError._TRANSPORT,
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_PARTITION,
+            KafkaError._UNKNOWN_TOPIC,
+        ):
+            raise reading_error(error, f"{message.topic()} can't be read")
+        elif self.error is None:
+            self.error = error.str()
+
+    def _hold_back(self, consumer: Consumer) -> None:
+        """Bound what waits: don't read partitions that are ahead."""
+        waiting = self._merger.waiting_bytes
+        if waiting > _WAITING_BYTES_MAX:
+            ahead = {place for place, seq in self._heads.items() if seq > self._merger.next_seq} - self._paused
+            consumer.pause([TopicPartition(*place) for place in ahead])
+            self._paused |= ahead
+        elif self._paused and waiting < _WAITING_BYTES_MAX // 2:
+            consumer.resume([TopicPartition(*place) for place in self._paused])
+            self._paused.clear()
+
+    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
+        counts = self._source.counts(admin)
+        if counts == self._counts:
+            return
+        new = {(name, number) for name, count in counts.items() for number in range(self._counts.get(name, 0), count)}
+        gone = {(name, number) for name, count in self._counts.items() for number in range(counts.get(name, 0), count)}
+        self._counts = counts
+        if gone:
+            consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+            for place in gone:
+                self._heads.pop(place, None)
+                self._ended.pop(place, None)
+        if new:
+            begins = _offsets(admin, sorted(new), OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in begins.items()])
+
+    def _look_at_hole(self, admin: Admin, now: float) -> None:
+        """Where a number is missing for long: find out whether it can still come."""
+        if not self._merger.hole:
+            self._hole_since = 0.0
+            return
+        if not self._hole_since:
+            self._hole_since = now
+        if now - self._hole_since < _HOLE_SECONDS:
+            return
+        open_, ends = open_partitions(admin, self._counts)
+        if open_:
+            return  # a transaction keeps readers from what follows it
+        if any(self._ended.get(place, -1) < end for place, end in ends.items() if place not in self._paused):
+            return  # it is still on its way
+        first = self._merger.next_seq
+        if self._is_for_one:
+            raise ExpiredError(f"the changes from {first} on aren't on the topics any more")
+        first, last = self._merger.skip()
+        self.lost_count += last - first + 1
+        self._hole_since = 0.0
+        self._log.error(
+            "changes are nowhere on the topics: they were deleted, or a topic was; clients go on without them",
+            first=first,
+            last=last,
+        )

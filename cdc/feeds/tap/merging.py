@@ -1,0 +1,195 @@
+"""The changes of all partitions in one order, and the newest of them in memory.
+
+A daemon numbers its events without a gap over all topics (`seq`), so the next one is always known: what comes before it is a
+repeat, what comes after it waits. Only where a topic was deleted, or the beginning of a partition is gone, the next one never
+comes.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
+
+CHANGE_BYTES: Final = 400
+"""What a change takes in memory beside its frame, roughly."""
+_SELECTIONS_MAX: Final = 64
+
+
+class Selection(NamedTuple):
+    """Which changes a client gets."""
+
+    spaces: frozenset[str] | None
+    """None: all."""
+    vbuckets: frozenset[int] | None
+    lost: frozenset[int]
+    """Vbuckets that another client has taken over."""
+    is_keys_only: bool
+
+
+class Selected(NamedTuple):
+    """What a client gets of a batch: frames, and each one's seq."""
+
+    frames: list[bytes]
+    seqs: list[int]
+
+
+@dataclass(slots=True)
+class Batch:
+    """Changes with the numbers `first` to `last`, whole; a TRUNCATE or RESET is alone in its batch."""
+
+    first: int
+    last: int
+    changes: list[Change]
+    byte_count: int
+    _selected: dict[Selection, Selected] = field(default_factory=dict)
+
+    @property
+    def is_special(self) -> bool:
+        """Whether it is a TRUNCATE or RESET."""
+        return self.changes[0].kind >= Kind.TRUNCATE if self.changes else False
+
+    def select(self, selection: Selection, after: int, until: int) -> Selected:
+        """What a client gets of the changes behind `after`, up to `until`."""
+        selected = self._selected.get(selection)
+        if selected is None:
+            if len(self._selected) >= _SELECTIONS_MAX:
+                self._selected.clear()
+            selected = self._selected[selection] = self._select(selection)
+        if after < self.first and until >= self.last:
+            return selected
+        start, end = bisect_right(selected.seqs, after), bisect_right(selected.seqs, until)
+        return Selected(selected.frames[start:end], selected.seqs[start:end])
+
+    def _select(self, selection: Selection) -> Selected:
+        spaces, vbuckets, lost, is_keys_only = selection
+        changes = self.changes
+        if spaces is not None:
+            changes = [change for change in changes if change.space in spaces]
+        if vbuckets is not None:
+            changes = [change for change in changes if change.vbucket in vbuckets]
+        if lost:
+            changes = [change for change in changes if change.vbucket not in lost]
+        if is_keys_only:
+            return Selected([_key_frame(change) for change in changes], [change.seq for change in changes])
+        return Selected([change.frame for change in changes], [change.seq for change in changes])
+
+
+def _key_frame(change: Change) -> bytes:
+    if change.kind is Kind.DELETE:
+        return change.frame
+    return wire.changed_key(change.key, change.vbucket, change.seq & OPAQUE_MASK, change.seq)
+
+
+class Merger:
+    """Puts changes into order."""
+
+    def __init__(self, after: int) -> None:
+        self.next_seq = after + 1
+        self.waiting_bytes = 0
+        """Of changes whose turn it isn't yet."""
+        self._waiting: dict[int, Numbered] = {}
+
+    def add(self, changes: Iterable[tuple[int, Numbered]]) -> None:
+        """Changes by their numbers, in any order."""
+        next_seq, waiting = self.next_seq, self._waiting
+        for seq, change in changes:
+            if seq >= next_seq and seq not in waiting:
+                waiting[seq] = change
+                self.waiting_bytes += _size(change)
+
+    def take(self, count_max: int = 2000) -> Batch | None:
+        """The next changes in order; None if the next one hasn't come."""
+        first = seq = self.next_seq
+        changes: list[Change] = []
+        byte_count = 0
+        pop = self._waiting.pop
+        while len(changes) < count_max:
+            found = pop(seq, None)
+            if found is None:
+                break
+            is_one = isinstance(found, Change)
+            if is_one and found.kind >= Kind.TRUNCATE:  # type: ignore[union-attr]  # as is_one says
+                if changes:
+                    self._waiting[seq] = found
+                else:
+                    changes = [found]  # type: ignore[list-item]
+                    seq += 1
+                break
+            if is_one:
+                changes.append(found)  # type: ignore[arg-type]
+                byte_count += len(found[5]) + CHANGE_BYTES
+            else:
+                changes += found  # type: ignore[arg-type]
+                byte_count += _size(found)
+            seq += 1
+        if seq == first:
+            return None
+        self.next_seq = seq
+        self.waiting_bytes = max(0, self.waiting_bytes - byte_count)
+        if not self._waiting:
+            self.waiting_bytes = 0
+        return Batch(first, seq - 1, changes, byte_count)
+
+    @property
+    def hole(self) -> int | None:
+        """How many numbers are missing before the first change that waits; None if none waits."""
+        return min(self._waiting) - self.next_seq if self._waiting else None
+
+    def skip(self) -> tuple[int, int]:
+        """Go on with the first change that waits; returns the numbers that nobody has, the first and the last."""
+        first, self.next_seq = self.next_seq, min(self._waiting)
+        return first, self.next_seq - 1
+
+
+def _size(change: Numbered) -> int:
+    if isinstance(change, Change):
+        return len(change.frame) + CHANGE_BYTES
+    return sum(len(one.frame) + CHANGE_BYTES for one in change)
+
+
+class Ring:
+    """The newest batches, up to so many bytes."""
+
+    def __init__(self, after: int, bytes_max: int) -> None:
+        self.first = after + 1
+        """The number of the oldest change that is here."""
+        self.last = after
+        self.byte_count = 0
+        self._bytes_max = bytes_max
+        self._batches: deque[Batch] = deque()
+
+    def append(self, batch: Batch) -> None:
+        """The next batch; the oldest ones go. Numbers that nobody has may be missing before it."""
+        self._batches.append(batch)
+        self.byte_count += batch.byte_count
+        self.last = batch.last
+        while self.byte_count > self._bytes_max and len(self._batches) > 1:
+            gone = self._batches.popleft()
+            self.byte_count -= gone.byte_count
+            self.first = self._batches[0].first
+
+    def has(self, after: int) -> bool:
+        """Whether what follows a number is here, or will be next."""
+        return self.first - 1 <= after <= self.last
+
+    def next(self, after: int) -> Batch | None:
+        """The batch that has what follows a number; None if that hasn't come. Of `has`, it must be true."""
+        batches = self._batches
+        if after >= self.last:
+            return None
+        low, high = 0, len(batches)
+        if after >= batches[-1].first - 1:
+            return batches[-1]
+        while low < high:
+            middle = (low + high) // 2
+            if batches[middle].last <= after:
+                low = middle + 1
+            else:
+                high = middle
+        return batches[low]

@@ -1,0 +1,314 @@
+"""The TAP server: one event loop for all clients, one thread that reads the topics, one view of the store at a time.
+
+What a client costs is its socket, what it was sent without acknowledging it, and a place in the ring. Who stands still is dropped
+and may come back; who falls behind the ring too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+
+from cdc.config import Config
+from cdc.errors import CdcError, ConfigurationError, ProtocolError
+from cdc.feeds.tap.connection import Greeter
+from cdc.feeds.tap.feed import Feed
+from cdc.feeds.tap.session import Cursor, Place, Session
+from cdc.feeds.tap.session_store import SessionStore, encoded
+from cdc.feeds.tap.stream import NEW, ClientStream
+from cdc.feeds.tap.window import AckWindow
+from cdc.feeds.tap.wire import RESPONSE, Packets, Wish
+
+_HANDSHAKE_SECONDS: Final = 30.0
+"""How long a connection may last that asks for no feed."""
+_SAVE_SECONDS: Final = 1.0
+_READ_BYTES: Final = 64 * 1024
+_WRITE_BYTES: Final = 256 * 1024
+"""Of one client's that may wait in this process; one message may be more."""
+_BACKLOG: Final = 1024
+
+
+@dataclass(slots=True)
+class Client:
+    """A connection that has its feed."""
+
+    session: Session
+    stream: ClientStream
+    address: str
+    task: asyncio.Task[None]
+    since: float = field(default_factory=time.time)
+
+
+class TapServer:
+    """Serves one daemon's changes. `run` is everything."""
+
+    def __init__(self, config: Config) -> None:
+        tap = config.tap
+        if config.state.images == "none" and tap.store == "daemon":
+            raise ConfigurationError(
+                'state.images = "none": there is no store of rows that clients could be filled from',
+                'Set tap.store = "own", which keeps what the topics have.',
+            )
+        self._config = tap
+        self._log = structlog.get_logger()
+        self.feed = Feed(config, self._fail)
+        self._users = {name: secret.get_secret_value() for name, secret in tap.users.items()}
+        self._sessions: dict[str, Session] = {}
+        self.clients: dict[str, Client] = {}
+        """Those that have a feed, by their names."""
+        self.connection_count = 0
+        self.refused_count = 0
+        self.dropped_count = 0
+        self._anonymous = itertools.count(1)
+        self._stopping = asyncio.Event()
+        self._failure: CdcError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.port = 0
+        """Where it listens, which the system chose if 0 was asked for."""
+        self.is_listening = threading.Event()
+
+    # From start to end.
+
+    def stop(self) -> None:
+        """End soon. For the loop's thread."""
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Serve until `stop`. Raises the error that an operator must see."""
+        sessions = await asyncio.to_thread(SessionStore, self._config.path)
+        try:
+            self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
+            if not await self.feed.start(self._stopping):
+                return
+            server = await self._listen()
+            housekeeping = asyncio.create_task(self._keep_house(sessions))
+            try:
+                await self._stopping.wait()
+            finally:
+                if server is not None:
+                    server.close()
+                housekeeping.cancel()
+                for task in list(self._tasks):
+                    task.cancel()
+                await asyncio.gather(housekeeping, *self._tasks, return_exceptions=True)
+                await asyncio.to_thread(self._save, sessions)
+            if self._failure is not None:
+                raise self._failure
+        finally:
+            await self.feed.stop()
+            sessions.close()
+
+    async def _listen(self) -> asyncio.Server | None:
+        address = self._config.address
+        if address is None:
+            self.is_listening.set()
+            return None
+        context = None
+        if self._config.tls_certificate is not None:
+            try:
+                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                context.load_cert_chain(self._config.tls_certificate, self._config.tls_key)
+            except (OSError, ssl.SSLError) as error:
+                raise ConfigurationError(
+                    f"tap.tls_certificate or tap.tls_key can't be used: {error}", "Name files in PEM's form."
+                ) from error
+        try:
+            server = await asyncio.start_server(
+                self._connected, address[0], address[1], ssl=context, limit=_READ_BYTES, backlog=_BACKLOG
+            )
+        except OSError as error:
+            raise ConfigurationError(
+                f"tap.listen = {self._config.listen} can't be had: {error.strerror}", "Choose another port."
+            ) from error
+        self.port = server.sockets[0].getsockname()[1]
+        self._log.info("clients can connect", address=address[0], port=self.port)
+        self.is_listening.set()
+        return server
+
+    async def _keep_house(self, sessions: SessionStore) -> None:
+        """Each second: write sessions, forget those that are over, let go of old views, tell silent clients that we are there."""
+        while True:
+            await asyncio.sleep(_SAVE_SECONDS)
+            now = time.time()
+            for client in self.clients.values():
+                client.session.seen_at = now
+                if time.monotonic() - client.stream.sent_at > self._config.noop_interval_ms / 1000:
+                    client.stream.noop()
+            for session in list(self._sessions.values()):
+                if session.name not in self.clients and now - session.seen_at > self._config.session_timeout_ms / 1000:
+                    del self._sessions[session.name]
+                    self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
+            await asyncio.to_thread(self.feed.close_old_view)
+            try:
+                await asyncio.to_thread(self._save, sessions)
+            except CdcError as error:
+                self._fail(error)
+
+    def _save(self, sessions: SessionStore) -> None:
+        sessions.save({name: encoded(session) for name, session in list(self._sessions.items())})
+
+    def _fail(self, failure: CdcError) -> None:
+        self._failure = self._failure or failure
+        self._stopping.set()
+
+    def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
+        """From now on these vbuckets are the client's alone."""
+        session.owned |= vbuckets
+        for other in self._sessions.values():
+            if other is not session:
+                other.lost |= vbuckets
+                other.owned -= vbuckets
+        self._log.info("vbuckets were taken over", name=session.name, count=len(vbuckets))
+
+    # Connections.
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        address = str(writer.get_extra_info("peername"))
+        self.connection_count += 1
+        why, is_stuck = "", False
+        try:
+            if self.connection_count > self._config.clients_max:
+                self.refused_count += 1
+                why = f"there are {self._config.clients_max} connections already (tap.clients_max)"
+                return
+            writer.transport.set_write_buffer_limits(high=_WRITE_BYTES)
+            packets = Packets()
+            wish, why = await self._greet(reader, writer, packets)
+            if wish is not None:
+                why = await self._serve(wish, reader, writer, packets, address)
+        except ProtocolError as error:
+            why = str(error)
+        except (ConnectionError, TimeoutError, ssl.SSLError, OSError) as error:
+            why = f"the connection was lost: {error}" if str(error) else ""
+        except CdcError as error:
+            self.dropped_count += 1
+            why, is_stuck = str(error), True
+        except asyncio.CancelledError:
+            why, is_stuck = "another connection has taken its name" if not self._stopping.is_set() else "", True
+        except Exception:  # noqa: BLE001 - a fault here must not be silent, nor end the other clients' feeds
+            self._log.exception("a fault of this program ended a connection", client=address)
+        finally:
+            self.connection_count -= 1
+            self._tasks.discard(task)
+            if why:
+                self._log.warning("a connection was closed", client=address, why=why)
+            if is_stuck:
+                writer.transport.abort()  # what is still to be sent wouldn't be taken
+            else:
+                writer.close()
+
+    async def _greet(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets
+    ) -> tuple[Wish | None, str]:
+        """Answer until the client asks for its feed; None, and why, if it never does."""
+        greeter = Greeter(self._users)
+        try:
+            async with asyncio.timeout(_HANDSHAKE_SECONDS):
+                while data := await reader.read(_READ_BYTES):
+                    for packet in packets.feed(data):
+                        answer = greeter.answer(packet)
+                        writer.write(answer.data)
+                        await writer.drain()
+                        if answer.wish is not None:
+                            return answer.wish, ""
+                        if answer.is_end:
+                            return None, answer.problem
+        except TimeoutError:
+            return None, f"the client has asked for no feed within {_HANDSHAKE_SECONDS:g} s"
+        return None, ""
+
+    async def _serve(
+        self, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets, address: str
+    ) -> str:
+        session = await self._session(wish)
+        former = self.clients.get(session.name)
+        if former is not None:
+            former.task.cancel()
+            await asyncio.gather(former.task, return_exceptions=True)
+            session = self._sessions.get(session.name, session)
+        task = asyncio.current_task()
+        assert task is not None
+        tap = self._config
+        window = AckWindow(tap.unacked_bytes_max) if wish.has_acks else None
+        stream = ClientStream(
+            session, self.feed, self.take_over, writer.writelines, writer.drain, window, tap.stall_timeout_ms / 1000
+        )
+        client = self.clients[session.name] = Client(session, stream, address, task)
+        self._log.info("a client has connected", name=session.name, client=address, seq=session.place.seq)
+        listening = asyncio.create_task(_listen_to(reader, packets, stream))
+        sending = asyncio.create_task(stream.run())
+        try:
+            done, _ = await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if sending in done:
+                sending.result()
+                self._sessions.pop(session.name, None)
+                await writer.drain()
+                return ""
+            return listening.result()
+        finally:
+            for one in (listening, sending):
+                one.cancel()
+            await asyncio.gather(listening, sending, return_exceptions=True)
+            session.seen_at = time.time()
+            if self.clients.get(session.name) is client:
+                del self.clients[session.name]
+            if not wish.name:
+                self._sessions.pop(session.name, None)
+
+    async def _session(self, wish: Wish) -> Session:
+        """The one to go on with, or a new one."""
+        now = time.time()
+        former = self._sessions.get(wish.name) if wish.name else None
+        if former is not None and former.is_for(wish):
+            former.wish = wish
+            return former
+        if not wish.name:
+            wish = Wish(f"anonymous-{next(self._anonymous)}", *wish_values(wish))
+        place, is_replaying = Place(NEW, Cursor()), False
+        if not wish.is_dump and wish.backfill_since > now:
+            await self.feed.wait_until_at_end()
+            place = Place(self.feed.last, None)
+        elif not wish.is_dump and wish.backfill_since:
+            seq = await self.feed.since(wish.backfill_since)
+            if seq is not None:
+                place, is_replaying = Place(seq, None), True
+        session = Session(
+            wish,
+            place,
+            now,
+            now,
+            begun_seq=max(0, place.seq),
+            begun_version=self.feed.renamed_version,
+            is_replaying=is_replaying,
+        )
+        self._sessions[session.name] = session
+        return session
+
+
+async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: ClientStream) -> str:
+    """Take a client's ACKs until it goes; returns why it must go, or "". Raises ProtocolError."""
+    for packet in packets.feed(b""):
+        stream.answered(packet.opaque)
+    while data := await reader.read(_READ_BYTES):
+        for packet in packets.feed(data):
+            if packet.magic != RESPONSE:
+                return f"the client sends commands (0x{packet.opcode:02x}) after it has its feed"
+            if packet.status:
+                return f"the client refuses a message, with status 0x{packet.status:02x}"
+            stream.answered(packet.opaque)
+    return ""
+
+
+def wish_values(wish: Wish) -> tuple[int, bool, frozenset[int] | None, bool, bool, bool]:
+    """All of a wish but the name."""
+    return wish.backfill_since, wish.is_dump, wish.vbuckets, wish.is_takeover, wish.has_acks, wish.is_keys_only

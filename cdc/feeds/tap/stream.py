@@ -1,0 +1,339 @@
+"""What one client gets, from its place on: rows of the store until it is filled, then changes.
+
+    view of the store at S1 ──▶ rows │ changes up to S2 │ rows of a view at S2, behind the last one │ … │ changes, as they come
+
+So a client never gets an older value behind a newer one: rows of a later view come behind the changes that lead to it. Of these
+rows, those are left out that such a change has told already; they are remembered by their keys, up to a bound.
+
+Nothing is prepared for a client that doesn't take it: the stream waits for the socket and for ACKs, and what it waits with is in
+the ring that all clients share, or on the topics.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Final, Protocol
+
+from cdc.errors import CdcError
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.changes import Change
+from cdc.feeds.tap.live import ExpiredError
+from cdc.feeds.tap.merging import Batch, Selection
+from cdc.feeds.tap.session import Cursor, Place, Session
+from cdc.feeds.tap.views import FILL_OPAQUE, Rows
+from cdc.feeds.tap.window import AckWindow
+from cdc.feeds.tap.wire import EngineMessage, VBucketState
+
+_PIECE_BYTES: Final = 512 * 1024
+"""Sent at a time, unless one message is larger."""
+_PIECE_MESSAGES: Final = 1_000
+"""The same, to clients that don't acknowledge."""
+_CHANGED_BYTES_MAX: Final = 32 * 1024 * 1024
+_KEY_BYTES: Final = 100
+_RETRY_SECONDS: Final = 0.1
+NEW: Final = -1
+"""The number of a place that no view of the store has given yet."""
+
+
+class StalledError(CdcError):
+    """The client takes or acknowledges nothing."""
+
+
+class SlowError(CdcError):
+    """The client is so far behind that the newest changes aren't kept for it."""
+
+
+class Source(Protocol):
+    """What all clients' streams share."""
+
+    def is_over(self, session: Session) -> bool:
+        """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
+
+    def is_new_enough(self, rows: Rows) -> bool:
+        """Whether the store has come to where keys were last lost sight of."""
+
+    @property
+    def last(self) -> int:
+        """The number of the newest change."""
+
+    def selection(self, session: Session) -> Selection:
+        """What a client gets, as things are."""
+
+    def is_alone(self, session: Session, space: str) -> bool:
+        """Whether this is the only space that the client gets."""
+
+    def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
+        """What follows a change, without an end."""
+
+    async def read(self, cursor: Cursor, selection: Selection) -> Rows:
+        """Rows of the store; waits while it can't be read."""
+
+    async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
+        """What a TRUNCATE has removed; None if nobody knows."""
+
+    @property
+    def all_vbuckets(self) -> frozenset[int]:
+        """That there are."""
+
+
+class ClientStream:
+    """One connection's."""
+
+    def __init__(
+        self,
+        session: Session,
+        source: Source,
+        take_over: Callable[[Session, frozenset[int]], None],
+        write: Callable[[list[bytes]], None],
+        drain: Callable[[], Awaitable[None]],
+        window: AckWindow | None,
+        stall_seconds: float,
+    ) -> None:
+        """`take_over` is told the vbuckets that are the client's alone now. Without a `window` the client doesn't acknowledge."""
+        self.session = session
+        self.window = window
+        self.sent_bytes = 0
+        self.sent_messages = 0
+        self.sent_at = time.monotonic()
+        self.seq = session.place.seq
+        """Up to where everything has been sent."""
+        self._source = source
+        self._take_over_now = take_over
+        self._write = write
+        self._drain = drain
+        self._stall_seconds = stall_seconds
+        self._answered = asyncio.Event()
+        self._opaque = 0
+        self._place = session.place
+
+    def answered(self, opaque: int) -> None:
+        """The client has acknowledged a message."""
+        if self.window is None:
+            return
+        place = self.window.answered(opaque, time.monotonic())
+        if place is not None:
+            self.session.place = place
+            self._answered.set()
+
+    def noop(self) -> None:
+        """Say that the connection is alive."""
+        self._opaque += 1
+        self._write([wire.noop(FILL_OPAQUE | self._opaque)])
+        self.sent_at = time.monotonic()
+
+    async def run(self) -> None:
+        """Send, until a dump is complete. Raises StalledError and SlowError."""
+        session, source = self.session, self._source
+        while True:
+            try:
+                if session.is_reset:
+                    await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
+                    await self._settle()
+                    session.is_reset = False
+                if self._place.cursor is not None:
+                    await self._message(EngineMessage.BEGIN_BACKFILL)
+                    await self._fill(self._place.cursor)
+                    await self._message(EngineMessage.END_BACKFILL)
+                elif session.is_replaying:
+                    await self._message(EngineMessage.BEGIN_BACKFILL)
+                    await self._follow(source.last)
+                    session.is_replaying = False
+                    await self._message(EngineMessage.END_BACKFILL)
+                if session.wish.is_takeover and not session.owned:
+                    await self._take_over()
+                if session.wish.is_dump:
+                    await self._settle()
+                    return
+                await self._follow(None)
+            except ExpiredError:
+                pass  # what it lacks is gone: it is filled anew
+            session.is_reset = True
+
+    # Rows.
+
+    async def _fill(self, cursor: Cursor) -> None:
+        changed: set[bytes] | None = set()
+        coming = asyncio.ensure_future(self._source.read(cursor, self._selection))
+        try:
+            while True:
+                rows = await coming
+                if self._place.seq == NEW and not self._source.is_new_enough(rows):
+                    await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when the store has come so far
+                    coming = asyncio.ensure_future(self._source.read(cursor, self._selection))
+                    continue
+                if self._place.seq == NEW:
+                    self._place = Place(rows.seq, cursor)
+                    self.session.begun_seq, self.session.begun_version = rows.seq, rows.version
+                elif rows.seq > self._place.seq:
+                    changed = await self._follow_filling(rows.seq, changed)
+                if rows.cursor is not None:
+                    coming = asyncio.ensure_future(self._source.read(rows.cursor, self._selection))
+                frames = rows.frames
+                if changed:
+                    pairs = zip(rows.keys, rows.frames, strict=True)
+                    frames = [frame for key, frame in pairs if key not in changed]
+                await self._send(frames, Place(rows.seq, rows.cursor))
+                if rows.cursor is None:
+                    return
+        finally:
+            coming.cancel()
+
+    async def _follow_filling(self, until: int, changed: set[bytes] | None) -> set[bytes] | None:
+        """Send changes up to a view, and remember the keys, as long as they aren't too many."""
+        cursor = self._place.cursor
+        async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
+            async for batch in batches:
+                await self._send_batch(batch, until, cursor)
+                if changed is not None:
+                    changed.update(change.key for change in batch.changes if change.seq <= until)
+                    if sum(map(len, changed)) + _KEY_BYTES * len(changed) > _CHANGED_BYTES_MAX:
+                        changed = None
+                if self._place.seq >= until:
+                    break
+        return changed
+
+    # Changes.
+
+    async def _follow(self, until: int | None) -> None:
+        if until is not None and self._place.seq >= until:
+            return
+        async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
+            async for batch in batches:
+                if self._source.is_over(self.session):
+                    raise ExpiredError("keys are gone that nobody can name")
+                await self._send_batch(batch, until if until is not None else batch.last, None)
+                if until is not None and self._place.seq >= until:
+                    return
+
+    async def _send_batch(self, batch: Batch, until: int, cursor: Cursor | None) -> None:
+        last = min(batch.last, until)
+        if batch.is_special:
+            await self._truncate(batch.changes[0], cursor)
+            return
+        frames, seqs = batch.select(self._selection, self._place.seq, last)
+        start, count = 0, len(frames)
+        while start < count:
+            end = min(start + self._piece, count)
+            # What one event changes isn't told in part.
+            while end < count and seqs[end] == seqs[end - 1]:
+                end += 1
+            await self._send_piece(frames[start:end], Place(last if end == count else seqs[end - 1], cursor))
+            start = end
+        self._reached(Place(last, cursor))
+
+    async def _truncate(self, change: Change, cursor: Cursor | None) -> None:
+        selection, place = self._selection, Place(change.seq, cursor)
+        if selection.spaces is not None and change.space not in selection.spaces:
+            self._reached(place)
+            return
+        if self._source.is_alone(self.session, change.space):
+            await self._send([wire.flush(self._next_opaque(), change.seq)], place)
+            return
+        keys = await self._source.former_keys(change)
+        if keys is None:
+            raise ExpiredError(f"the keys that space {change.space!r} had can't be found out")
+        frames = [
+            wire.delete(key, vbucket, self._next_opaque(), change.seq)
+            for key, vbucket in keys
+            if (selection.vbuckets is None or vbucket in selection.vbuckets) and vbucket not in selection.lost
+        ]
+        await self._send(frames, place)
+
+    # Vbuckets.
+
+    async def _take_over(self) -> None:
+        vbuckets = self.session.wish.vbuckets
+        if vbuckets is None:
+            vbuckets = self._source.all_vbuckets
+        await self._follow(self._source.last)
+        await self._set_vbuckets(vbuckets, VBucketState.PENDING)
+        await self._follow(self._source.last)
+        await self._set_vbuckets(vbuckets, VBucketState.ACTIVE)
+        await self._settle()
+        self._take_over_now(self.session, vbuckets)
+
+    async def _set_vbuckets(self, vbuckets: frozenset[int], state: VBucketState) -> None:
+        frames = [wire.vbucket_set(vbucket, state, self._next_opaque()) for vbucket in sorted(vbuckets)]
+        await self._send(frames, self._place)
+
+    # Sending.
+
+    @property
+    def _selection(self) -> Selection:
+        return self._source.selection(self.session)
+
+    @property
+    def _piece(self) -> int:
+        return self.window.interval if self.window is not None else _PIECE_MESSAGES
+
+    def _next_opaque(self) -> int:
+        self._opaque = (self._opaque + 1) & (FILL_OPAQUE - 1)
+        return FILL_OPAQUE | self._opaque
+
+    async def _message(self, message: EngineMessage) -> None:
+        vbuckets = self.session.wish.vbuckets or (0,)
+        await self._send(
+            [wire.engine_message(message, vbucket, self._next_opaque()) for vbucket in sorted(vbuckets)], self._place
+        )
+
+    async def _send(self, frames: list[bytes], place: Place) -> None:
+        """Frames of which only the last one brings the client to `place`."""
+        start, count = 0, len(frames)
+        while start < count:
+            end = min(start + self._piece, count)
+            await self._send_piece(frames[start:end], place if end == count else self._place)
+            start = end
+        self._reached(place)
+
+    async def _send_piece(self, frames: list[bytes], place: Place) -> None:
+        if len(frames) > 1 and sum(map(len, frames)) > _PIECE_BYTES:
+            middle = len(frames) // 2
+            await self._send_piece(frames[:middle], self._place)
+            await self._send_piece(frames[middle:], place)
+            return
+        window = self.window
+        if window is not None:
+            await self._wait_for_room(window)
+            last = wire.with_ack(frames[-1])
+            size = sum(map(len, frames))
+            window.asked(wire.opaque_of(last), place, len(frames), size, time.monotonic())
+            frames = [*frames[:-1], last]
+        else:
+            size = sum(map(len, frames))
+        self._write(frames)
+        self.sent_bytes += size
+        self.sent_messages += len(frames)
+        self.sent_at = time.monotonic()
+        await self._in_time(self._drain(), "has taken nothing")
+        self._place = place
+        self.seq = place.seq
+        if window is None:
+            self.session.place = place
+
+    def _reached(self, place: Place) -> None:
+        """Everything up to `place` has been sent; of what the client doesn't get there is no answer to wait for."""
+        self._place = place
+        self.seq = place.seq
+        if self.window is None or not self.window.unacked_messages:
+            self.session.place = place
+
+    async def _wait_for_room(self, window: AckWindow) -> None:
+        while not window.has_room:
+            self._answered.clear()
+            await self._in_time(self._answered.wait(), "has acknowledged nothing")
+
+    async def _settle(self) -> None:
+        """Wait until the client has acknowledged everything."""
+        while self.window is not None and self.window.unacked_messages:
+            self._answered.clear()
+            await self._in_time(self._answered.wait(), "has acknowledged nothing")
+
+    async def _in_time(self, waiting: Awaitable[object], what: str) -> None:
+        try:
+            async with asyncio.timeout(self._stall_seconds):
+                await waiting
+        except TimeoutError:
+            raise StalledError(f"the client {what} for {self._stall_seconds:g} s") from None

@@ -1,0 +1,78 @@
+"""How often a client is asked to acknowledge, and how much it may leave unanswered.
+
+The distance between two questions grows while answers come soon, and shrinks while they take long: a fast client answers once
+in thousands of messages, a slow one, or one far away, is never far behind what it is known to have.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+from cdc.feeds.tap.session import Place
+
+INTERVAL_MIN: Final = 16
+INTERVAL_MAX: Final = 4096
+"""Messages between two questions."""
+_SOON_SECONDS: Final = 0.25
+_LATE_SECONDS: Final = 2.0
+_QUESTIONS_MAX: Final = 4
+"""That may be open at a time."""
+
+
+@dataclass(slots=True)
+class _Question:
+    opaque: int
+    place: Place
+    asked_at: float
+    byte_count: int
+
+
+class AckWindow:
+    """What one client was asked and hasn't answered."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._bytes_max = bytes_max
+        self._questions: deque[_Question] = deque()
+        self.interval = INTERVAL_MIN
+        """How many messages to send until the next question."""
+        self.unacked_bytes = 0
+        self.unacked_messages = 0
+        self._counts: deque[int] = deque()
+
+    @property
+    def has_room(self) -> bool:
+        """Whether more may be sent."""
+        return not self._questions or (len(self._questions) < _QUESTIONS_MAX and self.unacked_bytes < self._bytes_max)
+
+    def asked(self, opaque: int, place: Place, count: int, byte_count: int, now: float) -> None:
+        """Messages were sent of which the last one asks; with its answer the client is at `place`."""
+        self._questions.append(_Question(opaque, place, now, byte_count))
+        self._counts.append(count)
+        self.unacked_bytes += byte_count
+        self.unacked_messages += count
+
+    def answered(self, opaque: int, now: float) -> Place | None:
+        """Where the client is, now that it has answered; None if nobody asked that.
+
+        An answer is one to everything before, too: messages come in order.
+        """
+        if all(question.opaque != opaque for question in self._questions):
+            return None
+        while True:
+            question = self._questions.popleft()
+            self.unacked_bytes -= question.byte_count
+            self.unacked_messages -= self._counts.popleft()
+            if question.opaque == opaque:
+                break
+        waited = now - question.asked_at
+        if waited < _SOON_SECONDS:
+            self.interval = min(2 * self.interval, INTERVAL_MAX)
+        elif waited > _LATE_SECONDS:
+            self.interval = max(self.interval // 2, INTERVAL_MIN)
+        return question.place
+
+    def waited_seconds(self, now: float) -> float:
+        """How long the oldest question has been open; 0 if none is."""
+        return now - self._questions[0].asked_at if self._questions else 0.0

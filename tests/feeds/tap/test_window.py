@@ -1,0 +1,90 @@
+"""How often a client is asked, and what its answers say; and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cdc.feeds.tap.session import Cursor, Place, Session
+from cdc.feeds.tap.session_store import SessionStore, encoded
+from cdc.feeds.tap.window import INTERVAL_MAX, INTERVAL_MIN, AckWindow
+from cdc.feeds.tap.wire import Wish
+
+
+def test_answers_that_come_soon_make_questions_rare() -> None:
+    window, intervals = AckWindow(1_000_000), []
+    for number in range(12):
+        window.asked(number, Place(number, None), 1, 100, now=float(number))
+        assert window.answered(number, number + 0.01) == Place(number, None)
+        intervals.append(window.interval)
+    assert intervals[0] == 2 * INTERVAL_MIN
+    assert intervals[-1] == INTERVAL_MAX
+    window.asked(99, Place(99, None), 1, 100, now=100.0)
+    assert window.waited_seconds(103.0) == 3.0
+    window.answered(99, now=103.0)
+    assert window.interval == INTERVAL_MAX // 2
+
+
+def test_an_answer_answers_what_came_before() -> None:
+    window = AckWindow(1_000_000)
+    for number in (1, 2, 3):
+        window.asked(number, Place(number, None), 10, 100, now=0.0)
+    assert window.answered(2, now=1.0) == Place(2, None)
+    assert (window.unacked_bytes, window.unacked_messages) == (100, 10)
+    assert window.answered(1, now=1.0) is None, "it was answered"
+    assert window.answered(77, now=1.0) is None, "nobody asked that"
+    assert window.answered(3, now=1.0) == Place(3, None)
+    assert (window.unacked_bytes, window.unacked_messages) == (0, 0)
+
+
+def test_what_is_not_answered_is_bounded() -> None:
+    window = AckWindow(1_000)
+    rooms = [window.has_room]
+    window.asked(1, Place(1, None), 1, 5_000, now=0.0)
+    rooms.append(window.has_room)
+    assert rooms == [True, False], "one message may be larger, two may not"
+    window.answered(1, now=0.0)
+    for number in range(4):
+        rooms.append(window.has_room)
+        window.asked(number, Place(number, None), 1, 1, now=0.0)
+    assert [*rooms[2:], window.has_room] == [True, True, True, True, False]
+
+
+SESSIONS = [
+    Session(Wish("a"), Place(7, None), 1.0, 2.0),
+    Session(
+        Wish("n" * 900, 5, has_acks=True, vbuckets=frozenset({1, 9}), is_keys_only=True, is_takeover=True),
+        Place(-1, Cursor(513, b"\0\xff")),
+        1.5,
+        2.5,
+        frozenset({9}),
+        frozenset({1}),
+        begun_seq=3,
+        begun_version=4,
+        is_reset=True,
+        is_replaying=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("session", SESSIONS)
+def test_a_session_is_what_was_kept(session: Session, tmp_path: Path) -> None:
+    assert Session.from_json(json.loads(encoded(session))) == session
+    store = SessionStore(tmp_path)
+    store.save({session.name: encoded(session)})
+    store.close()
+    store = SessionStore(tmp_path)
+    assert store.load() == [session]
+    store.save({})
+    store.close()
+    assert SessionStore(tmp_path).load() == []
+
+
+def test_a_session_goes_on_for_the_same_wish_alone() -> None:
+    session = SESSIONS[0]
+    assert session.is_for(Wish("a", has_acks=True, is_keys_only=True))
+    assert not session.is_for(Wish("a", vbuckets=frozenset({1})))
+    assert not session.is_for(Wish("a", is_dump=True))
+    assert not Session(Wish("a", is_keys_only=True), Place(1, None), 0, 0).is_for(Wish("a")), "it lacks the values"

@@ -1,0 +1,91 @@
+"""The TAP server as a real process beside a daemon, and what its clients must have in the end."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from cdc.local.ports import free_port
+from tests.feeds.tap.client import TapClient
+from tests.live.daemon import DaemonProcess
+from tests.live.scene import Scene
+from tests.live.stream import parse
+from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
+
+_NAMES = "local found = {} for _, row in box.space._space:pairs() do table.insert(found, {row.id, row.name}) end return found"
+
+
+class TapProcess:
+    """One TAP server with its scene's configuration."""
+
+    def __init__(self, scene: Scene, **settings: Any) -> None:
+        """Nothing is started yet; `settings` are those of the section `tap`."""
+        self._scene = scene
+        self.port = free_port()
+        sections: dict[str, dict[str, Any]] = {
+            **scene.daemon.settings,
+            "tap": {
+                "listen": f"127.0.0.1:{self.port}",
+                "http": "",
+                "path": str(scene.directory / "tap"),
+                **settings,
+            },
+        }
+        self.process = DaemonProcess(scene.directory / "tap-server", scene.daemon.name, sections)
+
+    def start(self) -> None:
+        """Start it, and wait until clients can connect."""
+        self.process.start(command="tap")
+        wait_for("the TAP server to listen", self._is_listening)
+
+    def connect(self) -> TapClient:
+        """A connection."""
+        return TapClient(self.port)
+
+    def close(self) -> None:
+        """Leave nothing running."""
+        self.process.close()
+
+    def __enter__(self) -> TapProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_listening(self) -> bool:
+        assert self.process.run.exit_status() is None, self.process.run.log_tail()
+        try:
+            TapClient(self.port).close()
+        except OSError:
+            return False
+        return True
+
+
+def expected_contents(scene: Scene) -> dict[str, Any]:
+    """What a client that gets everything must have: the rows that the topics make, which the scene compares with the master."""
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        stream = parse(reader)
+    names = dict(scene.tarantool.eval(_NAMES)[0])
+    rows: dict[int, dict[str, Any]] = {}
+    for event in sorted(stream.events, key=lambda event: event.seq):
+        space = event.space_id
+        if event.op == "t":
+            rows[space] = {}
+            continue
+        assert event.key is not None
+        if event.value["after"] is None:
+            rows[space].pop(event.key, None)
+        else:
+            rows.setdefault(space, {})[event.key] = event.value["after"]
+    return {f"{names[space]}:{_joined(key)}": row for space, found in rows.items() for key, row in found.items()}
+
+
+def _joined(key: str) -> str:
+    values = json.loads(key).values()
+    return ":".join(value if isinstance(value, str) else json.dumps(value, separators=(",", ":")) for value in values)
+
+
+def decoded(contents: dict[str, bytes]) -> dict[str, Any]:
+    """Values as JSON, to be compared."""
+    return {key: json.loads(value) for key, value in contents.items()}
