@@ -6,6 +6,8 @@
     UPSERT            tuple, operations                                c where nothing is, else u, by the forgiving rules
     DELETE            key              before = what is there          d; nothing where nothing is
 
+Where the row that is there can't be shown, which stopped the daemon or was set aside when it came, `before` is null.
+
 A key may change several times inside one transaction: each row sees what the one before it left. The image is changed before
 the event is written, because a row that can't be shown as JSON has changed the space all the same.
 """
@@ -17,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cdc.errors import EncodingError, ImageError, SchemaError
-from cdc.events.envelope import OPEN_CREATE, Change, SpaceEvents
+from cdc.events.envelope import OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE, Change, SpaceEvents
 from cdc.images.overlay import Images
 from cdc.protocol import layout
 from cdc.protocol.codec import Body, body_values, header_end, tuple_values
@@ -106,29 +108,33 @@ class ImageChanges:
         """Opening and content of the event of a key that has the tuple `after`, decoded `tuple_`, in place of `before`."""
         try:
             content = self.space.rows[len(tuple_)](tuple_)
-            if before is None:
-                opening = OPEN_CREATE
-            else:
-                opening, content = OPEN_UPDATE_IMAGE, self._row(before) + _AFTER + content
         except EncodingError:
             self._images.put_unencodable(key, after)
             raise
         self._images.put(key, after)
-        return opening, content
+        if before is None:
+            return OPEN_CREATE, content
+        row = self._row(before)
+        return (OPEN_UPDATE, content) if row is None else (OPEN_UPDATE_IMAGE, row + _AFTER + content)
 
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
         """Key, opening and content of the event of a key that is gone."""
         try:
-            shown, content = self.space.key_of(tuple_values(before)), self._row(before) + _NO_AFTER
+            shown = self.space.key_of(tuple_values(before))
         except EncodingError:
             self._images.put_unencodable(key, None)
             raise
         self._images.delete(key)
-        return shown, OPEN_DELETE_IMAGE, content
+        row = self._row(before)
+        return (shown, OPEN_DELETE, b"") if row is None else (shown, OPEN_DELETE_IMAGE, row + _NO_AFTER)
 
-    def _row(self, tuple_: bytes) -> bytes:
+    def _row(self, tuple_: bytes) -> bytes | None:
+        """The row that there was; None if it can't be shown, which was said of it when it came."""
         values = tuple_values(tuple_)
-        return self.space.rows[len(values)](values)
+        try:
+            return self.space.rows[len(values)](values)
+        except EncodingError:
+            return None
 
     def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         tuple_, found = self.tuple_of(body, frame)

@@ -388,10 +388,10 @@ def test_row_that_is_set_aside_changes_the_image(*, in_transaction: bool) -> Non
     assert [sent.op for sent in found if sent.op] == ["c"]
     assert image(target, 1) == [1, "one", HIDDEN]
     assert image(target, 3) is not None
-    # The next change of such a row has a before that can't be shown either; then all is well again.
+    # The next change of such a row comes, with a before that can't be told: consumers may have the row from before it.
     master.replace("users", 1, "shown")
     master.delete("users", 3)
-    assert [sent.topic for sent in target.follow()] == ["shop.dlq"] * 2
+    assert content(target.events()) == [("u", None, {"id": 1, "name": "shown"}), ("d", None, None)]
     assert image(target, 3) is None
     master.replace("users", 1, "shown twice")
     assert content(target.events()) == [("u", {"id": 1, "name": "shown"}, {"id": 1, "name": "shown twice"})]

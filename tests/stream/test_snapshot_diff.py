@@ -357,17 +357,27 @@ def test_replay_over_a_log_that_has_no_end_where_events_are_out() -> None:
 # Rows that can't be shown.
 
 
-def test_row_that_can_not_be_shown_and_is_gone(life: Life) -> None:
-    """Set aside when it came, it makes no event when it goes, and stops nobody."""
+@pytest.mark.parametrize("behind_a_gap", [True, False])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_row_that_can_not_be_shown_and_what_follows(*, behind_a_gap: bool, goes_on: bool) -> None:
+    """Consumers have the row from before it, which must not stay with them."""
     life = Life(on_error="dlq")
     life.master.create_space("users", [*USERS, {"name": "more", "type": "any", "is_nullable": True}])
     life.connect()
-    life.master.insert("users", 1, "one", 1, HIDDEN)
-    life.follow()
+    life.master.insert("users", 1, "one", 1)
+    life.master.insert("users", 2, "two", 2, HIDDEN)
+    life.master.replace("users", 1, "one", 1, HIDDEN)
+    assert ops(life.follow()) == [("c", {"id": 1})]
     life.replica.flush()
     life.replica.crash()
-    life.master.delete("users", 1)
-    assert ops(life.restart(forget=True)) == []
+    for number in (1, 2):
+        if goes_on:
+            life.master.update("users", [number], ["=", "more", "shown"])
+        else:
+            life.master.delete("users", number)
+    found = [*life.restart(forget=behind_a_gap), *life.follow()]
+    assert ops(found) == [("u" if goes_on else "d", {"id": number}) for number in (1, 2)]
+    assert [event.value["before"] for event in found] == [None, None]
     life.check("users")
 
 
