@@ -36,8 +36,6 @@ class DeadLetterTable(DeadLetters):
         self._session = session
         self._table = table
         self._job = job
-        self.taken = 0
-        """Since the start, repeated ones counted again."""
 
     def take(self, records: DataFrame) -> int:
         """As `DeadLetters.take`."""
@@ -52,7 +50,7 @@ class DeadLetterTable(DeadLetters):
                 tables.retried(lambda: self._insert(letters))
         finally:
             letters.unpersist()
-        self.taken += count
+        self.count += count
         return count
 
     def _insert(self, letters: DataFrame) -> None:

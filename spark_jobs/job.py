@@ -45,6 +45,9 @@ class DeadLetters(ABC):
     Delta table with all that it takes to look at it and to send it again, exactly once however often its batch is repeated.
     """
 
+    count: int = 0
+    """How many since the start; repeated ones are counted again."""
+
     @abstractmethod
     def take(self, records: DataFrame) -> int:
         """Keep records (REFUSED_SCHEMA; timestamp, key and value may be null), each before its batch is done; how many.

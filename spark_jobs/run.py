@@ -7,17 +7,16 @@ checkpoint: the next start goes on from there.
 from __future__ import annotations
 
 import argparse
-import signal
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Final
 
 if not __package__:  # spark-submit runs this file by its path; the package is its folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from py4j.protocol import Py4JError, Py4JNetworkError
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -31,14 +30,16 @@ from spark_jobs.errors import JobError, sentence
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.job import FailAtOnce, Job, Sink, Task
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
+from spark_jobs.progress import observed
+from spark_jobs.report import Log, metrics
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
+from spark_jobs.watch import Gate, Listener, Watch
 
 JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex())}
 TASKS: Final[dict[str, Task]] = {}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
-_SIGNAL_CHECK_SECONDS: Final = 1
 _OFFSETS_PER_TRIGGER: Final = 500_000
 
 
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.job in TASKS:
             locate(session, options)
             return TASKS[options.job].run(session, options)
-        _await(start(session, JOBS[options.job], Topics.of(options), options))
+        _follow(session, options)
     except (JobError, PySparkException, Py4JError) as error:
         print(hide(f"{options.job}: {sentence(error)}", options), file=sys.stderr)
         return 1
@@ -64,19 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
     """Start a job's query. Raises JobError."""
-    locate(session, options)
-    sink = job.sink(session, topics, options)
-    if options.on_error == "dead-letter":
-        path = options.dead_letters or f"{options.checkpoint.rstrip('/')}_dead_letters"
-        sink.dead_letters = DeadLetterTable(session, tables.qualified(session, path), job.name)
-    control = [topics.control(name) for name in job.control_topics]
-    writer = topics.stream(session, job.control_topics).writeStream.foreachBatch(_feeder(session, sink, control))
-    writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
-    if options.available_now:
-        writer = writer.trigger(availableNow=True)
-    elif options.trigger_interval:
-        writer = writer.trigger(processingTime=options.trigger_interval)
-    return writer.start()
+    return _start(session, job, topics, options, _sink(session, job, topics, options), Gate())
 
 
 def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -113,38 +102,50 @@ def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequen
     sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
 
 
-def _feeder(session: SparkSession, sink: Sink, control: Sequence[str]) -> Callable[[DataFrame, int], None]:
+def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> Sink:
+    locate(session, options)
+    sink = job.sink(session, topics, options)
+    if options.on_error == "dead-letter":
+        path = options.dead_letters or f"{options.checkpoint.rstrip('/')}_dead_letters"
+        sink.dead_letters = DeadLetterTable(session, tables.qualified(session, path), job.name)
+    return sink
+
+
+def _start(
+    session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace, sink: Sink, gate: Gate
+) -> StreamingQuery:
+    control = [topics.control(name) for name in job.control_topics]
+    writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(_feeder(session, sink, control, gate))
+    writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
+    if options.available_now:
+        writer = writer.trigger(availableNow=True)
+    elif options.trigger_interval:
+        writer = writer.trigger(processingTime=options.trigger_interval)
+    return writer.start()
+
+
+def _feeder(session: SparkSession, sink: Sink, control: Sequence[str], gate: Gate) -> Callable[[DataFrame, int], None]:
     def feed_next(records: DataFrame, batch: int) -> None:
         # Java's thread of the query carries its id, which lives in the checkpoint: another checkpoint is another query.
         query = session.sparkContext.getLocalProperty(_QUERY_PROPERTY)
         if query is None:
             raise JobError("Spark gives no id of the query.")
-        feed(sink, records, batch, query, control)
+        with gate.batch(session):
+            feed(sink, records, batch, query, control)
 
     return feed_next
 
 
-def _await(query: StreamingQuery) -> None:
-    """Until the query ends by itself, or a signal ends it between two steps of a batch."""
-    stopping = False
-
-    def stop(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
-        # No more than this: the thread that is interrupted may be in the middle of a call to Java.
-        nonlocal stopping
-        stopping = True
-
-    previous = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        while not query.awaitTermination(_SIGNAL_CHECK_SECONDS):
-            if stopping:
-                query.stop()
-    except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
-        # Sent to all processes of a service, the signal ends Java at the same time, and with it the query.
-        if not stopping:
-            raise
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+def _follow(session: SparkSession, options: argparse.Namespace) -> None:
+    """Run a job until it ends or is stopped."""
+    job, topics, gate = JOBS[options.job], Topics.of(options), Gate()
+    sink = _sink(session, job, topics, options)
+    with contextlib.ExitStack() as stack:
+        listeners: list[Listener] = [stack.enter_context(Log(job.name, shows_progress=options.available_now))]
+        if options.metrics_listen is not None:
+            listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, *options.metrics_listen)))
+        query = _start(session, job, topics, options, sink, gate)
+        Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -191,7 +192,26 @@ def _add_query_options(parser: argparse.ArgumentParser) -> None:
         help="a record that isn't a change event, or that the sink refuses, ends the job (fail) or is kept in the table"
         " --dead-letters while the job goes on; default: %(default)s",
     )
+    add(
+        "--stop-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long a signal (SIGTERM, SIGINT) lets the batch that runs go on, then it is canceled; default: until it is done",
+    )
+    add(
+        "--metrics-listen",
+        type=_address,
+        metavar="[HOST:]PORT",
+        help="serve metrics for Prometheus there; the host is 127.0.0.1 unless it is said",
+    )
     add("--dead-letters", metavar="PATH", help="the table of --on-error dead-letter (default: --checkpoint with _dead_letters)")
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not port.isdecimal() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't HOST:PORT or PORT")
+    return host.removeprefix("[").removesuffix("]") or "127.0.0.1", int(port)
 
 
 if __name__ == "__main__":

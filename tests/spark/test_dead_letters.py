@@ -73,7 +73,7 @@ def test_what_a_sink_refuses_is_kept_once_or_ends_the_job(spark: SparkSession, t
 
     table = DeadLetterTable(spark, str(tmp_path), "search_index")
     assert [table.take(refused), table.take(refused.where("offset = 5")), table.take(refused.limit(0))] == [2, 1, 0]
-    assert table.taken == 3
+    assert table.count == 3
     made_anew = refused.where("offset = 5").selectExpr(*refused.columns[:5], "cast('other' as binary) as value", "sentence")
     table.take(made_anew)
     stored = spark.read.format("delta").load(str(tmp_path)).orderBy("offset", "value").collect()

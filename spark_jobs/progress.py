@@ -1,0 +1,97 @@
+"""What a query did in a batch, from the progress that Spark reports: one line of the log, and the numbers of the metrics.
+
+The newest `seq` and the newest time come from columns that Spark observes as it reads the records, in passing: the `seq` is cut
+out of the message by its mark, without reading JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+_OBSERVED: Final = "tarantool_cdc"
+# The last place is that of `source`: what follows it in an envelope has no `seq`, what stands before it are rows.
+_SEQ: Final = "try_cast(substring_index(substring_index(cast(value as string), ',\"seq\":', -1), ',', 1) as bigint)"
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One batch, when it is done. None is what isn't known."""
+
+    number: int
+    records: int
+    seconds: float
+    seq: int | None
+    behind_seconds: float | None
+    behind_records: int | None
+
+    def line(self, job: str) -> str:
+        """For the log."""
+        rate = self.records / self.seconds if self.seconds else 0.0
+        shown: dict[str, object] = {
+            "batch": self.number,
+            "records": self.records,
+            "seconds": f"{self.seconds:.1f}",
+            "records_per_second": f"{rate:.0f}",
+            "seq": self.seq,
+            "behind_seconds": None if self.behind_seconds is None else f"{self.behind_seconds:.1f}",
+            "behind_records": self.behind_records,
+        }
+        return f"{job}: {' '.join(f'{name}={value}' for name, value in shown.items() if value is not None)}"
+
+
+def observed(records: DataFrame) -> DataFrame:
+    """The records of a stream; Spark notes the newest `seq` and time as they pass."""
+    return records.observe(
+        _OBSERVED,
+        F.max(F.expr(_SEQ)).alias("seq"),
+        F.max("timestamp").cast("double").alias("newest"),
+    )
+
+
+def batch_of(progress: str) -> Batch | None:
+    """What a progress (its JSON) says of a batch; None of a trigger that had nothing to do."""
+    found: dict[str, Any] = json.loads(progress)
+    if "addBatch" not in found["durationMs"]:
+        return None
+    seconds = found["durationMs"]["triggerExecution"] / 1000
+    seen = found.get("observedMetrics", {}).get(_OBSERVED, {})
+    source = found["sources"][0]
+    ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
+    records = found["numInputRows"]
+    if source.get("startOffset") is not None:
+        # Spark counts records as often as the sink reads them; offsets count the marks of transactions too.
+        records = min(records, _distance(_offsets(source["startOffset"]), ends))
+    ended = datetime.fromisoformat(found["timestamp"]).timestamp() + seconds
+    newest = seen.get("newest")
+    return Batch(
+        number=found["batchId"],
+        records=records,
+        seconds=seconds,
+        seq=seen.get("seq"),
+        behind_seconds=None if newest is None else max(0.0, ended - newest),
+        behind_records=_distance(ends, latest) if latest else None,
+    )
+
+
+def _offsets(found: object) -> Mapping[tuple[str, str], int]:
+    if isinstance(found, str):
+        found = json.loads(found)
+    if not isinstance(found, dict):
+        return {}  # a source that isn't Kafka
+    return {
+        (topic, partition): offset
+        for topic, partitions in found.items()
+        if isinstance(partitions, dict)
+        for partition, offset in partitions.items()
+    }
+
+
+def _distance(start: Mapping[tuple[str, str], int], end: Mapping[tuple[str, str], int]) -> int:
+    return sum(max(0, offset - start.get(place, 0)) for place, offset in end.items())
