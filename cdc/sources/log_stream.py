@@ -13,6 +13,7 @@ from cdc.protocol.failure import XlogGapError
 from cdc.protocol.log_file import DAMAGE_HINT
 from cdc.protocol.relay_filter import Relay
 from cdc.sources.log_directory import READ_BYTES, LogDirectory, LogFile, join, name_file_in_errors
+from cdc.upstream import resume
 
 
 class LogStream:
@@ -36,6 +37,7 @@ class LogStream:
         self.follows = follows
         self._lsns: dict[int, int] = {}
         self._passed = start
+        self._end = 0
         self.file: LogFile | None = None
         """The one that is being read."""
         self.read_byte_count = 0
@@ -92,7 +94,7 @@ class LogStream:
                 yield None
                 stream.seek(decoder.rewind())
             decoder.end()
-        self.tail_bytes = None if decoder.is_closed else decoder.tail_bytes
+        self.tail_bytes, self._end = None if decoder.is_closed else decoder.tail_bytes, decoder.offset
         return following
 
     def _advance(self, frames: Frames, offset: int) -> None:
@@ -105,17 +107,29 @@ class LogStream:
             ) from error
 
     def _check(self, file: LogFile, following: LogFile) -> None:
-        """Raise if a file is missing between two."""
+        """Raise if a file is missing between two, or the end of the first.
+
+        A failed write may have left a hole of lsns at the end of a file, but that file goes on and is closed. Where a writer was
+        interrupted, the next one began with the last row that is there.
+        """
         previous = following.meta.previous_vclock
+        leads_on = self.vclock.covers(resume.target(following.vclock, self._excluded))
         report = (
             f"an .xlog is missing between {file.path.name}, which begins at {file.vclock} and leads to {self.vclock}, "
             f"and {following.path.name}, which begins at {following.vclock}"
         )
         if previous is None:
-            if not self.vclock.covers(following.vclock):
+            if not leads_on:
                 raise PositionError(report, "Put it into the directory.")
         elif previous != file.vclock:
             raise XlogGapError(f"{report} behind one that begins at {previous}", "Put it into the directory.")
+        elif self.tail_bytes is not None and not leads_on:
+            raise LogFileError(
+                f"{file.path} isn't whole: it leads to {self.vclock} and has no end marker, and the next one, "
+                f"{following.path.name}, begins at {following.vclock}",
+                offset=self._end,
+                hint=f"If it is a copy, copy it again. {DAMAGE_HINT}",
+            )
 
 
 def ballot(directory: LogDirectory, position: VClock | None = None) -> Ballot:

@@ -122,6 +122,27 @@ def test_broken_tail_in_the_middle_is_left_out(tmp_path: Path) -> None:
     assert stream.tail_bytes == 0
 
 
+@pytest.mark.parametrize("lost_bytes", [1, 4, 30])
+@pytest.mark.parametrize("is_last_named", [True, False])
+def test_end_of_a_log_that_is_lost(tmp_path: Path, lost_bytes: int, *, is_last_named: bool) -> None:
+    """A copy that is cut, between two blocks too: what it lacks must not be passed over."""
+    cut = write(tmp_path, 0, None, 1, 2, 3, is_closed=False)
+    second = len(block(rows_data([insert(3)])))
+    cut.write_bytes(cut.read_bytes()[: -second if lost_bytes == second else -lost_bytes])
+    write(tmp_path, 3, 0 if is_last_named else None, 4)
+    stream = LogStream(LogDirectory(tmp_path), VClock())
+    with pytest.raises((LogFileError, PositionError), match=r"leads to \{1: 2\}.* begins at \{1: 3\}"):
+        lsns(stream)
+
+
+def test_rows_of_origins_that_are_left_out_lack_nowhere(tmp_path: Path) -> None:
+    """They may come after the files were first looked at."""
+    for number, previous, lsn in ((0, None, 1), (1, 0, 2), (2, None, 3)):
+        write(tmp_path, number, previous, lsn, is_closed=False)
+    stream = LogStream(LogDirectory(tmp_path), VClock(), excluded=frozenset({1}))
+    assert lsns(stream) == []
+
+
 def test_follows_what_is_written(tmp_path: Path) -> None:
     first = write(tmp_path, 0, None, is_closed=False)
     stream = LogStream(LogDirectory(tmp_path), VClock(), follows=True)
