@@ -72,6 +72,16 @@ def pytest_configure(config: pytest.Config) -> None:
     if given is not None:
         config.option.hypothesis_seed = str(given)
     profiles.spend(config.getoption("--budget"))
+    if config.option.markexpr == "soak":
+        config.pluginmanager.register(_TellsAtOnce())
+
+
+class _TellsAtOnce:
+    """Shows a failure when it comes: the long drills take hours, and pytest would tell at their end."""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed:
+            print(f"\n{report.nodeid}, {report.when}:\n{report.longreprtext}", flush=True)
 
 
 def pytest_report_header(config: pytest.Config) -> list[str]:
