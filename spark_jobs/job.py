@@ -81,6 +81,10 @@ class Sink(ABC):
         Raises JobError.
         """
 
+    def finish(self) -> int:
+        """With --available-now, once all that was there is written: the exit status. Raises JobError."""
+        return 0
+
 
 class Job(ABC):
     """A job's name, its options, and how its sink is made."""

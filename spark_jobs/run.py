@@ -1,7 +1,7 @@
 """`spark-submit spark_jobs/run.py JOB …` or `python -m spark_jobs JOB …`: Kafka → a job's sink, until stopped.
 
-Exit status 0 when all is done or on SIGINT or SIGTERM, 1 after an error, 2 for wrong usage. Where the job stands is in its
-checkpoint: the next start goes on from there.
+Exit status 0 when all is done or on SIGINT or SIGTERM, 1 after an error or if `audit` found something, 2 for wrong usage. Where
+the job stands is in its checkpoint: the next start goes on from there.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs import tables
+from spark_jobs.audit.job import Audit
 from spark_jobs.changelog import Changelog
 from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
@@ -36,7 +37,7 @@ from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
 from spark_jobs.watch import Gate, Listener, Watch
 
-JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex())}
+JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex(), Audit())}
 TASKS: Final[dict[str, Task]] = {}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
@@ -56,11 +57,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.job in TASKS:
             locate(session, options)
             return TASKS[options.job].run(session, options)
-        _follow(session, options)
+        return _follow(session, options)
     except (JobError, PySparkException, Py4JError) as error:
         print(hide(f"{options.job}: {sentence(error)}", options), file=sys.stderr)
         return 1
-    return 0
 
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
@@ -136,8 +136,8 @@ def _feeder(session: SparkSession, sink: Sink, control: Sequence[str], gate: Gat
     return feed_next
 
 
-def _follow(session: SparkSession, options: argparse.Namespace) -> None:
-    """Run a job until it ends or is stopped."""
+def _follow(session: SparkSession, options: argparse.Namespace) -> int:
+    """Run a job until it ends or is stopped; the exit status."""
     job, topics, gate = JOBS[options.job], Topics.of(options), Gate()
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
@@ -146,6 +146,7 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> None:
             listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, *options.metrics_listen)))
         query = _start(session, job, topics, options, sink, gate)
         Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
+    return sink.finish() if options.available_now else 0
 
 
 def _parser() -> argparse.ArgumentParser:

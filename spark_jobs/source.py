@@ -7,6 +7,7 @@ must not be seen.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -81,6 +82,17 @@ class Topics:
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
             return records
         return sorted_out(records).where("sentence is null").drop("sentence")
+
+    def read_behind(self, session: SparkSession, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
+        """What the chosen spaces' topics hold from these offsets on (topic → partition → offset), and all of other topics."""
+        known = "|".join(map(re.escape, offsets))
+        others = session.read.format("kafka").options(**self._options()).option("startingOffsets", "earliest")
+        found = others.option("subscribePattern", rf"(?!(?:{known})$){self.pattern()}").load()
+        if not offsets:
+            return found
+        reader = session.read.format("kafka").options(**self._options()).option("startingOffsets", json.dumps(offsets))
+        partitions = {topic: [int(partition) for partition in numbers] for topic, numbers in offsets.items()}
+        return found.unionByName(reader.option("assign", json.dumps(partitions)).load())
 
     def _options(self) -> dict[str, str]:
         return {

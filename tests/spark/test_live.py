@@ -132,3 +132,17 @@ def test_the_command_ends_with_a_sentence(
     (last,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
     assert last.startswith(f"changelog: topic {daemon.prefix}.users, partition ")
     assert last.endswith('holds something that is no change event: {"not":"an event"}')
+
+
+def test_the_audit_of_topics_ends_with_its_findings(
+    spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kafka is asked once more for what is missing, before that is told."""
+    assert spark is SparkSession.getActiveSession()
+    daemon.create_topics("orders")
+    daemon.send(*(put("c", {"id": number}, number) for number in (1, 2, 3, 5, 6)))
+    assert run.main(["audit", *daemon.arguments(tmp_path)]) == 1
+    said = capsys.readouterr().err
+    assert "audit: gap: Seq 4 is on no topic." in said
+    assert f"audit: found 1 gap; the table {tmp_path}/tables/findings has them" in said.replace("file:", "")
+    assert run.main(["audit", *daemon.arguments(tmp_path)]) == 0

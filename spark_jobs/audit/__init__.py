@@ -1,0 +1,1 @@
+"""Job `audit`: whether the topics hold what they should."""

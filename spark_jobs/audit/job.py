@@ -1,0 +1,446 @@
+"""Job `audit`: whether the topics hold each event once, in order, whole, and in agreement with each other.
+
+A batch is read once, boiled down to facts (facts.py), and judged together with what was carried over (state.py).
+Under --path are two tables, `findings`, and `images`, the last change of each key; and `state`, a file per batch with its
+findings, so that a batch that comes again has the same ones.
+
+A number that is missing may be on its way: partitions aren't read at one time. It is a finding once every partition has
+passed it, or once Kafka was asked again: at the end with --available-now, else after --grace-seconds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple
+from typing import Any, Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import tables
+from spark_jobs.audit.facts import (
+    FLOOR_SCHEMA,
+    LAST_IMAGE_SCHEMA,
+    SOURCE_FIELDS,
+    TRANSACTION_SCHEMA,
+    broken_chains,
+    counts,
+    doubled,
+    last_images,
+    newest,
+    order_breaks,
+    places,
+    slim,
+    summed,
+    transaction_ends,
+    transactions,
+)
+from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE, Interval, without
+from spark_jobs.audit.state import (
+    FINDING_SCHEMA,
+    TRANSACTIONS_BEHIND,
+    TRANSACTIONS_MAX,
+    Finding,
+    Part,
+    State,
+    gap,
+    place,
+)
+from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.errors import JobError
+from spark_jobs.job import Job, Sink
+from spark_jobs.source import Topics
+from spark_jobs.state_files import StateFiles
+
+_FINDINGS_MAX: Final = 1000
+"""Of one kind in one batch; how many more there are is told."""
+_COMPACT_EVERY: Final = 20
+_SAID_MAX: Final = 10
+_EVERYTHING: Final = ".*"
+
+Places = Mapping[str, Mapping[str, int]]
+"""Topic → partition → offset, as Spark writes it."""
+
+
+class Audit(Job):
+    """See the module."""
+
+    name = "audit"
+    summary = "look for events that are missing, doubled, out of order or altered"
+    control_topics = ("transaction", "snapshot")
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Job.add_options`."""
+        parser.add_argument(
+            "--delivery",
+            choices=("exactly_once", "at_least_once"),
+            default="exactly_once",
+            help="the daemon's kafka.delivery: with at_least_once events may come again (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--grace-seconds",
+            type=float,
+            default=60,
+            metavar="N",
+            help="how long a number may be missing before Kafka is asked again for it (default: %(default)s)",
+        )
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> AuditSink:
+        """As `Job.sink`."""
+        return AuditSink(
+            session,
+            topics,
+            options.path,
+            repeats=options.delivery == "at_least_once",
+            grace_seconds=options.grace_seconds,
+            first_offsets=lambda: _first_offsets(session, options.checkpoint),
+        )
+
+
+class AuditSink(Sink):
+    """Judges batches."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        topics: Topics,
+        path: str,
+        *,
+        repeats: bool = False,
+        grace_seconds: float = 60,
+        first_offsets: Callable[[], Places] = dict,
+        read_behind: Callable[[Places], DataFrame] | None = None,
+        read_topic: Callable[[str], DataFrame] | None = None,
+    ) -> None:
+        """`first_offsets` tells where the query began; `read_behind` gives what Kafka has from these offsets on, `read_topic`
+        all records of a topic.
+        """
+        self._session = session
+        self._topics = topics
+        self._path = path.rstrip("/")
+        self._repeats = repeats
+        self._grace_seconds = grace_seconds
+        self._first_offsets = first_offsets
+        self._read_behind = read_behind or (lambda offsets: topics.read_behind(session, offsets))
+        self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._all_spaces = topics.spaces == _EVERYTHING
+        self._control = [topics.control(name) for name in Audit.control_topics]
+        self._files = StateFiles(session, f"{self._path}/state")
+        self._state: State | None = None
+        self._position: tuple[str, int] | None = None
+        self._found: Counter[str] = Counter()
+
+    def write(self, records: DataFrame, batch: int, query: str) -> None:
+        """As `Sink.write`."""
+        state, stored_batch, stored = self._load(query)
+        if stored_batch >= batch:
+            self._publish(stored, batch, query)
+            return
+        # What a control record says stands where others have their key: so one pass reads both.
+        told = records.withColumn("key", F.when(F.col("topic").isin(*self._control), F.col("value")).otherwise(F.col("key")))
+        cached = slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control)).persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            found = self._judge(cached, state, batch, query)
+        finally:
+            cached.unpersist()
+        self._save(state, batch, query, found)
+        self._publish(found, batch, query)
+
+    def finish(self) -> int:
+        """As `Sink.finish`: 1 if there were findings since the start, once Kafka has been asked for what is missing."""
+        if self._state is not None and self._position is not None:
+            query, batch = self._position
+            found = self._settle_missing(self._state, self._state.numbers.highest)
+            found += self._judge_counts(self._state, self._state.transactions)
+            self._save(self._state, batch, query, found)
+            # Under a name of its own: the batch's findings are there already, and Delta would take these for them.
+            self._publish(found, batch, f"{query}/end")
+        total = sum(self._found.values())
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._found.items())) or "nothing"
+        _say(f"found {told}" + (f"; the table {self._path}/findings has them" if total else ""))
+        return 1 if total else 0
+
+    def _load(self, query: str) -> tuple[State, int, list[Finding]]:
+        if self._state is not None and self._position is not None and self._position[0] == query:
+            return self._state, self._position[1], []
+        for batch, text in self._files.read(query):
+            kept = json.loads(text)
+            stored = [Finding(*values) for values in kept["findings"]]
+            self._state, self._position = State.from_json(kept["state"]), (query, batch)
+            return self._state, batch, stored
+        self._state, self._position = self._begin(), (query, -1)
+        return self._state, -1, []
+
+    def _begin(self) -> State:
+        """Nothing has been read. The numbers begin with 1, unless there are partitions whose beginning is gone."""
+        state = State()
+        for topic, offsets in self._first_offsets().items():
+            if topic not in self._control:
+                for partition, offset in offsets.items():
+                    where = place(topic, int(partition))
+                    state.last_in[where] = (-1, offset - 1)
+                    if offset > 0:
+                        state.cut.add(where)
+        return state
+
+    def _save(self, state: State, batch: int, query: str, found: Sequence[Finding]) -> None:
+        kept = {"state": state.to_json(), "findings": [astuple(finding) for finding in found]}
+        self._files.write(query, batch, json.dumps(kept))
+        self._state, self._position = state, (query, batch)
+
+    def _publish(self, found: Sequence[Finding], batch: int, application: str) -> None:
+        if not found:
+            return
+        self._found.update(finding.kind for finding in found)
+        rows = self._session.createDataFrame([astuple(finding) for finding in found], FINDING_SCHEMA)
+        rows = rows.withColumn("found_at", F.current_timestamp())
+        tables.append_once(rows, f"{self._path}/findings", partition_by=(), application=application, batch=batch)
+        for finding in found[:_SAID_MAX]:
+            _say(f"{finding.kind}: {finding.sentence}")
+        if len(found) > _SAID_MAX:
+            _say(f"and {len(found) - _SAID_MAX} more")
+
+    def _judge(self, cached: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
+        changes = cached.where(F.col("op") != CONTROL)
+        facts = counts(cached).collect()
+        found: list[Finding] = []
+        if not self._repeats:
+            found += self._order(changes, facts, state)
+        found += self._count(changes, facts, state)
+        found += self._chains(changes, state, batch, query)
+        state.forget_floors()
+        found += self._settle_missing(state, state.passed(), changes)
+        now = time.time()
+        if not state.numbers.missing(state.numbers.highest):
+            state.waiting_since = None
+        elif state.waiting_since is None:
+            state.waiting_since = now
+        elif now - state.waiting_since >= self._grace_seconds:
+            found += self._settle_missing(state, state.numbers.highest, changes)
+        return found + self._judge_counts(state, self._transactions(cached, changes, state))
+
+    def _count(self, changes: DataFrame, facts: Sequence[Row], state: State) -> list[Finding]:
+        """Take in which numbers have come from where, what empties spaces, and what is told of snapshots."""
+        bits: Counter[int] = Counter()
+        events: Counter[int] = Counter()
+        firsts: dict[str, Any] = {}
+        for row in facts:
+            where = place(row["topic"], row["partition"])
+            for record in row["records"]:
+                state.note_snapshot(json.loads(record["key"]))
+            if row["last"] is None:
+                continue
+            firsts[where] = min(firsts.get(where, row["first"]), row["first"])
+            if row["last"]["offset"] > state.last_in.get(where, (-1, -1))[1]:
+                state.last_in[where] = (row["last"]["seq"], row["last"]["offset"])
+            if row["replica_id"] is not None:
+                state.see_origin(f"{where}/{row['replica_id']}", row["last"])
+            if row["snapshot_id"] is not None:
+                state.count_rows(row["snapshot_id"], row["space"], row["rows"])
+            for truncation in row["truncations"]:
+                state.add_floor(truncation["space_id"], truncation["seq"], truncation["seq"])
+                state.numbers.add(truncation["seq"] >> BUCKET_BITS, 1 << (truncation["seq"] & BUCKET_SIZE - 1))
+            bits[row["bucket"]] |= int.from_bytes(row["bits"], "little")
+            events[row["bucket"]] += row["events"]
+        known = [number for bucket in sorted(bits) if bits[bucket] for number in state.numbers.add(bucket, bits[bucket])]
+        for where in state.cut & set(firsts):
+            state.excuse(firsts[where]["seq"])
+        state.cut -= set(firsts)
+        if self._repeats:
+            return []
+        found = []
+        if any(events[bucket] > found_bits.bit_count() for bucket, found_bits in bits.items()):
+            known += [row["seq"] for row in doubled(changes).limit(_FINDINGS_MAX).collect()]
+        if known:
+            copies: dict[int, list[Row]] = {}
+            for row in places(changes, sorted(set(known))[:_FINDINGS_MAX], 2 * _FINDINGS_MAX):
+                copies.setdefault(row["seq"], []).append(row)
+            for seq, rows in copies.items():
+                at = " and ".join(f"{row['topic']}/{row['partition']} offset {row['offset']}" for row in rows)
+                there = f"stands twice, at {at}" if len(rows) > 1 else f"has come before, and comes again at {at}"
+                found.append(_at(rows[-1], "duplicate", f"Seq {seq} ({rows[0]['space']} {rows[0]['key']}) {there}.", rows[0]))
+        return found
+
+    def _order(self, changes: DataFrame, facts: Sequence[Row], state: State) -> list[Finding]:
+        """Within each partition `seq` ascends, and so does `lsn` of each origin."""
+        found = []
+        for row in order_breaks(changes).limit(_FINDINGS_MAX).collect():
+            previous, of_origin = row["previous"], row["previous_of_origin"]
+            if previous["seq"] >= row["seq"]:
+                if row["op"] == "t" or previous["seq"] > row["seq"]:
+                    found.append(_disorder(row, previous["seq"], previous["offset"]))
+            elif not self._is_other_history(of_origin["seq"], row["seq"]):
+                found.append(_same_change(row, row["lsn"], row["replica_id"], of_origin))
+        firsts: dict[str, dict[str, Any]] = {}
+        for row in facts:
+            if row["first"] is not None:
+                where = place(row["topic"], row["partition"])
+                first = {"topic": row["topic"], "partition": row["partition"], **row["first"].asDict()}
+                for name in (where, f"{where}/{row['replica_id']}"):
+                    firsts[name] = min(firsts.get(name, first), first, key=lambda one: int(one["offset"]))
+        for name, first in firsts.items():
+            seq, offset = state.last_in.get(name, (-1, -1))
+            if first["seq"] < seq and first["offset"] > offset:
+                found.append(_disorder(first, seq, offset))
+            known = state.origins.get(name)
+            if known is None or known["lsn"] < first["lsn"] or known["seq"] >= first["seq"]:
+                continue
+            if not self._is_other_history(known["seq"], first["seq"]):
+                found.append(_same_change(first, first["lsn"], int(name.rpartition("/")[2]), known))
+        return found
+
+    def _is_other_history(self, after: int, before: int) -> bool:
+        """Whether a snapshot began between two numbers: it may have settled a divergence, where lsns are given out again."""
+        return any(record["status"] == "STARTED" and after <= record["seq"] < before for record in self._snapshot_records())
+
+    def _snapshot_records(self) -> list[dict[str, Any]]:
+        """All that the topic holds now."""
+        rows = self._read_topic(self._topics.control("snapshot")).where("value is not null").orderBy("partition", "offset")
+        return [json.loads(row["text"]) for row in rows.select(F.col("value").cast("string").alias("text")).collect()]
+
+    def _chains(self, changes: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
+        """Each row before is the row after of its key's previous change."""
+        path = f"{self._path}/images"
+        known = self._session.createDataFrame([], LAST_IMAGE_SCHEMA)
+        if tables.exists(self._session, path):
+            stored = tables.read(self._session, path).where((F.col("query") == query) & (F.col("batch") < batch))
+            known = newest(stored.drop("query", "batch"))
+            if batch % _COMPACT_EVERY == 0:
+                # The batches before this one are done for good, so none of them needs what was before it.
+                alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": F.lit(batch - 1).cast("bigint")})
+                tables.overwrite(alive, path)
+        broken = self._broken(changes, known, state)
+        if broken:
+            # A snapshot's end may be read later than what follows it.
+            for record in self._snapshot_records():
+                if record["status"] == "COMPLETED":
+                    state.note_sweeps(record)
+            broken = self._broken(changes, known, state)
+        images = last_images(changes).withColumns({"query": F.lit(query), "batch": F.lit(batch).cast("bigint")})
+        tables.append_once(images, path, partition_by=(), application=query, batch=batch)
+        return [_broken_chain(row) for row in broken]
+
+    def _broken(self, changes: DataFrame, known: DataFrame, state: State) -> list[Row]:
+        floors = [(space_id, up_to, at) for space_id, found in state.floors.items() for up_to, at in found]
+        broken = broken_chains(changes, known, self._session.createDataFrame(floors, FLOOR_SCHEMA))
+        return broken.orderBy("seq").limit(_FINDINGS_MAX).collect()
+
+    def _gaps(self, state: State, lost: Sequence[Interval], changes: DataFrame | None) -> list[Finding]:
+        """What is missing for good is told once."""
+        state.numbers.settle(lost)
+        told = lost[:_FINDINGS_MAX]
+        beside: dict[int, Row] = {}
+        if changes is not None and told:
+            numbers = sorted({number for start, end in told for number in (start - 1, end + 1)})
+            beside = {row["seq"]: row for row in places(changes, numbers, 2 * _FINDINGS_MAX)}
+        return [gap(interval, beside.get(interval[0] - 1), beside.get(interval[1] + 1)) for interval in told]
+
+    def _settle_missing(self, state: State, up_to: int, changes: DataFrame | None = None) -> list[Finding]:
+        """Ask Kafka for the numbers that are missing; those that it hasn't got either are gaps."""
+        missing = state.numbers.missing(up_to)
+        if not missing or not self._all_spaces:
+            state.numbers.settle(missing)
+            return []
+        if state.cut:
+            _say(
+                f"what is missing up to seq {up_to} can't be told from what Kafka has deleted by its retention: nothing is"
+                f" left in {', '.join(sorted(state.cut)[:5])}. Later gaps can be."
+            )
+            state.excuse(up_to)
+            return []
+        offsets: dict[str, dict[str, int]] = {}
+        for where, (_, offset) in state.last_in.items():
+            topic, _, partition = where.rpartition("/")
+            offsets.setdefault(topic, {})[partition] = offset + 1
+        behind = parse(self._read_behind(offsets), source_fields=()).select(F.col("source.seq").alias("seq"))
+        on_their_way = [row["seq"] for row in behind.where(f"seq between {missing[0][0]} and {missing[-1][1]}").collect()]
+        return self._gaps(state, without(missing, on_their_way), changes)
+
+    def _transactions(self, cached: DataFrame, changes: DataFrame, state: State) -> list[Part]:
+        """Those that aren't whole yet, or not by what their END counts; the last ones first."""
+        records = cached.where((F.col("op") == CONTROL) & (F.col("topic") == self._topics.control("transaction")))
+        parts = transactions(changes, transaction_ends(records.select(F.col("key").alias("value"))))
+        if state.transactions:
+            carried = [astuple(part) for part in state.transactions]
+            parts = parts.unionByName(self._session.createDataFrame(carried, TRANSACTION_SCHEMA))
+        behind = state.complete_up_to() - TRANSACTIONS_BEHIND
+        is_open = f"if(expected is null, last > {behind}, expected <> seen)"
+        return [Part(*row) for row in summed(parts).where(is_open).orderBy(F.desc("last")).limit(TRANSACTIONS_MAX + 1).collect()]
+
+    def _judge_counts(self, state: State, parts: Sequence[Part]) -> list[Finding]:
+        """What transactions and snapshots count."""
+        chosen: set[str] | None = None
+        if not self._all_spaces:
+            topics = {where.rpartition("/")[0] for where in state.last_in}
+            parts = [part for part in parts if self._topics.of_space(part.space) in topics]
+            chosen = {space for known in state.snapshots.values() for space in known["rows"]}
+        complete = state.complete_up_to()
+        found = state.judge_transactions(parts, complete, repeats=self._repeats)
+        return found + state.judge_snapshots(complete, chosen)
+
+
+def _at(row: Any, kind: str, sentence: str, other: Any = None) -> Finding:
+    """A finding at an event."""
+    return Finding(
+        kind,
+        sentence,
+        space=row["space"],
+        key=row["key"],
+        seq=row["seq"],
+        other_seq=None if other is None else other["seq"],
+        topic=row["topic"],
+        partition=row["partition"],
+        offset=row["offset"],
+        other_offset=None if other is None else other["offset"],
+    )
+
+
+def _disorder(row: Any, seq: int, offset: int) -> Finding:
+    told = (
+        f"{row['topic']}/{row['partition']} has seq {row['seq']} at offset {row['offset']}, behind seq {seq} at offset {offset}."
+    )
+    return _at(row, "order", told, {"seq": seq, "offset": offset})
+
+
+def _same_change(row: Any, lsn: int, replica_id: int, other: Any) -> Finding:
+    if lsn == other["lsn"]:
+        told = f"Lsn {lsn} of origin {replica_id} was published twice, as seq {other['seq']} and as seq {row['seq']}."
+        return _at(row, "duplicate", told, other)
+    told = (
+        f"{row['topic']}/{row['partition']} has lsn {lsn} of origin {replica_id} at offset {row['offset']}, behind its lsn"
+        f" {other['lsn']} at offset {other['offset']}."
+    )
+    return _at(row, "order", told, other)
+
+
+def _broken_chain(row: Any) -> Finding:
+    previous = row["previous"]
+    expected = {"c": "inserts a row that is there", "u": "changes a row", "d": "deletes a row"}[row["op"]]
+    if row["op"] != "c":
+        expected += " that was deleted" if previous["op"] == "d" else " that was another"
+    told = (
+        f"Seq {row['seq']} at {row['topic']}/{row['partition']} offset {row['offset']} {expected} after the previous change of"
+        f" {row['space']} {row['key']}, seq {previous['seq']} at {previous['topic']}/{previous['partition']} offset"
+        f" {previous['offset']}: its `before` isn't that one's `after`."
+    )
+    return _at(row, "image", told, previous)
+
+
+def _first_offsets(session: SparkSession, checkpoint: str) -> Places:
+    """Where the query began, by its checkpoint, in which Spark keeps that."""
+    text = session.read.text(f"{checkpoint.rstrip('/')}/sources/0/0", wholetext=True).collect()[0][0]
+    start = text.find("{")
+    if start < 0:
+        raise JobError(f"The checkpoint {checkpoint} doesn't tell the offsets at which it began. Choose a new --checkpoint.")
+    offsets: Places = json.loads(text[start:])
+    return offsets
+
+
+def _say(text: str) -> None:
+    print(f"audit: {text}", file=sys.stderr, flush=True)

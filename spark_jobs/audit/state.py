@@ -1,0 +1,254 @@
+"""What job `audit` carries from batch to batch, and what it concludes: its pure half, without Spark.
+
+Bounded: numbers by how far partitions are apart in their reading (numbers.py), ends by partitions and origins, floors,
+snapshots and transactions by the constants here. The last change of each key is in a table of its own (job.py).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from spark_jobs.audit.numbers import Interval, Numbers
+
+FLOORS_MAX: Final = 100
+"""Per space."""
+SNAPSHOTS_MAX: Final = 50
+TRANSACTIONS_MAX: Final = 20_000
+TRANSACTIONS_BEHIND: Final = 5_000
+"""How many numbers the record that counts a transaction may be behind its events."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is not as it should be. Positions are Kafka's; `other_…` is what it clashes with."""
+
+    kind: str
+    sentence: str
+    space: str | None = None
+    key: str | None = None
+    seq: int | None = None
+    other_seq: int | None = None
+    topic: str | None = None
+    partition: int | None = None
+    offset: int | None = None
+    other_offset: int | None = None
+
+
+FINDING_SCHEMA: Final = (
+    "kind string, sentence string, space string, key string, seq bigint, other_seq bigint, topic string, partition int,"
+    " offset bigint, other_offset bigint"
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is known of one space's events in one source transaction; see facts.transactions."""
+
+    id: str
+    space: str
+    seen: int
+    expected: int | None
+    start: int | None
+    last: int | None
+
+
+@dataclass
+class State:
+    """All of it."""
+
+    numbers: Numbers = field(default_factory=Numbers)
+    last_in: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """Per partition (`topic/number`) the seq and the offset of its last event; -1 if it had none yet."""
+    origins: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Per partition and origin (`topic/number/origin`) the last event."""
+    cut: set[str] = field(default_factory=set)
+    """Partitions whose beginning is gone and that have had no event since: what was in them nobody can tell."""
+    floors: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+    snapshots: dict[str, dict[str, Any]] = field(default_factory=dict)
+    transactions: list[Part] = field(default_factory=list)
+    judged_from: int = 0
+    """Transactions that began at a lower number aren't known as a whole."""
+    waiting_since: float | None = None
+    """Since when (wall clock) numbers have been missing that may still come."""
+
+    def to_json(self) -> str:
+        """What to keep of it."""
+        kept = {
+            **{name: getattr(self, name) for name in ("last_in", "origins", "snapshots", "judged_from", "waiting_since")},
+            "numbers": self.numbers.to_json(),
+            "cut": sorted(self.cut),
+            "floors": {str(space_id): floors for space_id, floors in self.floors.items()},
+            "transactions": [asdict(part) for part in self.transactions],
+        }
+        return json.dumps(kept)
+
+    @classmethod
+    def from_json(cls, text: str) -> State:
+        """The inverse of `to_json`."""
+        kept = json.loads(text)
+        return cls(
+            numbers=Numbers.from_json(kept["numbers"]),
+            last_in={place: (seq, offset) for place, (seq, offset) in kept["last_in"].items()},
+            origins=kept["origins"],
+            cut=set(kept["cut"]),
+            floors={int(space_id): [(up_to, at) for up_to, at in floors] for space_id, floors in kept["floors"].items()},
+            snapshots=kept["snapshots"],
+            transactions=[Part(**part) for part in kept["transactions"]],
+            judged_from=kept["judged_from"],
+            waiting_since=kept["waiting_since"],
+        )
+
+    def passed(self) -> int:
+        """The number that every partition has passed: what is missing up to it can't come any more."""
+        return min((seq for seq, _ in self.last_in.values()), default=-1)
+
+    def complete_up_to(self) -> int:
+        """The number up to which all have come, or are settled."""
+        missing = self.numbers.missing(self.numbers.highest)
+        return missing[0][0] - 1 if missing else self.numbers.highest
+
+    def add_floor(self, space_id: int, up_to: int, at: int) -> None:
+        """Rows of the space up to a number are gone for whoever comes after `at`."""
+        floors = self.floors.setdefault(space_id, [])
+        if (up_to, at) not in floors:
+            floors.append((up_to, at))
+
+    def forget_floors(self) -> None:
+        """Keep as many as there is room for."""
+        self.floors = {space_id: sorted(floors)[-FLOORS_MAX:] for space_id, floors in self.floors.items()}
+
+    def excuse(self, up_to: int) -> None:
+        """What is missing up to this number isn't to be found any more, and counts that begin before it aren't whole."""
+        self.numbers.settle(self.numbers.missing(up_to))
+        self.judged_from = max(self.judged_from, up_to)
+
+    def note_snapshot(self, record: Mapping[str, Any]) -> None:
+        """A record of the snapshot topic."""
+        known = self._snapshot(record["snapshot_id"])
+        if record["status"] == "STARTED":
+            known["started"] = record["seq"]
+            return
+        known["completed"] = record["seq"]
+        known["spaces"] = [[space["space"], space["rows"], space["sweep_seq"]] for space in record["spaces"]]
+        self.note_sweeps(record)
+
+    def note_sweeps(self, record: Mapping[str, Any]) -> None:
+        """What the end of a snapshot says of rows that are gone."""
+        for space in record["spaces"]:
+            if space["sweep_seq"] > 0:
+                self.add_floor(space["space_id"], space["sweep_seq"], record["seq"])
+
+    def see_origin(self, name: str, event: Any) -> None:
+        """An event of an origin in a partition; the last one is kept."""
+        if name not in self.origins or event["offset"] > self.origins[name]["offset"]:
+            self.origins[name] = {member: event[member] for member in ("lsn", "seq", "offset")}
+
+    def count_rows(self, snapshot_id: str, space: str, rows: int) -> None:
+        """Rows of a snapshot have come."""
+        counts = self._snapshot(snapshot_id)["rows"]
+        counts[space] = counts.get(space, 0) + rows
+
+    def _snapshot(self, snapshot_id: str) -> dict[str, Any]:
+        if snapshot_id not in self.snapshots and len(self.snapshots) >= SNAPSHOTS_MAX:
+            del self.snapshots[next(iter(self.snapshots))]
+        return self.snapshots.setdefault(snapshot_id, {"rows": {}, "started": None, "completed": None, "spaces": []})
+
+    def judge_snapshots(self, complete_up_to: int, chosen: Iterable[str] | None) -> list[Finding]:
+        """Compare what complete snapshots say of spaces with the rows that came, once all of them must have come.
+
+        Only of snapshots that repeat all rows: others leave out what consumers have already.
+        """
+        found: list[Finding] = []
+        for snapshot_id, known in list(self.snapshots.items()):
+            if known["completed"] is None or known["completed"] > complete_up_to:
+                continue
+            del self.snapshots[snapshot_id]
+            if known["started"] is None or known["started"] < self.judged_from:
+                continue
+            for space, rows, sweep_seq in known["spaces"]:
+                came = known["rows"].get(space, 0)
+                if sweep_seq == known["started"] and came != rows and (chosen is None or space in chosen):
+                    found.append(
+                        Finding(
+                            "snapshot",
+                            f"Snapshot {snapshot_id} had {rows} rows of {space!r} when it was completed, and {came} came"
+                            f" between seq {known['started']} and {known['completed']}. If rows of it are on the dead-letter"
+                            " topic, these are what is missing; else take a snapshot again.",
+                            space=space,
+                            seq=known["started"],
+                            other_seq=known["completed"],
+                        )
+                    )
+        return found
+
+    def judge_transactions(self, parts: Sequence[Part], complete_up_to: int, *, repeats: bool) -> list[Finding]:
+        """Compare transactions with what their END counts, and keep those that may still get more.
+
+        Of `parts` there are at most TRANSACTIONS_MAX + 1, the last ones. `repeats`: events and records may come several times,
+        so only what is too little is told.
+        """
+        if len(parts) > TRANSACTIONS_MAX:
+            last = min((part.last for part in parts if part.last is not None), default=0)
+            self.judged_from = max(self.judged_from, last)
+        spans: dict[str, Interval] = {}
+        for part in parts:
+            if part.start is not None and part.last is not None:
+                start, last = spans.get(part.id, (part.start, part.last))
+                spans[part.id] = (min(start, part.start), max(last, part.last))
+        found: list[Finding] = []
+        kept: list[Part] = []
+        for part in parts:
+            if part.id not in spans:
+                # An END whose events are nowhere: that they are missing is told by their numbers.
+                kept.append(part)
+                continue
+            start, last = spans[part.id]
+            if start <= self.judged_from:
+                continue
+            if last > complete_up_to or (part.expected is None and last > complete_up_to - TRANSACTIONS_BEHIND):
+                kept.append(part)
+            elif part.expected is not None and part.seen != part.expected and not (repeats and part.seen > part.expected):
+                found.append(
+                    Finding(
+                        "transaction",
+                        f"Transaction {part.id} has {part.expected} events of {part.space!r} by its END on the transaction topic,"
+                        f" and {part.seen} came, between seq {start} and {last}.",
+                        space=part.space,
+                        seq=start,
+                        other_seq=last,
+                    )
+                )
+        self.transactions = kept[:TRANSACTIONS_MAX]
+        return found
+
+
+def place(topic: str, partition: int) -> str:
+    """A partition's name in the state."""
+    return f"{topic}/{partition}"
+
+
+def gap(interval: Interval, before: Any, after: Any) -> Finding:
+    """Numbers that were never there; the rows are the events beside them, None where they aren't at hand."""
+    start, end = interval
+    count = end - start + 1
+    what = f"seq {start} is on no topic" if count == 1 else f"seq {start} to {end}, {count} events, are on no topic"
+    beside = "".join(
+        f" Seq {row['seq']}, {side} of it, is at {row['topic']}/{row['partition']} offset {row['offset']} ({row['space']}"
+        f" {row['key']})."
+        for row, side in ((before, "in front"), (after, "behind"))
+        if row is not None
+    )
+    known = after if after is not None else before
+    return Finding(
+        "gap",
+        f"{what[0].upper()}{what[1:]}.{beside} Consumers lack what they say: compare with `tarantool-cdc verify`, and take a"
+        " snapshot if rows are missing.",
+        seq=start,
+        other_seq=end,
+        topic=None if known is None else known["topic"],
+        partition=None if known is None else known["partition"],
+        offset=None if known is None else known["offset"],
+    )

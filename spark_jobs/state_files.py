@@ -1,0 +1,59 @@
+"""What a sink remembers from batch to batch, as files: one text per batch, on whatever file system the tables are.
+
+A text is written before its batch counts as done, so a batch that comes again finds what it said the first time. A file that
+was being written when the process ended isn't whole, and the one before it counts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+
+class StateFiles:
+    """The files in one folder; the last two of a query are kept."""
+
+    def __init__(self, session: SparkSession, folder: str) -> None:
+        """The folder is made with the first file."""
+        self._session = session
+        jvm: Any = session.sparkContext._jvm
+        self._folder = jvm.org.apache.hadoop.fs.Path(folder)
+        self._path = jvm.org.apache.hadoop.fs.Path
+        self._files = self._folder.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+
+    def write(self, query: str, batch: int, text: str) -> None:
+        """What is remembered after a batch; `text` is JSON."""
+        stream = self._files.create(self._path(self._folder, _name(query, batch)), True)
+        stream.write(bytearray(text.encode()))
+        stream.close()
+        for name in self._names(query)[:-2]:
+            self._files.delete(self._path(self._folder, name), False)
+
+    def read(self, query: str) -> Iterator[tuple[int, str]]:
+        """Batches and their texts, the last one first; none if nothing is remembered of this query."""
+        for name in reversed(self._names(query)):
+            path = self._path(self._folder, name).toString()
+            text = self._session.read.text(path, wholetext=True).collect()[0][0]
+            if _is_whole(text):
+                yield int(name.rpartition(".")[2]), text
+
+    def _names(self, query: str) -> list[str]:
+        if not self._files.exists(self._folder):
+            return []
+        names = (str(status.getPath().getName()) for status in self._files.listStatus(self._folder))
+        return sorted(name for name in names if name.startswith(f"{query}."))
+
+
+def _name(query: str, batch: int) -> str:
+    return f"{query}.{batch:012d}"
+
+
+def _is_whole(text: str) -> bool:
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

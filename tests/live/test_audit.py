@@ -1,0 +1,86 @@
+"""Job audit over the topics of a real day finds nothing: snapshot, restart, truncation, alterations, keys that move."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cdc.local.jars import SPARK, jar_folder
+from cdc.local.spark import spark_environment
+from spark_jobs.session import JARS_DIRECTORY_VARIABLE
+from tests.live.scene import Scene
+
+TIMEOUT_SECONDS = 240
+
+BEFORE = """
+box.schema.space.create('goods', {format = {{'id', 'unsigned'}, {'code', 'string'}, {'n', 'number'}}})
+box.space.goods:create_index('primary')
+box.schema.space.create('empty'):create_index('primary')
+box.schema.space.create('short'):create_index('primary')
+for id = 1, 200 do box.space.goods:insert{id, 'code ' .. id, id} end
+for id = 1, 20 do box.space.short:insert{id} end
+"""
+
+DAY = """
+local goods, short = box.space.goods, box.space.short
+for id = 1, 60 do goods:update(id, {{'+', 3, 0.5}}) end
+for turn = 1, 20 do
+    box.begin()
+    for id = turn, turn + 4 do goods:replace{id, 'code ' .. id, turn} short:replace{id, turn} end
+    goods:delete(200 - turn)
+    box.commit()
+end
+goods:format{{'id', 'unsigned'}, {'name', 'string'}, {'n', 'number'}, {'new', 'any', is_nullable = true}}
+for id = 1, 40 do goods:update(id, {{'=', 4, {id}}}) end
+short:truncate()
+for id = 1, 10 do short:insert{id} end
+"""
+
+EVENING = """
+local goods, short = box.space.goods, box.space.short
+goods:create_index('by_n', {parts = {{2, 'string'}}})
+goods.index.primary:alter{parts = {{2, 'string'}}}
+for id = 1, 30 do goods:update('code ' .. id, {{'=', 3, 10.0}}) end
+short:rename('shorter')
+for id = 5, 15 do short:upsert({id, 1}, {{'=', 2, 2}}) end
+box.schema.space.create('short'):create_index('primary')
+for id = 1, 10 do box.space.short:insert{id, 'other'} end
+box.space.empty:drop()
+"""
+
+
+@pytest.mark.spark
+def test_a_real_day_is_clean(scene: Scene, tmp_path: Path) -> None:
+    """In two parts, so that the second run goes on from what the first one kept."""
+    scene.daemon.settings["kafka"]["partitions"] = 3
+    scene.tarantool.eval(BEFORE)
+    scene.daemon.start()
+    scene.catch_up()
+    scene.tarantool.eval(DAY)
+    scene.catch_up()
+    scene.daemon.kill()
+    scene.daemon.start()
+    scene.tarantool.eval(EVENING)
+    scene.catch_up()
+    command = [
+        *("audit", "--bootstrap-servers", scene.kafka.bootstrap_servers, "--prefix", scene.prefix),
+        *("--path", str(tmp_path / "audit"), "--checkpoint", str(tmp_path / "checkpoint"), "--available-now"),
+    ]
+    ended = subprocess.run(
+        [sys.executable, "-m", "spark_jobs", *command, "--max-offsets-per-trigger", "700", "--master", "local[1]"],
+        env={**os.environ, **spark_environment(), JARS_DIRECTORY_VARIABLE: str(jar_folder(SPARK))},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_SECONDS,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert "audit: found nothing" in ended.stderr
+    events = scene.check_events().events
+    assert {event.op for event in events} == set("rcudt")
+    assert len(events) > 700

@@ -1,0 +1,268 @@
+"""Job audit: nothing on a clean day, each injected fault by its name, and batches that come again change nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+
+from spark_jobs.audit.job import AuditSink
+from spark_jobs.source import Topics
+from tests.spark.messages import FakeTopics, Message, compact, delete, event, put, schema, snapshot, truncate
+
+pytestmark = pytest.mark.spark
+
+ORDERS: dict[str, Any] = {"space": "orders", "space_id": 513}
+
+
+class Auditor:
+    """A sink over topics in memory, whose batches are what was sent since the last one."""
+
+    def __init__(self, spark: SparkSession, path: Path, **options: Any) -> None:
+        self.topics = FakeTopics(spark)
+        self.path = path
+        self.batch = -1
+        self._options = options
+        self._spark = spark
+        self._taken: dict[tuple[str, int], int] = {}
+        self.records: DataFrame | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        """As in another process."""
+        topics = Topics("k", "shop", self._options.pop("spaces", ".*"))
+        self.sink = AuditSink(
+            self._spark,
+            topics,
+            str(self.path),
+            read_behind=self._behind,
+            read_topic=self.topics.read,
+            **self._options,
+        )
+
+    def take(self, *messages: Message, only: Sequence[int] = (0, 1)) -> None:
+        """Send messages, and give what is new in these partitions to the sink."""
+        self.topics.send(*messages)
+        ranges = {}
+        for place, log in self.topics.messages.items():
+            if place[1] in only and not place[0].endswith(".schema"):
+                ranges[place] = (self._taken.get(place, 0), len(log))
+                self._taken[place] = len(log)
+        self.records = self.topics.slice(ranges)
+        self.batch += 1
+        self.sink.write(self.records, self.batch, "query")
+
+    def findings(self) -> list[Row]:
+        """All that there are."""
+        path = self.path / "findings"
+        if not path.exists():
+            return []
+        return self._spark.read.format("delta").load(str(path)).orderBy("kind", "seq").collect()
+
+    def kinds(self) -> list[tuple[str, int]]:
+        return [(row["kind"], row["seq"]) for row in self.findings()]
+
+    def _behind(self, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
+        return self.topics.slice(
+            {
+                (topic, partition): (offsets.get(topic, {}).get(str(partition), 0), len(log))
+                for (topic, partition), log in self.topics.messages.items()
+                if topic.rpartition(".")[2] not in ("schema", "snapshot", "transaction")
+            }
+        )
+
+
+@pytest.fixture
+def auditor(spark: SparkSession, tmp_path: Path) -> Auditor:
+    return Auditor(spark, tmp_path)
+
+
+def row(identity: int, text: str = "a") -> dict[str, Any]:
+    return {"id": identity, "name": text}
+
+
+def change(before: Mapping[str, Any], after: Mapping[str, Any], seq: int, **options: Any) -> Message:
+    """A change with both images."""
+    return event("u", {"id": after["id"]}, seq, {"before": dict(before), "after": dict(after)}, **options)
+
+
+def removal(before: Mapping[str, Any], seq: int, **options: Any) -> Message:
+    return event("d", {"id": before["id"]}, seq, {"before": dict(before)}, **options)
+
+
+def together(identity: str, *messages: Message) -> list[Message]:
+    """Messages as events of one source transaction, with its BEGIN and END."""
+    found, counts = [], dict[str, int]()
+    for order, message in enumerate(messages, 1):
+        assert message.value is not None
+        value = json.loads(message.value)
+        space = value["source"]["table"]
+        counts[space] = counts.get(space, 0) + 1
+        value["transaction"] = {"id": identity, "total_order": order, "data_collection_order": counts[space]}
+        found.append(replace(message, value=compact(value)))
+    collections = [{"data_collection": space, "event_count": count} for space, count in counts.items()]
+    end = {"status": "END", "id": identity, "event_count": len(found), "data_collections": collections, "ts_ms": 1}
+    begin = {**end, "status": "BEGIN", "event_count": None, "data_collections": None}
+    return [*found, *(Message("shop.transaction", compact({"id": identity}), compact(value)) for value in (begin, end))]
+
+
+def tombstone(message: Message) -> Message:
+    return replace(message, value=None)
+
+
+def a_day() -> list[list[Message]]:
+    """Batches: a snapshot, changes of two spaces, another format, a truncation, another primary key."""
+    first = removal(row(2, "b"), 9)
+    return [
+        [
+            schema(0, in_snapshot=True),
+            snapshot("STARTED", 0, snapshot_id="1"),
+            put("r", row(1), 1),
+            put("r", row(2), 2),
+            put("r", row(3), 3),
+        ],
+        [
+            # COMPLETED comes later than what it counts.
+            with_rows(snapshot("COMPLETED", 3, snapshot_id="1"), 3),
+            *together("1:4", change(row(1), row(1, "x"), 4), put("c", row(1), 5, **ORDERS), change(row(2), row(2, "b"), 6)),
+            *together("1:7", put("c", row(8), 7), put("c", row(9), 8)),
+            first,
+            tombstone(first),
+        ],
+        [
+            put("c", row(2, "new"), 10),
+            # Another name of a field: the row before has it too, though the one after it hadn't.
+            change({"id": 1, "title": "x"}, {"id": 1, "title": "y"}, 11, version=2),
+            truncate(12),
+            put("c", {"id": 1, "title": "z"}, 13, version=2),
+            change(row(1), row(1, "o"), 14, **ORDERS),
+        ],
+        [
+            truncate(15),
+            altered(
+                event("r", {"title": "z"}, 16, {"after": {"id": 1, "title": "z"}}, version=3),
+                '"snapshot_id":"1"',
+                '"snapshot_id":"9"',
+            ),
+            event("u", {"title": "z"}, 17, {"before": {"id": 1, "title": "z"}, "after": {"id": 2, "title": "z"}}, version=3),
+        ],
+    ]
+
+
+def with_rows(message: Message, rows: int) -> Message:
+    assert message.value is not None
+    return replace(message, value=message.value.replace('"rows":1', f'"rows":{rows}'))
+
+
+def test_a_clean_day_has_no_findings_however_it_is_cut(auditor: Auditor) -> None:
+    first, *others = a_day()
+    auditor.take(*first, only=(0,))
+    # One partition is read much later than the other.
+    auditor.take(*(message for batch in others for message in batch), only=(0,))
+    auditor.restart()
+    auditor.take(put("c", row(70), 18))
+    assert auditor.sink.finish() == 0
+    assert auditor.findings() == []
+
+
+def altered(message: Message, old: str, new: str) -> Message:
+    assert message.value is not None
+    assert old in message.value
+    return replace(message, value=message.value.replace(old, new))
+
+
+def test_each_fault_is_found_with_its_place(auditor: Auditor) -> None:
+    auditor.take(*(message for batch in a_day() for message in batch))
+    doubled = put("c", row(31), 19)
+    *events, begin, end = together("1:26", put("c", row(60), 26), put("c", row(61), 27))
+    auditor.take(
+        put("c", row(30), 18),
+        doubled,
+        doubled,
+        put("c", row(40), 21),  # swapped with 20, which is in the same partition
+        put("c", row(42), 20),
+        altered(change(row(30), row(30, "x"), 22), '"before":{"id":30,"name":"a"}', '"before":{"id":30,"name":"b"}'),
+        put("c", row(50), 24),  # 23 was dropped
+        altered(put("c", row(52), 25), '"lsn":25', '"lsn":24'),
+        *events,
+        begin,
+        altered(end, '"event_count":2}', '"event_count":3}'),
+        snapshot("STARTED", 27, snapshot_id="2"),
+        altered(put("r", row(62), 28), '"snapshot_id":"1"', '"snapshot_id":"2"'),
+        with_rows(snapshot("COMPLETED", 28, snapshot_id="2", sweep_seq=27), 2),
+    )
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [
+        ("duplicate", 19),
+        ("duplicate", 25),
+        ("gap", 23),
+        ("image", 22),
+        ("order", 20),
+        ("snapshot", 27),
+        ("transaction", 26),
+    ]
+    by_kind = {row["kind"]: row for row in auditor.findings()}
+    gap, order = by_kind["gap"], by_kind["order"]
+    assert gap["other_seq"] == 23
+    assert (order["offset"], order["other_offset"], order["other_seq"]) == (order["other_offset"] + 1, order["offset"] - 1, 21)
+
+
+def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor) -> None:
+    """The same, with each fault's two halves in two batches, each batch given twice, by a new process each time."""
+    first = put("c", row(1), 1)
+    whole = [
+        [first, put("c", row(2), 2)],
+        [
+            first,
+            altered(change(row(2), row(2, "x"), 3), '"before":{"id":2,"name":"a"}', '"before":{"id":2,"name":"b"}'),
+            put("c", row(4), 6),
+        ],
+        [put("c", row(6), 5), put("c", row(1, "again"), 7), put("c", row(8), 8)],
+    ]
+    for batch in whole:
+        auditor.take(*batch)
+        auditor.restart()
+        assert auditor.records is not None
+        auditor.sink.write(auditor.records, auditor.batch, "query")
+    auditor.sink.finish()
+    assert auditor.kinds() == [("duplicate", 1), ("gap", 4), ("image", 3), ("image", 7), ("order", 5)]
+
+
+def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_path: Path) -> None:
+    begun = {"shop.users": {"0": 7, "1": 0}, "shop.orders": {"0": 3, "1": 0}}
+    auditor = Auditor(spark, tmp_path, first_offsets=lambda: begun)
+    auditor.take(put("c", row(1), 9), put("c", row(2), 12))
+    # In the one partition of orders whose beginning is gone there is nothing yet: what is missing may have been there.
+    assert auditor.sink.finish() == 0
+    both = put("c", row(1), 15, **ORDERS), put("c", row(2), 16, **ORDERS)
+    auditor.take(*both, put("c", row(4), 14), put("c", row(6), 13), put("c", row(5), 18), put("c", row(8), 19))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 17), ("order", 13)]
+
+
+def test_what_is_on_its_way_is_no_gap(auditor: Auditor) -> None:
+    auditor.take(put("c", row(1), 1), put("c", row(2), 2), put("c", row(3), 3), only=(1,))
+    assert auditor.sink.finish() == 0
+    auditor.take(only=(0,))
+    assert auditor.sink.finish() == 0
+    assert auditor.findings() == []
+
+
+def test_a_daemon_that_repeats_is_believed_and_still_watched(spark: SparkSession, tmp_path: Path) -> None:
+    auditor = Auditor(spark, tmp_path, repeats=True)
+    one, two = put("c", row(1), 1), put("c", row(2), 2)
+    auditor.take(one, two, one, two, put("c", row(3), 4))
+    auditor.take(two)
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 3)]
+
+
+def test_some_spaces_alone_have_no_gaps(spark: SparkSession, tmp_path: Path) -> None:
+    auditor = Auditor(spark, tmp_path, spaces="users")
+    auditor.take(put("c", row(1), 1), put("c", row(2), 5), delete(2, 9))
+    assert auditor.sink.finish() == 0

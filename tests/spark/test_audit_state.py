@@ -1,0 +1,61 @@
+"""What the audit concludes from counts, and that what it keeps stays small."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_jobs.audit.state import FLOORS_MAX, SNAPSHOTS_MAX, TRANSACTIONS_BEHIND, TRANSACTIONS_MAX, Part, State
+
+
+def record(status: str, snapshot_id: str, seq: int, rows: int = 0, sweep_seq: int = 0) -> dict[str, Any]:
+    spaces = [{"space": "users", "space_id": 512, "rows": rows, "sweep_seq": sweep_seq}]
+    return {"status": status, "snapshot_id": snapshot_id, "seq": seq, "spaces": spaces}
+
+
+def test_it_is_kept_as_it_is() -> None:
+    state = State(last_in={"shop.users/0": (5, 9)}, cut={"shop.users/1"}, transactions=[Part("1:5", "users", 1, 2, 5, 5)])
+    state.add_floor(512, 3, 4)
+    state.note_snapshot(record("STARTED", "1", 0))
+    state.count_rows("1", "users", 3)
+    state.numbers.add(0, 0b110)
+    state.see_origin("shop.users/0/1", {"lsn": 7, "seq": 5, "offset": 9})
+    assert State.from_json(state.to_json()) == state
+
+
+def test_a_transaction_is_judged_when_it_must_be_there() -> None:
+    state = State()
+    short, whole = Part("1:5", "users", 1, 2, 5, 5), Part("1:7", "users", 2, 2, 7, 8)
+    single, recent = Part("1:1", "users", 1, None, 1, 1), Part("1:6", "users", 1, None, 6, 6)
+    unseen = Part("1:4", "users", 0, 2, None, None)
+    up_to = TRANSACTIONS_BEHIND + 3
+    later = Part("1:99", "users", 1, 2, up_to + 1, up_to + 1)
+    (found,) = state.judge_transactions([short, whole, single, recent, unseen, later], up_to, repeats=False)
+    assert (found.kind, found.seq, found.space) == ("transaction", 5, "users")
+    assert state.transactions == [recent, unseen, later]
+    assert not State().judge_transactions([Part("1:5", "users", 3, 2, 5, 6)], up_to, repeats=True)
+    # One whose events of two spaces aren't all there yet waits as a whole.
+    both = [Part("1:5", "users", 1, 2, 5, 5), Part("1:5", "orders", 1, 1, 5, up_to + 1)]
+    assert not State().judge_transactions(both, up_to, repeats=False)
+
+
+def test_a_snapshot_is_judged_if_it_says_all_rows() -> None:
+    state = State()
+    for snapshot_id, started, sweep_seq, came in (("1", 0, 0, 2), ("2", 10, 0, 1), ("3", 20, 20, 3), ("4", 30, 30, 1)):
+        state.note_snapshot(record("STARTED", snapshot_id, started))
+        state.count_rows(snapshot_id, "users", came)
+        state.note_snapshot(record("COMPLETED", snapshot_id, started + 5, rows=3, sweep_seq=sweep_seq))
+    assert [finding.seq for finding in state.judge_snapshots(34, None)] == [0]
+    assert [finding.seq for finding in state.judge_snapshots(35, {"orders"})] == []
+    assert state.floors == {512: [(20, 25), (30, 35)]}
+
+
+def test_it_stays_small() -> None:
+    state = State()
+    for number in range(3 * FLOORS_MAX):
+        state.add_floor(512, number, number)
+        state.note_snapshot(record("STARTED", str(number), number))
+    state.forget_floors()
+    assert (len(state.floors[512]), len(state.snapshots)) == (FLOORS_MAX, SNAPSHOTS_MAX)
+    parts = [Part(f"1:{number}", "users", 1, 2, number, number) for number in range(TRANSACTIONS_MAX + 1, 0, -1)]
+    assert state.judge_transactions(parts, 0, repeats=False) == []
+    assert (len(state.transactions), state.judged_from) == (TRANSACTIONS_MAX, 1)
