@@ -28,6 +28,7 @@ from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
 from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
 from spark_jobs.errors import JobError, sentence
+from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.job import FailAtOnce, Job, Sink, Task
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
@@ -37,7 +38,7 @@ from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
 from spark_jobs.watch import Gate, Listener, Watch
 
-JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex(), Audit())}
+JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex(), CacheInvalidation(), Audit())}
 TASKS: Final[dict[str, Task]] = {}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"

@@ -1,0 +1,371 @@
+"""Job `cache_invalidation`: what a cache has of rows that have changed is removed from it (fill.py says why that is safe).
+
+Invalidations may be repeated, late and in any order: each removes, so one more costs a miss, and no more. A batch is done when
+the cache has answered for each of its keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+from urllib.parse import urlsplit
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import json_text
+from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.errors import JobError
+from spark_jobs.feeds import records
+from spark_jobs.feeds.bulk import Place, Refused, where
+from spark_jobs.feeds.caches import Address
+from spark_jobs.feeds.keys import DEFAULT, Template, stale_keys
+from spark_jobs.forms import Forms
+from spark_jobs.job import Job, Sink
+from spark_jobs.options import secret
+from spark_jobs.source import Topics
+
+_CHUNK: Final = 2000
+_OUT_SCHEMA: Final = "key string, value string, report string"
+
+
+class CacheInvalidation(Job):
+    """See the module."""
+
+    name = "cache_invalidation"
+    summary = "remove from Redis or memcached what has changed, or tell a topic its keys"
+    control_topics = ("snapshot",)
+    has_tables = False
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Job.add_options`."""
+        add = parser.add_argument
+        add(
+            "--to",
+            required=True,
+            metavar="URL",
+            help="redis[s]://HOST:PORT/DB, memcached[s]://HOST:PORT,… or kafka://HOST:PORT,…/TOPIC",
+        )
+        add("--user", help="whom to log in as (Redis)")
+        add("--password", type=secret, metavar="@FILE|$NAME", help="the password (Redis): a file with it, or a variable")
+        add("--ca-file", metavar="FILE", help="the certificates to trust (rediss, memcacheds), on every worker")
+        add("--certificate-file", metavar="FILE", help="the job's own certificate, on every worker")
+        add("--key-file", metavar="FILE", help="its key")
+        add(
+            "--key",
+            action="append",
+            default=[],
+            type=_template,
+            metavar="SPACE=TEMPLATE",
+            help=f"what the cache calls a row of a space (users=user:{{id}}); repeatable; others are called {DEFAULT}",
+        )
+        add(
+            "--hold-seconds",
+            type=float,
+            default=0,
+            metavar="N",
+            help="after a change, let nothing be filled for so long (default: 0)",
+        )
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
+        """As `Job.sink`."""
+        address = Address(
+            url=options.to,
+            user=options.user,
+            password=options.password,
+            ca_file=options.ca_file,
+            certificate_file=options.certificate_file,
+            key_file=options.key_file,
+            hold_seconds=options.hold_seconds,
+            patience_seconds=options.patience_seconds,
+        )
+        return InvalidationSink(session, topics, address, dict(options.key))
+
+
+class Stale(NamedTuple):
+    """A key of the cache, and the change that made it stale."""
+
+    key: str
+    space: str
+    op: str
+    seq: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What workers need to know: templates by space, and the field names of forms by space_id and schema_version."""
+
+    templates: Mapping[str, Template]
+    names: Mapping[tuple[int, int], frozenset[str]]
+
+    def template(self, space: str) -> Template:
+        """Of a space."""
+        return self.templates.get(space) or Template.parsed(DEFAULT).of(space)
+
+
+@dataclass
+class Report:
+    """What a worker, or all of them, has to tell of a batch."""
+
+    refused: list[Refused] = field(default_factory=list)
+    truncated: dict[str, int] = field(default_factory=dict)
+    unknown: set[tuple[int, int]] = field(default_factory=set)
+    """Forms that the plan lacks; then not all of the batch is done."""
+    has_control: bool = False
+
+    def add(self, other: Report) -> None:
+        """Take over what another one tells."""
+        self.refused += other.refused
+        for space, seq in other.truncated.items():
+            self.truncated[space] = max(seq, self.truncated.get(space, -1))
+        self.unknown |= other.unknown
+        self.has_control |= other.has_control
+
+
+class InvalidationSink(Sink):
+    """Takes batches to the cache, or to a topic."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        topics: Topics,
+        address: Address,
+        templates: Mapping[str, Template] | None = None,
+        *,
+        read_topic: Callable[[str], DataFrame] | None = None,
+    ) -> None:
+        """`read_topic` gives all records of a topic, instead of Kafka. Raises JobError."""
+        self._session = session
+        self._topics = topics
+        self._address = address
+        self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._plan = Plan(dict(templates or {}), {})
+        self._with_rows = sorted(space for space, template in self._plan.templates.items() if template.may_need_rows)
+        self._topic = _topic_of(address.url)
+        if self._topic is None:
+            address.connect().close()
+
+    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - to invalidate twice does no harm
+        """As `Sink.write`."""
+        snapshots = self._topics.control("snapshot")
+        has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
+        changes = parse(records_, source_fields=(), control=[snapshots]).select(
+            "op",
+            "key",
+            F.when(has_row, F.col("before")),
+            F.when(has_row, F.col("after")),
+            *("source.table", "source.space_id", "source.schema_version", "source.seq", "topic", "partition", "offset"),
+        )
+        report = self._done(changes)
+        if report.unknown:
+            self._learn(report.unknown)
+            report = self._done(changes)
+        if report.has_control:
+            completed = records.values(records_.where(F.col("topic") == snapshots))
+            for text in completed:
+                for _, space, seq in records.swept(text, snapshots):
+                    if seq > 0 and space in records.chosen(self._session, self._topics, [space]):
+                        report.truncated[space] = max(seq, report.truncated.get(space, -1))
+        if report.truncated:
+            self._empty(report.truncated)
+        records.give_up(self.dead_letters, self._session, records_, report.refused)
+
+    def _done(self, changes: DataFrame) -> Report:
+        whole = Report()
+        if self._topic is None:
+            for report in changes.rdd.mapPartitions(_Worker(self._address, self._plan)).collect():
+                whole.add(report)
+            return whole
+        told = self._session.createDataFrame(changes.rdd.mapPartitions(_Teller(self._plan)), _OUT_SCHEMA)
+        told = told.persist(StorageLevel.MEMORY_AND_DISK)
+        try:
+            self._send(told.where("report is null"))
+            for row in told.where("report is not null").collect():
+                whole.add(_report_of(row["report"]))
+        finally:
+            told.unpersist()
+        return whole
+
+    def _send(self, told: DataFrame) -> None:
+        """To the topic, in the way in which the job reads Kafka."""
+        options = {name: value for name, value in self._topics.kafka_options.items() if name.startswith("kafka.")}
+        servers = urlsplit(self._address.url).netloc
+        writer = told.select("key", "value").write.format("kafka").options(**options)
+        writer.option("kafka.bootstrap.servers", servers).option("topic", self._topic).save()
+
+    def _empty(self, truncated: Mapping[str, int]) -> None:
+        if self._topic is not None:
+            told = [
+                (None, _told(Stale(self._plan.template(space).glob, space, "t", seq)), None) for space, seq in truncated.items()
+            ]
+            self._send(self._session.createDataFrame(told, _OUT_SCHEMA))
+            return
+        cache = self._address.connect()
+        try:
+            for space in truncated:
+                cache.empty(self._plan.template(space))
+        finally:
+            cache.close()
+
+    def _learn(self, wanted: Iterable[tuple[int, int]]) -> None:
+        """The names of forms. Raises JobError where the schema topic lacks one."""
+        topic = self._topics.control("schema")
+        forms = Forms(topic, records.values(self._read_topic(topic)))
+        found = {
+            (form.space_id, form.schema_version): frozenset(one.name for one in form.fields)
+            for history in forms.histories()
+            for form in history
+        }
+        for space_id, version in set(wanted) - found.keys():
+            forms.of(space_id, version)  # raises
+        self._plan = Plan(self._plan.templates, found)
+
+
+class Invalidations:
+    """The cache's keys that changes make stale; what else they tell goes into a report. Pure."""
+
+    def __init__(self, changes: Iterable[Row], plan: Plan, report: Report) -> None:
+        """Nothing is read yet."""
+        self._changes = changes
+        self._plan = plan
+        self._report = report
+
+    def __iter__(self) -> Iterator[Stale]:
+        """In the order of the changes, up to the first one whose form isn't known."""
+        report, names = self._report, self._plan.names
+        templates: dict[str, Template] = {}
+        for op, key, before, after, space, space_id, form, seq, *place in self._changes:
+            if op == CONTROL:
+                report.has_control = True
+                continue
+            if op == "t":
+                report.truncated[space] = max(seq, report.truncated.get(space, -1))
+                continue
+            template = templates.get(space)
+            if template is None:
+                template = templates[space] = self._plan.template(space)
+            lacking = template.lacks(json_text.parse(key)) if template.may_need_rows else None
+            if lacking:
+                if (space_id, form) not in names:
+                    report.unknown.add((space_id, form))
+                    return
+                trouble = _trouble(template, lacking, names[space_id, form], op, before)
+                if trouble:
+                    report.refused.append(Refused(Place(*place), f"{where(Place(*place))}: {trouble}"))
+                    continue
+            for stale in stale_keys(template, key, before, after):
+                yield Stale(stale, space, op, seq)
+
+
+def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:
+    """Invalidations in some thousands at a time, each key once, with its newest change."""
+    chunk: dict[str, Stale] = {}
+    for stale in found:
+        known = chunk.get(stale.key)
+        if known is None or known.seq < stale.seq:
+            chunk[stale.key] = stale
+        if len(chunk) >= _CHUNK:
+            yield list(chunk.values())
+            chunk = {}
+    if chunk:
+        yield list(chunk.values())
+
+
+class _Worker:
+    """Changes of a partition → the cache; what Spark's workers run."""
+
+    def __init__(self, address: Address, plan: Plan) -> None:
+        self._address = address
+        self._plan = plan
+
+    def __call__(self, changes: Iterable[Row]) -> Iterator[Report]:
+        report = Report()
+        cache = self._address.connect()
+        # One request is on its way while the next one is made.
+        with ThreadPoolExecutor(1) as thread:
+            pending: Future[None] | None = None
+            for chunk in chunks(Invalidations(changes, self._plan, report)):
+                following = thread.submit(cache.invalidate, [stale.key for stale in chunk])
+                if pending is not None:
+                    pending.result()
+                pending = following
+            if pending is not None:
+                pending.result()
+        cache.close()
+        yield report
+
+
+class _Teller:
+    """Changes of a partition → records for a topic."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def __call__(self, changes: Iterable[Row]) -> Iterator[tuple[str | None, str | None, str | None]]:
+        report = Report()
+        for chunk in chunks(Invalidations(changes, self._plan, report)):
+            for stale in chunk:
+                yield stale.key, _told(stale), None
+        yield None, None, _text_of(report)
+
+
+def _told(stale: Stale) -> str:
+    return json_text.render({"space": stale.space, "key": stale.key, "op": stale.op, "seq": stale.seq})
+
+
+def _text_of(report: Report) -> str:
+    refused = [[list(one.place), one.sentence] for one in report.refused]
+    unknown = [list(version) for version in report.unknown]
+    return json.dumps([refused, report.truncated, unknown, report.has_control])
+
+
+def _report_of(text: str) -> Report:
+    refused, truncated, unknown, has_control = json.loads(text)
+    return Report(
+        [Refused(Place(*place), sentence) for place, sentence in refused],
+        truncated,
+        {(space_id, version) for space_id, version in unknown},
+        has_control,
+    )
+
+
+def _trouble(template: Template, lacking: list[str], names: frozenset[str], op: str, before: str | None) -> str | None:
+    """Why a change doesn't tell the keys of the template; None if it does."""
+    strange = [name for name in lacking if name not in names]
+    if strange:
+        return (
+            f"the template {template.text!r} names {strange[0]!r}, which the space hasn't got at this schema_version; its fields "
+            f"are {', '.join(sorted(names))}. Name one of these in --key"
+        )
+    if op in ("u", "d") and before is None:
+        return (
+            f"the template {template.text!r} names {lacking[0]!r}, which isn't in the key, and the event has no row before. Give "
+            'the space images (state.images = "full"), or name fields of the key alone in --key'
+        )
+    return None
+
+
+def _topic_of(url: str) -> str | None:
+    """The topic of kafka://HOST:PORT/TOPIC; None for another URL. Raises JobError."""
+    parts = urlsplit(url)
+    if parts.scheme != "kafka":
+        return None
+    topic = parts.path.removeprefix("/")
+    if not topic or not parts.netloc:
+        raise JobError(f"--to {url} names no topic: write kafka://HOST:PORT/TOPIC.")
+    return topic
+
+
+def _template(text: str) -> tuple[str, Template]:
+    space, separator, template = text.partition("=")
+    if not separator or not space:
+        raise argparse.ArgumentTypeError(f"{text!r} isn't SPACE=TEMPLATE")
+    try:
+        return space, Template.parsed(template).of(space)
+    except JobError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

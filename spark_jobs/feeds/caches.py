@@ -1,0 +1,259 @@
+"""Caches as the job `cache_invalidation` uses them: many keys at once, and all keys of a template.
+
+All is done when a call returns: the cache has answered for each key.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from spark_jobs.errors import JobError
+from spark_jobs.feeds.bulk import delays
+from spark_jobs.feeds.fill import LEASE_SUFFIX, MARK, memcached_key, redis_lease
+from spark_jobs.feeds.keys import Template
+from spark_jobs.feeds.needs import needs
+
+HOLD: Final = "hold"
+"""A lease that nobody has."""
+
+_BATCH: Final = 1000
+_SCAN_COUNT: Final = 10_000
+_QUIET_ANSWERS: Final = frozenset({b"", b"HD", b"NF"})
+"""Done, and not found, which some versions hide."""
+_FLUSH_AGAIN_SECONDS: Final = 2
+_CLOCK_POLL_SECONDS: Final = 0.1
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where the cache is, and how to be let in. Goes to Spark's workers as it is."""
+
+    url: str
+    user: str | None = None
+    password: str | None = None
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+    hold_seconds: float = 0
+    timeout_seconds: float = 60
+    patience_seconds: float = 300
+
+    def connect(self) -> Cache:
+        """The cache. Raises JobError."""
+        scheme = urlsplit(self.url).scheme
+        if scheme in ("redis", "rediss", "unix"):
+            return RedisCache(self)
+        if scheme in ("memcached", "memcacheds"):
+            return MemcachedCache(self)
+        raise JobError(
+            f"--to {self.url}: it must begin with redis://, rediss://, unix://, memcached://, memcacheds:// or kafka://."
+        )
+
+
+class Cache(ABC):
+    """What is to be invalidated."""
+
+    def __init__(
+        self, kind: str, address: Address, passing: tuple[type[Exception], ...], lasting: tuple[type[Exception], ...]
+    ) -> None:
+        """`passing` are the errors of a cache that is away for a moment, `lasting` the others."""
+        self._kind = kind
+        self._address = address
+        self._passing = passing
+        self._lasting = lasting
+
+    def invalidate(self, keys: Sequence[str]) -> None:
+        """Remove values and leases, and leave a hold if there is to be one. Raises JobError."""
+        for some in _batches(keys):
+            self._patiently(partial(self._invalidate, some))
+
+    def empty(self, template: Template) -> None:
+        """Remove all values and leases whose keys match the template, those too that are being written. Raises JobError."""
+        self._patiently(partial(self._empty, template))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close its connections; the next call opens them again."""
+
+    @abstractmethod
+    def _invalidate(self, keys: list[str]) -> None: ...
+
+    @abstractmethod
+    def _empty(self, template: Template) -> None: ...
+
+    def _patiently(self, step: Callable[[], None]) -> None:
+        """Take a step, which may be repeated, until it succeeds."""
+        waits = delays(self._address.patience_seconds)
+        while True:
+            try:
+                step()
+                return
+            except self._lasting as error:
+                delay = next(waits, None) if isinstance(error, self._passing) else None
+                if delay is None:
+                    raise self._trouble(error) from error
+                self.close()
+                time.sleep(delay)
+
+    def _trouble(self, error: object) -> JobError:
+        url = urlsplit(self._address.url)
+        shown = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+        return JobError(
+            f"{self._kind} at {shown} doesn't take invalidations: {error}. Nothing is lost: start the job again when it does, "
+            "and it goes on here."
+        )
+
+
+class RedisCache(Cache):
+    """One Redis, or one that speaks like it (Valkey, KeyDB). A lease stands beside its value."""
+
+    def __init__(self, address: Address) -> None:
+        """Nothing is connected yet."""
+        with needs("redis"):
+            import redis
+            from redis.exceptions import ConnectionError as LostError
+            from redis.exceptions import RedisError
+            from redis.exceptions import TimeoutError as SilentError
+        tls: dict[str, Any] = {}
+        if address.url.startswith("rediss:"):
+            files = {
+                "ssl_ca_certs": address.ca_file,
+                "ssl_certfile": address.certificate_file,
+                "ssl_keyfile": address.key_file,
+            }
+            tls = {name: value for name, value in files.items() if value}
+        login = {"username": address.user, "password": address.password}
+        self._client = redis.Redis.from_url(
+            address.url,
+            socket_timeout=address.timeout_seconds,
+            **{name: value for name, value in login.items() if value},
+            **tls,
+        )
+        super().__init__("Redis", address, (LostError, SilentError), (RedisError,))
+        self._hold_ms = round(address.hold_seconds * 1000)
+
+    def _invalidate(self, keys: list[str]) -> None:
+        # The lease goes first: once it is gone, no old value is written any more.
+        with self._client.pipeline(transaction=False) as pipeline:
+            if self._hold_ms:
+                for key in keys:
+                    pipeline.set(redis_lease(key), HOLD, px=self._hold_ms)
+            else:
+                pipeline.unlink(*map(redis_lease, keys))
+            pipeline.unlink(*keys)
+            pipeline.execute()
+
+    def _empty(self, template: Template) -> None:
+        """All leases, and then all values.
+
+        A lease that was there when this began is removed by the first pass, or its value was written before that ended, and
+        the second pass finds it: SCAN finds what is there from its beginning to its end. Leases that are taken meanwhile are of
+        fillers who read after the truncation.
+        """
+        for glob in (f"{{{template.glob}}}{LEASE_SUFFIX}", f"{template.glob}{LEASE_SUFFIX}"):
+            self._remove(glob, template, is_lease=True)
+        self._remove(template.glob, template, is_lease=False)
+
+    def close(self) -> None:
+        """As `Cache.close`."""
+        self._client.close()
+
+    def _remove(self, glob: str, template: Template, *, is_lease: bool) -> None:
+        found = (key.decode("utf-8", "surrogateescape") for key in self._client.scan_iter(match=glob, count=_SCAN_COUNT))
+        matching = (key for key in found if template.matches(_leased(key) if is_lease else key))
+        for some in _batches(matching):
+            self._client.unlink(*(key.encode("utf-8", "surrogateescape") for key in some))
+
+
+class MemcachedCache(Cache):
+    """One memcached (1.6 or newer) or several: each key is invalidated in all of them, as only the application knows how it
+    spreads them. A lease stands in the place of its value.
+    """
+
+    def __init__(self, address: Address) -> None:
+        """Nothing is connected yet."""
+        with needs("pymemcache"):
+            from pymemcache.client.base import Client
+            from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
+        parts = urlsplit(address.url)
+        context = None
+        if parts.scheme == "memcacheds":
+            context = ssl.create_default_context(cafile=address.ca_file)
+            if address.certificate_file:
+                context.load_cert_chain(address.certificate_file, address.key_file)
+        if address.password:
+            raise JobError(
+                "memcached's text protocol has no passwords: let in by certificates (memcacheds://), or by the network."
+            )
+        self._clients = [
+            Client(
+                server if ":" in server else f"{server}:11211",
+                connect_timeout=address.timeout_seconds,
+                timeout=address.timeout_seconds,
+                no_delay=True,
+                tls_context=context,
+            )
+            for server in parts.netloc.split(",")
+        ]
+        super().__init__("memcached", address, (OSError, MemcacheUnexpectedCloseError), (MemcacheError, OSError))
+        self._hold = f"T{max(1, round(address.hold_seconds))}".encode() if address.hold_seconds else b""
+
+    def _invalidate(self, keys: list[str]) -> None:
+        """Quiet commands, and one that is answered when all before it are done."""
+        if self._hold:
+            value = MARK + HOLD.encode()
+            form = b"ms %b " + str(len(value)).encode() + b" " + self._hold + b" q\r\n" + value + b"\r\n"
+        else:
+            form = b"md %b q\r\n"
+        command = b"".join(form % memcached_key(key) for key in keys) + b"mn"
+        for client in self._clients:
+            answers = client.raw_command(command, b"MN\r\n").split(b"\r\n")
+            if wrong := set(answers) - _QUIET_ANSWERS:
+                raise self._trouble(f"it answers {min(wrong)!r}")
+
+    def _empty(self, template: Template) -> None:  # noqa: ARG002 - its keys can't be listed
+        """All that it has, twice.
+
+        memcached knows when an item was written to the second: what was written in the second of the first time, it finds
+        if it is lucky. So when its clock has gone on it is asked again.
+        """
+        for client in self._clients:
+            began = self._flush(client)
+            while self._time(client) < began + _FLUSH_AGAIN_SECONDS:
+                time.sleep(_CLOCK_POLL_SECONDS)
+            self._flush(client)
+
+    def close(self) -> None:
+        """As `Cache.close`."""
+        for client in self._clients:
+            client.close()
+
+    def _flush(self, client: Any) -> int:
+        """Empty it; its clock after that, in seconds."""
+        if not client.flush_all(noreply=False):
+            raise self._trouble("it refuses flush_all, which a truncation needs")
+        return self._time(client)
+
+    @staticmethod
+    def _time(client: Any) -> int:
+        return int(client.stats()[b"time"])
+
+
+def _leased(lease: str) -> str:
+    """The key that a lease belongs to."""
+    key = lease.removesuffix(LEASE_SUFFIX)
+    return key[1:-1] if key.startswith("{") and key.endswith("}") and redis_lease(key[1:-1]) == lease else key
+
+
+def _batches(keys: Iterable[str]) -> Iterator[list[str]]:
+    iterator = iter(keys)
+    while some := list(islice(iterator, _BATCH)):
+        yield some

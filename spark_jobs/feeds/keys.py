@@ -1,0 +1,124 @@
+"""Which keys of a cache a change makes stale. Pure.
+
+A template per space says how the application calls what it keeps of a row: `user:{id}`. Its fields are taken from the key, and
+those that the key hasn't got from the row: then a change concerns two keys, that of the row before and that of the row after.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from spark_jobs import json_text
+from spark_jobs.errors import JobError
+
+DEFAULT: Final = "{space}:{key}"
+SPACE: Final = "space"
+KEY: Final = "key"
+
+_PART: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
+
+
+@dataclass(frozen=True)
+class Template:
+    """Texts with fields between them; a part that is a field has a name."""
+
+    text: str
+    parts: tuple[tuple[str, str | None], ...]
+
+    @classmethod
+    def parsed(cls, text: str) -> Template:
+        """A template as it is written; braces of its own are written twice. Raises JobError."""
+        parts: list[tuple[str, str | None]] = []
+        literal, end = "", 0
+        for found in _PART.finditer(text):
+            literal += text[end : found.start()]
+            end = found.end()
+            if found[0] in ("{{", "}}"):
+                literal += found[0][0]
+            elif found[1] is None:
+                raise JobError(f"The template {text!r} has a lone {found[0]!r}: write it twice where it is part of the key.")
+            else:
+                parts.append((literal, found[1]))
+                literal = ""
+        literal += text[end:]
+        if not parts or all(name == SPACE for _, name in parts):
+            raise JobError(f"The template {text!r} names no field, so all rows would have one key. Write {{field}} or {{key}}.")
+        return cls(text, (*parts, (literal, None)))
+
+    def of(self, space: str) -> Template:
+        """For one space: its name is no field any more. Raises JobError."""
+        parts: list[tuple[str, str | None]] = []
+        literal = ""
+        for text, name in self.parts:
+            literal += text
+            if name == SPACE:
+                literal += space
+            else:
+                parts.append((literal, name))
+                literal = ""
+        if not parts[0][0]:
+            raise JobError(
+                f"The template {self.text!r} begins with a field. A truncation of {space!r} empties all that matches it, "
+                "which would be all that there is: begin it with a text that only keys of this space begin with."
+            )
+        return Template(self.text, tuple(parts))
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """The names of its fields."""
+        return tuple(name for _, name in self.parts if name is not None)
+
+    @property
+    def glob(self) -> str:
+        """What its keys match in Redis' SCAN, and others perhaps too."""
+        return "".join(re.sub(r"([*?\[\]\\^-])", r"\\\1", text) + ("*" if name is not None else "") for text, name in self.parts)
+
+    def matches(self, key: str) -> bool:
+        """Whether a key may be of this template."""
+        return (
+            re.fullmatch("".join(re.escape(text) + (".*" if name is not None else "") for text, name in self.parts), key, re.S)
+            is not None
+        )
+
+    @property
+    def may_need_rows(self) -> bool:
+        """Whether there may be keys that lack fields of it."""
+        return self.fields != (KEY,)
+
+    def lacks(self, key: Mapping[str, Any]) -> list[str]:
+        """Its fields that a key hasn't got."""
+        return [name for name in self.fields if name != KEY and name not in key]
+
+    def render(self, key: Mapping[str, Any], row: Mapping[str, Any] | None) -> str | None:
+        """The cache's key of a row; None if a field of it has no value, as nobody keeps anything under such a key."""
+        written = []
+        for text, name in self.parts:
+            written.append(text)
+            if name is None:
+                continue
+            if name == KEY:
+                written.append(":".join(map(shown, key.values())))
+                continue
+            value = key[name] if name in key else (row or {}).get(name)
+            if value is None:
+                return None
+            written.append(shown(value))
+        return "".join(written)
+
+
+def shown(value: Any) -> str:
+    """A value in a key: a text as it is, all else as JSON."""
+    return value if isinstance(value, str) else json_text.render(value)
+
+
+def stale_keys(template: Template, key: str, before: str | None, after: str | None) -> set[str]:
+    """The cache's keys that a change makes stale."""
+    members = json_text.parse(key)
+    if template.lacks(members):
+        found = {template.render(members, json_text.parse(row)) for row in (before, after) if row is not None}
+    else:
+        found = {template.render(members, None)}
+    return {one for one in found if one is not None}

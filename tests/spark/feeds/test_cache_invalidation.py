@@ -1,0 +1,158 @@
+"""The job against real caches, with topics in memory."""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from typing import Any
+
+import pytest
+import redis
+from pymemcache.client.base import Client
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc.local.caches import Memcached, Redis
+from spark_jobs import run
+from spark_jobs.errors import JobError
+from spark_jobs.feeds import cache_invalidation, fill
+from spark_jobs.feeds.bulk import Place, Refused
+from spark_jobs.feeds.cache_invalidation import InvalidationSink, Stale, chunks
+from spark_jobs.feeds.caches import Address
+from spark_jobs.feeds.keys import Template
+from spark_jobs.source import Topics
+from tests.spark.feeds.test_index_sink import Letters
+from tests.spark.messages import PREFIX, FakeTopics, Message, delete, event, put, schema, snapshot, truncate
+
+REQUIRED = ["--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", "c"]
+
+
+def test_options() -> None:
+    options = run.parse_options(
+        "cache_invalidation", [*REQUIRED, "--to", "redis://r", "--key", "users=u:{mail}", "--key", "a=b{key}"]
+    )
+    assert dict(options.key) == {"users": Template.parsed("u:{mail}").of("users"), "a": Template.parsed("b{key}").of("a")}
+
+
+@pytest.mark.parametrize("key", ["users", "users=", "users=user", "=x{id}", "users={id}"])
+def test_templates_that_would_not_do_are_wrong_usage(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.parse_options("cache_invalidation", [*REQUIRED, "--to", "redis://r", "--key", key])
+    assert "--key" in capsys.readouterr().err
+
+
+def test_chunks_have_each_key_once_with_its_newest_change() -> None:
+    found = [Stale(f"k{n % 3}", "users", "u", n) for n in (0, 4, 2, 3, 1, 5)]
+    assert list(chunks(found)) == [[Stale("k0", "users", "u", 3), Stale("k1", "users", "u", 4), Stale("k2", "users", "u", 5)]]
+
+
+def test_reports_survive_as_text() -> None:
+    report = cache_invalidation.Report([Refused(Place("t", 1, 2), "why")], {"users": 5}, {(512, 3)}, True)
+    assert cache_invalidation._report_of(cache_invalidation._text_of(report)) == report
+
+
+@pytest.mark.spark
+def test_changed_rows_are_gone_from_redis_and_others_are_not(spark: SparkSession, redis_server: Redis, seed: int) -> None:
+    random_ = random.Random(seed)
+    mark = uuid.uuid4().hex[:8]
+    client = redis.Redis.from_url(redis_server.url)
+    topics = FakeTopics(spark)
+    templates = {"users": Template.parsed(f"{mark}:mail:{{name}}").of("users")}
+    letters = Letters()
+
+    def started() -> InvalidationSink:
+        sink = InvalidationSink(spark, Topics("", PREFIX), Address(redis_server.url), templates, read_topic=topics.read)
+        sink.dead_letters = letters
+        return sink
+
+    def kept() -> set[str]:
+        return {key.decode() for key in client.scan_iter(match="*", count=1000) if mark.encode() in key}
+
+    names = [f"n{n}" for n in range(30)]
+    orders = f"orders{mark}"
+    for name in names:
+        client.set(f"{mark}:mail:{name}", "v")
+    for number in range(8):
+        client.set(f"{orders}:{number}", "v")
+    topics.send(schema(0), schema(0, space=orders, space_id=513, version=2))
+    events = [
+        event("u", {"id": n}, n + 1, {"before": {"id": n, "name": f"n{n}"}, "after": {"id": n, "name": f"n{n + 10}"}})
+        for n in range(5)
+    ]
+    events += [
+        event("d", {"id": 20}, 10, {"before": {"id": 20, "name": "n20"}}),
+        put("c", {"id": 21, "name": "n21"}, 11),
+        put("c", {"id": 22, "name": None}, 12),
+        put("u", {"id": 5}, 13, space=orders, space_id=513, version=2),
+        delete(6, 14, space=orders, space_id=513, version=2),
+    ]
+    random_.shuffle(events)
+    sink = started()
+    sink.write(topics.send(*events, *events[:3]), 0, "query")
+    gone = {f"n{n}" for n in (*range(5), *range(10, 15), 20, 21)}
+    expected = {f"{mark}:mail:{name}" for name in names if name not in gone} | {
+        f"{orders}:{n}" for n in range(8) if n not in (5, 6)
+    }
+    assert kept() == expected
+    assert letters.taken == []
+
+    # A truncation, and a snapshot that tells what to sweep, concern all rows of their space and no others.
+    sink = started()
+    sink.write(
+        topics.send(truncate(20, space=orders, space_id=513, version=2), snapshot("COMPLETED", 20, sweep_seq=0)), 1, "query"
+    )
+    assert kept() == {key for key in expected if key.startswith(mark)}
+    sink.write(topics.send(snapshot("COMPLETED", 30, snapshot_id="3", sweep_seq=25)), 2, "query")
+    assert kept() == set()
+
+    # What doesn't tell its keys is not passed over.
+    topics.send(schema(30, version=3, columns=[("id", "unsigned"), ("title", "string")]))
+    sink.write(topics.send(delete(1, 31), put("u", {"id": 2, "title": "x"}, 32, version=3)), 3, "query")
+    first, second = sorted(letter[2] for letter in letters.taken)
+    assert "the event has no row before" in first + second
+    assert "names 'name', which the space hasn't got at this schema_version; its fields are id, title" in first + second
+    with pytest.raises(JobError, match="no form of space 512 at schema_version 9"):
+        sink.write(topics.send(put("c", {"id": 2}, 33, version=9)), 4, "query")
+    client.close()
+
+
+@pytest.mark.spark
+def test_memcached_is_invalidated_and_flushed(spark: SparkSession, memcached_server: Memcached) -> None:
+    client = Client(memcached_server.address)
+    topics = FakeTopics(spark)
+    sink = InvalidationSink(spark, Topics("", PREFIX), Address(f"memcached://{memcached_server.address}"), read_topic=topics.read)
+    long = "é" * 300
+    for key in ("users:1", "users:2", "a b", long, "elsewhere"):
+        client.set(fill.memcached_key(key if key in ("users:1", "users:2", "elsewhere") else f"users:{key}"), b"v", noreply=False)
+    sink.write(topics.send(put("u", {"id": 1}, 1), put("u", {"id": "a b"}, 2), put("u", {"id": long}, 3)), 0, "query")
+    keys = [fill.memcached_key(f"users:{key}") for key in (1, 2, "a b", long)]
+    assert list(client.get_many(keys)) == [b"users:2"]
+    sink.write(topics.send(truncate(4)), 1, "query")
+    assert client.get_many([*keys, b"elsewhere"]) == {}
+    client.close()
+
+
+@pytest.mark.spark
+def test_a_topic_is_told_keys_alone(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = FakeTopics(spark)
+    sent: list[tuple[Any, dict[str, Any]]] = []
+
+    def collect(_: InvalidationSink, told: DataFrame) -> None:
+        sent.extend((row["key"], json.loads(row["value"])) for row in told.collect())
+
+    monkeypatch.setattr(InvalidationSink, "_send", collect)
+    sink = InvalidationSink(spark, Topics("", PREFIX), Address("kafka://127.0.0.1:9/invalidations"), read_topic=topics.read)
+    messages: list[Message] = [
+        put("c", {"id": 1, "name": "secret"}, 1),
+        put("u", {"id": 1, "name": "secret"}, 2),
+        delete(2, 3),
+        truncate(4),
+    ]
+    sink.write(topics.send(*messages), 0, "query")
+    assert sorted(sent, key=lambda record: record[1]["seq"]) == [
+        ("users:1", {"space": "users", "key": "users:1", "op": "u", "seq": 2}),
+        ("users:2", {"space": "users", "key": "users:2", "op": "d", "seq": 3}),
+        (None, {"space": "users", "key": "users:*", "op": "t", "seq": 4}),
+    ]
+    with pytest.raises(JobError, match="names no topic"):
+        InvalidationSink(spark, Topics("", PREFIX), Address("kafka://127.0.0.1:9"))
