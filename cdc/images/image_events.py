@@ -193,7 +193,7 @@ class ImageChanges:
                 return None  # the server leaves a tuple as it is whose key the operations would change
         except SchemaError:
             return None
-        if self._leaves_misfits and not fits(self.space.form, result):
+        if self._leaves_misfits and not fits(self.space.form, result, self._version):
             return None
         return self._changed(key, before, after)
 

@@ -46,16 +46,21 @@ _FITTING: Final[dict[str, Callable[[Any], bool]]] = {
     "scalar": _is_scalar,
 }
 """By a field's type. One that isn't here takes everything."""
-_SHORT: Final = {"str": "string", "num": "unsigned", "uint": "unsigned", "int": "integer", "bool": "boolean"}
+_SHORT: Final = {"*": "any", "str": "string", "num": "unsigned", "uint": "unsigned", "int": "integer", "bool": "boolean"}
+_INTEGERS_IN_DOUBLES_SINCE: Final = (2, 11, 1)
+"""Before that a field of the type `double` takes doubles alone."""
 
 
-def fits(form: SpaceForm, values: Sequence[Any]) -> bool:
-    """Whether decoded values fit the format's fields."""
+def fits(form: SpaceForm, values: Sequence[Any], version: tuple[int, ...]) -> bool:
+    """Whether decoded values fit the format's fields, as a server of this version has it."""
     for place, field in enumerate(form.fields):
         value = values[place] if place < len(values) else None
         kind = _SHORT.get(field.type, field.type)
         if value is None:
             if not field.is_nullable and (kind != "any" or place >= len(values)):
+                return False
+        elif kind == "double" and type(value) is int:
+            if version < _INTEGERS_IN_DOUBLES_SINCE:
                 return False
         elif kind in _FITTING and not _FITTING[kind](value):
             return False

@@ -277,6 +277,14 @@ def test_vinyl_passes_over_an_upsert_whose_result_does_not_fit_the_format() -> N
     assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": 105})]
 
 
+def test_vinyl_counts_on_with_an_integer_in_a_field_of_doubles() -> None:
+    """As servers from 2.11.1 on take it; the one before refuses the row itself."""
+    target = vinyl("2.11")
+    target.master.format("v", [{"name": "id", "type": "unsigned"}, {"name": "n", "type": "double"}])
+    target.master.upsert("v", [1, 0], ["+", 2, 1])
+    assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": 6})]
+
+
 def test_vinyl_before_2_6_1_does_not_look_at_the_format_and_its_upserts_are_counted() -> None:
     target = vinyl("2.6")
     assert target.replica.pipeline.merging_upsert_count == 0
