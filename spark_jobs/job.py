@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -80,6 +81,10 @@ class Sink(ABC):
         `records` has the columns of Spark's Kafka source; `query` is the same as long as the checkpoint is the same.
         Raises JobError.
         """
+
+    def counts(self) -> Mapping[str, int]:
+        """What a sink counts for the metrics, by names that are always the same."""
+        return {}
 
     def finish(self) -> int:
         """With --available-now, once all that was there is written: the exit status. Raises JobError."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
@@ -56,8 +57,10 @@ class Log:
 class Metrics:
     """What Prometheus reads of one job."""
 
-    def __init__(self, job: str, dead_letters: DeadLetters, registry: CollectorRegistry) -> None:
-        """All of them at 0."""
+    def __init__(
+        self, job: str, dead_letters: DeadLetters, registry: CollectorRegistry, counts: Callable[[], Mapping[str, int]] = dict
+    ) -> None:
+        """All of them at 0; `counts` is `Sink.counts`."""
         from prometheus_client import Counter, Gauge, Histogram
 
         def gauge(name: str, text: str) -> Gauge:
@@ -75,6 +78,8 @@ class Metrics:
         self._number = gauge("batch_number", "The number of the newest batch")
         self._ended = gauge("batch_timestamp_seconds", "When the newest batch was done, in seconds since 1970")
         gauge("dead_letters", "Records put among the dead letters since the start").set_function(lambda: dead_letters.count)
+        for name in counts():
+            gauge(name, f"How many {name} since the start").set_function(partial(_count, counts, name))
 
     def batch(self, batch: Batch) -> None:
         """As `watch.Listener.batch`."""
@@ -88,15 +93,21 @@ class Metrics:
                 gauge.set(value)
 
 
+def _count(counts: Callable[[], Mapping[str, int]], name: str) -> float:
+    return counts()[name]
+
+
 @contextlib.contextmanager
-def metrics(job: str, dead_letters: DeadLetters, host: str, port: int) -> Iterator[Metrics]:
+def metrics(
+    job: str, dead_letters: DeadLetters, host: str, port: int, counts: Callable[[], Mapping[str, int]] = dict
+) -> Iterator[Metrics]:
     """Serve a job's metrics. Raises JobError."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
         raise JobError("--metrics-listen needs the package prometheus-client: pip install '.[spark]'") from error
     registry = CollectorRegistry()
-    found = Metrics(job, dead_letters, registry)
+    found = Metrics(job, dead_letters, registry, counts)
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

@@ -30,6 +30,7 @@ from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
 from spark_jobs.errors import JobError, sentence
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
+from spark_jobs.history.job import HistoryJob, ShowHistory
 from spark_jobs.job import FailAtOnce, Job, Sink, Task
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.progress import observed
@@ -38,8 +39,10 @@ from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
 from spark_jobs.watch import Gate, Listener, Watch
 
-JOBS: Final[dict[str, Job]] = {job.name: job for job in (Changelog(), Current(), SearchIndex(), CacheInvalidation(), Audit())}
-TASKS: Final[dict[str, Task]] = {}
+JOBS: Final[dict[str, Job]] = {
+    job.name: job for job in (Changelog(), Current(), SearchIndex(), CacheInvalidation(), Audit(), HistoryJob())
+}
+TASKS: Final[dict[str, Task]] = {task.name: task for task in (ShowHistory(),)}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _OFFSETS_PER_TRIGGER: Final = 500_000
@@ -144,7 +147,8 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     with contextlib.ExitStack() as stack:
         listeners: list[Listener] = [stack.enter_context(Log(job.name, shows_progress=options.available_now))]
         if options.metrics_listen is not None:
-            listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, *options.metrics_listen)))
+            host, port = options.metrics_listen
+            listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, host, port, sink.counts)))
         query = _start(session, job, topics, options, sink, gate)
         Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
     return sink.finish() if options.available_now else 0

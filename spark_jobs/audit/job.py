@@ -152,6 +152,10 @@ class AuditSink(Sink):
         self._save(state, batch, query, found)
         self._publish(found, batch, query)
 
+    def counts(self) -> Mapping[str, int]:
+        """As `Sink.counts`."""
+        return {"findings": sum(self._found.values())}
+
     def finish(self) -> int:
         """As `Sink.finish`: 1 if there were findings since the start, once Kafka has been asked for what is missing."""
         if self._state is not None and self._position is not None:

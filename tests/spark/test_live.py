@@ -146,3 +146,13 @@ def test_the_audit_of_topics_ends_with_its_findings(
     assert "audit: gap: Seq 4 is on no topic." in said
     assert f"audit: found 1 gap; the table {tmp_path}/tables/findings has them" in said.replace("file:", "")
     assert run.main(["audit", *daemon.arguments(tmp_path)]) == 0
+
+
+def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
+    daemon.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), put("u", {"id": 1, "name": "b"}, 2), truncate(3))
+    assert run.main(["history", *daemon.arguments(tmp_path)]) == 0
+    found = spark.read.format("delta").load(str(tmp_path / "tables" / "users")).orderBy("_begin_seq").collect()
+    assert [(row["name"], row["_begin_seq"], row["_end_seq"], row["_end_op"]) for row in found] == [
+        ("a", 1, 2, "u"),
+        ("b", 2, 3, "t"),
+    ]

@@ -19,7 +19,9 @@ BATCH = Batch(number=3, records=40, seconds=1.5, seq=99, behind_seconds=0.25, be
 
 def test_metrics_add_up() -> None:
     registry, letters = CollectorRegistry(), FailAtOnce()
-    found = Metrics("current", letters, registry)
+    counted = {"findings": 0}
+    found = Metrics("current", letters, registry, lambda: counted)
+    counted["findings"] = 7
     found.batch(BATCH)
     found.batch(Batch(number=4, records=2, seconds=0.5, seq=None, behind_seconds=None, behind_records=0))
     letters.count = 5
@@ -33,6 +35,7 @@ def test_metrics_add_up() -> None:
         ("lag_records", 0.0),
         ("batch_number", 4.0),
         ("dead_letters", 5.0),
+        ("findings", 7.0),
     ):
         assert f'tarantool_cdc_spark_{name}{{job="current"}} {value}' in shown
 

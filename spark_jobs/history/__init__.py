@@ -1,0 +1,1 @@
+"""Job `history`: each row as it was, from when to when."""

@@ -1,0 +1,133 @@
+"""Job `history`: every version of every row, with the events and times between which it held (store.py says where).
+
+A batch is appended, whatever is stored: nothing is looked for and nothing is written anew, so late and repeated batches are
+harmless, and what they cost doesn't grow with the table. Where a version ends is made from what follows it when it is read;
+`--publish-every` batches, and at the end with --available-now, that is written down too, one table per space.
+"""
+
+from __future__ import annotations
+
+import argparse
+from datetime import datetime
+from typing import Final
+
+from pyspark.sql import DataFrame, SparkSession
+
+from spark_jobs.envelope import parse
+from spark_jobs.errors import JobError
+from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, packed, versions
+from spark_jobs.history.store import History
+from spark_jobs.job import Job, Sink, Task
+from spark_jobs.lake.event_table import EventTable
+from spark_jobs.source import Topics
+
+_PUBLISH_EVERY: Final = 100
+
+
+class HistoryJob(Job):
+    """See the module."""
+
+    name = "history"
+    summary = "keep every version of every row, with the events and times between which it held"
+    control_topics = ("schema", "snapshot")
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Job.add_options`."""
+        parser.add_argument(
+            "--publish-every",
+            type=int,
+            default=_PUBLISH_EVERY,
+            metavar="N",
+            help="bring the tables of intervals up to date after so many batches, and at the end with --available-now;"
+            " 0: never (default: %(default)s)",
+        )
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> HistorySink:
+        """As `Job.sink`."""
+        return HistorySink(session, topics, options.path, publish_every=options.publish_every)
+
+
+class HistorySink(Sink):
+    """Appends batches, each once."""
+
+    def __init__(self, session: SparkSession, topics: Topics, path: str, *, publish_every: int = _PUBLISH_EVERY) -> None:
+        """With `publish_every` 0 there are no tables of intervals."""
+        self._history = History(session, path)
+        self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",))
+        self._control = [topics.control(name) for name in HistoryJob.control_topics]
+        self._publish_every = publish_every
+        self._unpublished = 0
+        self._is_prepared = False
+
+    def write(self, records: DataFrame, batch: int, query: str) -> None:
+        """As `Sink.write`."""
+        changes = parse(packed(records, self._control), source_fields=SOURCE_FIELDS, control=self._control)
+        self._table.append(versions(changes), batch, query)
+        if not self._is_prepared:
+            self._history.prepare()
+            self._is_prepared = True
+        self._unpublished += 1
+        if self._publish_every and self._unpublished >= self._publish_every:
+            self._publish()
+
+    def finish(self) -> int:
+        """As `Sink.finish`."""
+        if self._publish_every and self._unpublished:
+            self._publish()
+        return 0
+
+    def _publish(self) -> None:
+        for name in self._history.spaces():
+            self._history.bring_up_to_date(name)
+        self._unpublished = 0
+
+
+class ShowHistory(Task):
+    """Prints rows as they were."""
+
+    name = "show_history"
+    summary = "print a space's rows as they were after an event or at a time, or all their intervals, as JSON lines"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Task.add_options`."""
+        parser.add_argument("--path", required=True, help="that of job history")
+        parser.add_argument("--space", required=True, help="the space's name")
+        when = parser.add_mutually_exclusive_group()
+        when.add_argument("--as-of-seq", type=int, metavar="N", help="right after this event (`source.seq`)")
+        when.add_argument(
+            "--as-of-time",
+            type=_moment,
+            metavar="TIME",
+            help='after all that the master had done by then ("2026-01-31T12:00:00+03:00"; without an offset in UTC)',
+        )
+
+    def run(self, session: SparkSession, options: argparse.Namespace) -> int:
+        """As `Task.run`."""
+        history = History(session, options.path)
+        found = history.intervals(options.space)
+        if options.as_of_time is not None:
+            options.as_of_seq = history.seq_at(options.as_of_time)
+        if options.as_of_seq is not None:
+            found = as_of(found, options.as_of_seq)
+        for row in found.orderBy("_begin_seq", "_key").toLocalIterator():
+            end = "null" if row["_end_seq"] is None else row["_end_seq"]
+            print(f'{{"key":{row["_key"]},"row":{row["_row"]},"begin_seq":{row["_begin_seq"]},"end_seq":{end}}}')
+        return 0
+
+
+def rows_as_of(
+    session: SparkSession, path: str, space: str, *, seq: int | None = None, time: datetime | None = None
+) -> DataFrame:
+    """A space's rows as they were right after an event, or at a time of the master's. Raises JobError."""
+    if (seq is None) == (time is None):
+        raise JobError("Name either the seq of an event or a time.")
+    history = History(session, path)
+    return as_of(history.intervals(space), history.seq_at(time) if seq is None else seq)
+
+
+def _moment(text: str) -> str:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time such as 2026-01-31T12:00:00Z") from error
+    return moment.isoformat() if moment.tzinfo is not None else f"{moment.isoformat()}+00:00"

@@ -1,0 +1,140 @@
+"""The tables of a history: the versions of all spaces' rows, to which is only ever appended, and what is read from them.
+
+    <path>/_versions   one row per event and per record of `<prefix>.schema` and `<prefix>.snapshot`, partitioned by space
+    <path>/<folder>    the intervals of one space, for readers that have no Spark: brought up to date now and then
+
+A space is known by its number, so what happened under its former names is in its history; its name is the last one.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from delta.tables import DeltaTable
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import tables
+from spark_jobs.errors import JobError
+from spark_jobs.folders import folder
+from spark_jobs.forms import Form, Forms
+from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown
+
+_FORM: Final = "tarantool_cdc.form"
+_APPENDED: Final = "tarantool_cdc.appended"
+_FEED: Final = "delta.enableChangeDataFeed"
+_SAME: Final = "stored._key = new._key and stored._begin_seq = new._begin_seq"
+_OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
+
+
+@dataclass(frozen=True)
+class Space:
+    """A space: its numbers (it may have been dropped and made again), its forms, and the last one."""
+
+    ids: tuple[int, ...]
+    forms: tuple[Form, ...]
+    form: Form
+
+    def stale(self) -> list[tuple[int, int]]:
+        """The forms (space_id, schema_version) whose rows have other names."""
+        names = self.form.fields
+        return [
+            (form.space_id, form.schema_version)
+            for form in self.forms
+            if [field.name for field in form.fields] != [field.name for field in names[: len(form.fields)]]
+            or len(form.fields) < len(names)
+        ]
+
+
+class History:
+    """See the module."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        """Of the folder that job `history` writes to."""
+        self._session = session
+        self._path = path.rstrip("/")
+        self.versions_path = f"{self._path}/_versions"
+
+    def prepare(self) -> None:
+        """Have the table of versions tell what was appended since some commit; it costs nothing where rows are only appended."""
+        if tables.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
+            tables.set_properties(self._session, self.versions_path, {_FEED: "true"})
+
+    def versions(self) -> DataFrame:
+        """All of them. Raises JobError if there are none."""
+        if not tables.exists(self._session, self.versions_path):
+            raise JobError(f"There is no history in {self._path}: job `history` begins one with its first batch.")
+        return tables.read(self._session, self.versions_path)
+
+    def spaces(self) -> dict[str, Space]:
+        """All spaces by their last names."""
+        records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
+        forms = Forms("<prefix>.schema", [row["row"] for row in records])
+        found: dict[str, list[list[Form]]] = {}
+        for forms_of_id in forms.histories():
+            found.setdefault(forms_of_id[-1].space, []).append(forms_of_id)
+        return {
+            name: Space(
+                tuple(one[0].space_id for one in histories),
+                tuple(form for one in histories for form in one),
+                max((one[-1] for one in histories), key=lambda form: (form.seq, form.schema_version)),
+            )
+            for name, histories in found.items()
+        }
+
+    def space(self, name: str) -> Space:
+        """Raises JobError if there is none of this name."""
+        spaces = self.spaces()
+        if name not in spaces:
+            known = ", ".join(sorted(spaces)) or "none at all"
+            raise JobError(f"The history in {self._path} knows no space {name!r}, but {known}. A space has its last name there.")
+        return spaces[name]
+
+    def intervals(self, name: str, keys: DataFrame | None = None) -> DataFrame:
+        """All intervals of a space, to the last event that was appended; of these keys only (space_id, key), if they are given.
+
+        Columns: META_COLUMNS and the fields of the space's last form.
+        """
+        space = self.space(name)
+        own = self.versions().where(F.col("space_id").isin(*space.ids))
+        found = own if keys is None else own.join(keys, ["space_id", "key"], "left_semi")
+        return shown(intervals(found, self._endings(own, space)), space.form, space.stale())
+
+    def seq_at(self, moment: Any) -> int:
+        """See intervals.seq_at."""
+        return seq_at(self.versions(), moment)
+
+    def bring_up_to_date(self, name: str) -> None:
+        """The space's table of intervals; what is done again does nothing."""
+        space, path = self.space(name), f"{self._path}/{folder(name)}"
+        appended = tables.version(self._session, self.versions_path)
+        is_new = not tables.exists(self._session, path)
+        known = {} if is_new else tables.describe(self._session, path)[0]
+        if known.get(_APPENDED) == str(appended):
+            return
+        if known.get(_FORM) != space.form.to_json():
+            tables.overwrite(self.intervals(name), path)
+        else:
+            feed = self._session.read.format("delta").option("readChangeFeed", "true")
+            feed = feed.option("startingVersion", int(known[_APPENDED]) + 1).option("endingVersion", appended)
+            fresh = feed.load(self.versions_path).where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
+            ends_many = not fresh.where("op in ('t', 'snapshot')").isEmpty()
+            keys = None if ends_many else fresh.select("space_id", "key").where("key is not null").distinct()
+            merge = DeltaTable.forPath(self._session, path).alias("stored").merge(self.intervals(name, keys).alias("new"), _SAME)
+            merge.whenMatchedUpdateAll(_OTHER_END).whenNotMatchedInsertAll().execute()
+        tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})
+
+    def _endings(self, own: DataFrame, space: Space) -> DataFrame:
+        """What ends many versions at once: truncations, and snapshots that tell what is gone."""
+        found = own.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"), "ts", "op")
+        swept = []
+        for row in self.versions().where("space = '~snapshot' and op = 'snapshot'").select("row").collect():
+            record = json.loads(row["row"])
+            for counted in record["spaces"] if record["status"] == "COMPLETED" else ():
+                if counted["sweep_seq"] > 0 and counted["space_id"] in space.ids:
+                    swept.append((counted["space_id"], counted["sweep_seq"], record["seq"], record["ts_ms"]))
+        sweeps = self._session.createDataFrame(swept, "space_id bigint, up_to bigint, at bigint, ts_ms bigint")
+        told = sweeps.select("space_id", "up_to", "at", F.timestamp_millis("ts_ms").alias("ts"), F.lit("snapshot").alias("op"))
+        return found.unionByName(told).to(self._session.createDataFrame([], ENDING_SCHEMA).schema)

@@ -1,0 +1,136 @@
+"""Job history: each row's versions with their exact ends, however batches come, and the rows as of any event."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from spark_jobs import run
+from spark_jobs.envelope import parse
+from spark_jobs.errors import sentence
+from spark_jobs.history.intervals import versions
+from spark_jobs.history.job import HistorySink, rows_as_of
+from spark_jobs.history.store import History
+from spark_jobs.source import Topics
+from tests.spark.messages import COLUMNS, FakeTopics, delete, put, schema, snapshot, truncate, update
+
+pytestmark = pytest.mark.spark
+
+EPOCH = datetime.fromtimestamp(1700000000.015, UTC)
+
+
+def row(identity: int, name: str) -> dict[str, Any]:
+    return {"id": identity, "name": name}
+
+
+FIRST = [
+    schema(0, in_snapshot=True),
+    put("r", row(1, "a"), 1),
+    put("c", row(2, "a"), 2),
+    put("u", row(1, "b"), 3),
+    delete(2, 4),
+]
+SECOND = [
+    put("c", row(2, "b"), 5),
+    # Another name of a field, and a field more.
+    schema(5, version=2, columns=(("id", "unsigned"), ("title", "string"), *COLUMNS[2:], ("more", "boolean"))),
+    put("u", {"id": 1, "title": "c", "balance": 1, "more": True}, 6, version=2),
+    truncate(7, version=2),
+    put("c", {"id": 1, "title": "d"}, 8, version=2),
+    put("c", {"id": 3, "title": "d"}, 9, version=2),
+]
+THIRD = [
+    snapshot("STARTED", 9),
+    put("r", {"id": 1, "title": "e"}, 10, version=2),
+    snapshot("COMPLETED", 10, sweep_seq=9),
+    put("c", {"id": 3, "title": "f"}, 11, version=2),
+]
+
+# key, name, begin, end, by what it ended
+WHOLE = [
+    (1, "a", 1, 3, "u"),
+    (2, "a", 2, 4, "d"),
+    (1, "b", 3, 6, "u"),
+    (2, "b", 5, 7, "t"),
+    (1, "c", 6, 7, "t"),
+    (1, "d", 8, 10, "r"),
+    (3, "d", 9, 10, "snapshot"),
+    (1, "e", 10, None, None),
+    (3, "f", 11, None, None),
+]
+
+
+def test_versions_have_their_ends_in_whatever_way_they_come(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics = FakeTopics(spark)
+    path = str(tmp_path)
+    first, second, third = topics.send(*FIRST), topics.send(*SECOND), topics.send(*THIRD)
+
+    def sink() -> HistorySink:
+        return HistorySink(spark, Topics("k", "shop"), path)
+
+    def stored(found: Any) -> list[tuple[Any, ...]]:
+        columns = ("id", "title", "_begin_seq", "_end_seq", "_end_op")
+        return [(int(one[0]), *one[1:]) for one in found.select(*columns).orderBy("_begin_seq").collect()]
+
+    # The second batch comes before the first one, which comes again by another process.
+    one = sink()
+    one.write(second, 0, "query")
+    one.write(first, 1, "query")
+    assert one.finish() == 0
+    other = sink()
+    other.write(first, 1, "query")
+    other.write(third, 2, "query")
+    assert other.finish() == 0
+    found = History(spark, path).intervals("users")
+    assert stored(found) == WHOLE
+    # What is written down is the same, in two steps as in one.
+    published = spark.read.format("delta").load(str(tmp_path / "users"))
+    assert stored(published) == WHOLE
+    assert sorted(map(str, published.collect())) == sorted(map(str, found.collect()))
+    (changed,) = published.where("_begin_seq = 3").collect()
+    assert changed["_row"] == '{"id":1,"title":"b"}'
+    assert (changed["_end"] - changed["_begin"]) == timedelta(milliseconds=3)
+    (last,) = published.where("_begin_seq = 6").collect()
+    assert (last["balance"], last["more"]) == ("1", True)
+
+    # As of every event: what a consumer has that has read so far.
+    kept: dict[int, str] = {}
+    expected = {}
+    for seq in range(12):
+        for identity, name, begin, end, _ in WHOLE:
+            if end == seq:
+                kept.pop(identity)
+            if begin == seq:
+                kept[identity] = name
+        expected[seq] = dict(sorted(kept.items()))
+    for seq in (0, 4, 5, 7, 10, 11):
+        rows = rows_as_of(spark, path, "users", seq=seq).collect()
+        assert {int(one["id"]): one["title"] for one in rows} == expected[seq], seq
+    moment = EPOCH + timedelta(milliseconds=5.5)
+    assert {int(one["id"]) for one in rows_as_of(spark, path, "users", time=moment).collect()} == {1, 2}
+    assert rows_as_of(spark, path, "users", time=EPOCH).isEmpty()
+
+    capsys.readouterr()
+    assert run.main(["show_history", "--path", path, "--space", "users", "--as-of-time", moment.isoformat()]) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines == [
+        {"key": {"id": 1}, "row": {"id": 1, "title": "b"}, "begin_seq": 3, "end_seq": 6},
+        {"key": {"id": 2}, "row": {"id": 2, "title": "b"}, "begin_seq": 5, "end_seq": 7},
+    ]
+    assert run.main(["show_history", "--path", path, "--space", "nobody"]) == 1
+    assert "knows no space 'nobody', but users." in capsys.readouterr().err
+
+
+def test_a_change_without_its_row_is_refused(spark: SparkSession) -> None:
+    changes = parse(FakeTopics(spark).send(update(1, [{"op": "=", "field": "name", "value": "x"}], 1)))
+    with pytest.raises(PySparkException) as raised:
+        versions(changes).collect()
+    assert sentence(raised.value).startswith("Seq 1 of users has an UPDATE without its row")
