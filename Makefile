@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 
-.PHONY: help setup demo check test soak bench lint lock system clean
+.PHONY: help setup demo check test soak bench lint lock wheel spark-zip system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
@@ -20,6 +20,8 @@ help:
 	@echo 'make soak    the long drills'
 	@echo 'make bench   the measurements'
 	@echo 'make lint    ruff and mypy'
+	@echo 'make wheel   dist/*.whl: the daemon and the Spark jobs, for pip'
+	@echo 'make spark-zip   dist/spark_jobs.zip: the Spark jobs alone, for spark-submit --py-files'
 	@echo 'make lock    compile requirements.lock anew (make lock UPGRADE=1: with the newest versions)'
 
 setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
@@ -95,6 +97,15 @@ lock:
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
 	  --extra spark --extra feeds --extra local --extra dev pyproject.toml - --output-file requirements.lock
+
+wheel: setup
+	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist .
+
+spark-zip:
+	mkdir -p dist
+	find spark_jobs -name '*.py' | sort | $(PYTHON) -c 'import sys, zipfile; \
+	  archive = zipfile.ZipFile("dist/spark_jobs.zip", "w", zipfile.ZIP_DEFLATED); \
+	  [archive.write(name) for name in sys.stdin.read().split()]; archive.close()'
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

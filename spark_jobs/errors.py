@@ -1,12 +1,56 @@
-"""The one error that a job ends with when an operator has to act."""
+"""The one error that a job ends with when an operator has to act, and what Spark's own errors mean for one."""
 
 from __future__ import annotations
 
 import re
 from typing import Final
 
-_WORKER_ERROR: Final = re.compile(r"^spark_jobs\.errors\.JobError: (.+)$", re.MULTILINE)
+_WORKER_ERROR: Final = re.compile(r"^(?:spark_jobs\.errors\.)?JobError: (.+)$", re.MULTILINE)
 _RAISED_ERROR: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_REPEATED: Final = "Nothing is lost: the next start repeats the batch."
+
+_MEANINGS: Final = tuple(
+    (re.compile(pattern), meaning)
+    for pattern, meaning in (
+        (
+            r"No space left on device|DSQuotaExceededException|Disk quota exceeded",
+            f"A disk is full: that of the tables, of the checkpoint, or of spark.local.dir. Make room. {_REPEATED}",
+        ),
+        (
+            r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
+            r"Failed to (?:construct|create new) Kafka\w*",
+            "Kafka doesn't answer at --bootstrap-servers. See that it runs and is reached from here and from Spark's workers, "
+            f"and that --kafka-option or --kafka-options-file say its security.protocol. {_REPEATED}",
+        ),
+        (
+            r"SaslAuthenticationException|SslAuthenticationException|Authentication failed|TopicAuthorizationException|"
+            r"GroupAuthorizationException|ClusterAuthorizationException",
+            f"Kafka refuses this job. See what --kafka-option and --kafka-options-file say, and its rights to read. {_REPEATED}",
+        ),
+        (
+            r"failOnDataLoss|Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|UnknownTopicOrPartitionException",
+            "Kafka no longer has what the checkpoint goes on from: a topic was deleted or made anew, or records went before they "
+            "were read. What is in the tables stays. To go on, have the daemon send the rows again (tarantool-cdc snapshot) and "
+            "start with --kafka-option failOnDataLoss=false until the job has caught up.",
+        ),
+        (
+            r"DELTA_FAILED_TO_MERGE_FIELDS|DELTA_MERGE_INCOMPATIBLE|schema mismatch detected|DELTA_MISSING_COLUMN|"
+            r"INSERT_COLUMN_ARITY_MISMATCH|DELTA_MERGE_UNRESOLVED_EXPRESSION|_LEGACY_ERROR_TEMP_DELTA_0007",
+            "The table has other columns than this job writes, so something else made it, or changed it. Choose another place "
+            "(--path, --catalog, --dead-letters), or take the change back.",
+        ),
+        (
+            r"SessionHiveMetaStoreClient|MetaException|HiveException|TTransportException",
+            f"The catalog doesn't answer. See that its server runs and that --spark-conf names it. {_REPEATED}",
+        ),
+        (
+            r"ClassNotFoundException: Class org\.apache\.hadoop\.fs\.(?:s3a|azurebfs|gcs)|UnsupportedFileSystemException|"
+            r"No FileSystem for scheme",
+            "Spark has no file system of this kind. Start it with the package for it, such as org.apache.hadoop:hadoop-aws for "
+            "s3a://, in the version of Spark's own Hadoop.",
+        ),
+    )
+)
 
 
 class JobError(Exception):
@@ -14,9 +58,19 @@ class JobError(Exception):
 
 
 def sentence(error: BaseException) -> str:
-    """The sentence of a JobError, also of one that came back from a Spark worker inside Java's stack traces."""
+    """What an operator is told: a JobError's sentence, also of one that came back from a Spark worker inside Java's stack traces;
+    else what the error means, with its own words behind it.
+    """
     if isinstance(error, JobError):
         return str(error)
     text = str(error)
     found = _WORKER_ERROR.search(text) or _RAISED_ERROR.search(text)
-    return found[1] if found else text
+    if found:
+        return found[1]
+    for pattern, meaning in _MEANINGS:
+        cause = pattern.search(text)
+        if cause:
+            start = text.rfind("\n", 0, cause.start()) + 1
+            line = text[start:].splitlines()[0].strip().removeprefix("Caused by: ")
+            return f"{meaning} ({line[:500]})"
+    return text

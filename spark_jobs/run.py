@@ -150,8 +150,8 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
             host, port = options.metrics_listen
             listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, host, port, sink.counts)))
         query = _start(session, job, topics, options, sink, gate)
-        Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
-    return sink.finish() if options.available_now else 0
+        has_ended = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
+    return sink.finish() if options.available_now and has_ended else 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -26,6 +26,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
+    # Where Spark shows options of Kafka's clients, as in plans: a line for JAAS has its password inside.
+    "spark.sql.redaction.options.regex": "(?i)url|jaas|password|secret|token|credential|key$",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas",
     # Rows of a batch go to few partitions of a table: files side by side instead of a sort of all rows by partition.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
 }
@@ -99,6 +102,8 @@ def _send_package(session: SparkSession) -> None:
     package = Path(__file__).parent
     name = f"{package.name}.zip"
     context = session.sparkContext
+    if not package.is_dir():
+        return  # it is in an archive that spark-submit was given (--py-files), and sends itself
     if any(file.endswith(f"/{name}") for file in context.listFiles):
         return
     scratch = Path(tempfile.mkdtemp(prefix="tarantool-cdc-"))

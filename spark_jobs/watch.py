@@ -90,8 +90,8 @@ class Watch:
         self._signals = 0
         self._is_canceled = False
 
-    def wait(self) -> None:
-        """Until the query ends by itself, or after a signal. Raises what it ended with."""
+    def wait(self) -> bool:
+        """Until the query ends; whether it did so by itself, and not by a signal. Raises what it ended with."""
 
         def count(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
             # No more than this: the thread that is interrupted may be in the middle of a call to Java.
@@ -110,6 +110,7 @@ class Watch:
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
+        return not self._signals
 
     def _stop(self) -> None:
         print("Stopping when the batch that runs is done; a second signal cancels it.", file=sys.stderr)

@@ -1,0 +1,45 @@
+"""What an operator is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_jobs.errors import JobError, sentence
+
+STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== Query ===\n{}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "meaning"),
+    [
+        ("Caused by: java.io.IOException: No space left on device", "A disk is full"),
+        (
+            "java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: "
+            "Timed out waiting for a node assignment. Call: describeTopics",
+            "Kafka doesn't answer at --bootstrap-servers",
+        ),
+        ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", "Kafka refuses this job"),
+        (
+            "java.lang.IllegalStateException: Partitions Set(shop.users-0) were gone. Some data may have been missed.",
+            "Kafka no longer has what the checkpoint goes on from",
+        ),
+        ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table has other columns"),
+        ("org.apache.hadoop.hive.ql.metadata.HiveException: Unable to instantiate", "The catalog doesn't answer"),
+        ("java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "Spark has no file system"),
+    ],
+)
+def test_an_error_is_told_with_what_it_means(text: str, meaning: str) -> None:
+    told = sentence(RuntimeError(STREAM.format(text)))
+    assert told.startswith(meaning)
+    assert told.endswith(f"({text.removeprefix('Caused by: ')})")
+    assert "\n" not in told
+
+
+def test_a_jobs_own_sentence_comes_first() -> None:
+    assert sentence(JobError("No space left on device, it says.")) == "No space left on device, it says."
+    inside = "  File x\nspark_jobs.errors.JobError: The form is gone. Take a snapshot.\n at java\nCaused by: HiveException"
+    assert sentence(RuntimeError(inside)) == "The form is gone. Take a snapshot."
+
+
+def test_what_is_not_known_is_shown_whole() -> None:
+    assert sentence(RuntimeError("something\nelse")) == "something\nelse"
