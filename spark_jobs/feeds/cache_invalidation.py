@@ -71,6 +71,7 @@ class CacheInvalidation(Job):
             metavar="N",
             help="after a change, let nothing be filled for so long (default: 0)",
         )
+        add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for the cache (default: 300)")
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """As `Job.sink`."""

@@ -52,6 +52,16 @@ def test_reports_survive_as_text() -> None:
 
 
 @pytest.mark.spark
+def test_a_sink_is_made_of_the_options(spark: SparkSession) -> None:
+    job, topics = run.JOBS["cache_invalidation"], Topics("", PREFIX)
+    for url in ("redis://r:1", "memcached://m:1,m:2", "kafka://k:1/topic"):
+        sink = job.sink(spark, topics, run.parse_options("cache_invalidation", [*REQUIRED, "--to", url]))
+        assert isinstance(sink, InvalidationSink)
+    with pytest.raises(JobError, match="must begin with"):
+        job.sink(spark, topics, run.parse_options("cache_invalidation", [*REQUIRED, "--to", "http://x"]))
+
+
+@pytest.mark.spark
 def test_changed_rows_are_gone_from_redis_and_others_are_not(spark: SparkSession, redis_server: Redis, seed: int) -> None:
     random_ = random.Random(seed)
     mark = uuid.uuid4().hex[:8]
