@@ -316,10 +316,13 @@ class Snapshot:
         self._returning.clear()
 
     def _emptied_unseen(self, form: SpaceForm) -> None:
-        """The snapshot lacks a space that was published, or has its rows under other keys."""
+        """The snapshot lacks a space that was published, or has its rows under other keys.
+
+        Of one that is left out from now on consumers keep the rows, as they do where nothing else makes a snapshot necessary.
+        """
         if self._images is not None:
             self._images.clear(form.space_id)
-        if not self._publishes:
+        if not self._publishes or self._spaces.is_left_out(form):
             return
         space = self._spaces.events_of(form)
         before, after = self._envelope.snapshot_pieces(space, self._id, self._vclock, self._now_us)

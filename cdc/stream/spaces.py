@@ -209,6 +209,11 @@ class Spaces:
         for space_id in touched:
             self._builder.stored[space_id] = self.schema.stored(space_id)
 
+    def is_left_out(self, form: SpaceForm) -> bool:
+        """Whether a space that was published is there as before, and only the configuration has it no longer."""
+        space_id = form.space_id
+        return self._is_unseen(space_id) and space_id in self.schema and self.schema.name(space_id) == form.name
+
     def _has_other_name(self, form: SpaceForm) -> bool:
         return form.space_id in self.schema and self.schema.name(form.space_id) != form.name
 

@@ -271,6 +271,39 @@ def test_rows_that_were_kept_from_another_time_are_gone(life: Rekeying) -> None:
     life.check("others")
 
 
+@pytest.mark.parametrize("images", [True, False])
+def test_consumers_keep_the_rows_of_a_space_that_is_left_out_while_another_is_taken_in(images: bool) -> None:
+    """Which needs a snapshot of everything; a space that was dropped meanwhile ends with a `t` there, as ever."""
+    life = Life("2.6")
+    life.replica = MortalReplica(life.master, images=images, exclude=["others"])
+    for name in ("things", "others", "dropped"):
+        life.master.create_space(name, FIELDS, KEYS[0])
+        life.master.insert(name, *row(1, name))
+    life.connect()
+    if images:
+        life.replica.flush()
+
+    def by_snapshot() -> list[Sent]:
+        life.replica.crash()
+        life.replica.forced_snapshot = "a space has been taken in"
+        events = life.connect() + life.follow()
+        if images:
+            life.replica.flush()
+        return events
+
+    life.master.drop("dropped")
+    life.replica._options["exclude"] = ["things"]
+    events = by_snapshot()
+    begin = [("t", "shop.others")] if images else []
+    assert [(event.op, event.topic) for event in events] == [("t", "shop.dropped"), *begin, ("r", "shop.others")]
+    # Taken in again, it begins anew.
+    life.replica._options["exclude"] = []
+    life.master.delete("things", 1)
+    life.master.insert("things", *row(2, "things"))
+    found = [(event.op, event.topic) for event in by_snapshot() if event.topic == "shop.things"]
+    assert found == [*([("t", "shop.things")] if images else []), ("r", "shop.things")]
+
+
 def test_without_images_a_snapshot_tells_all() -> None:
     life = Life("2.6", exclude=HIDDEN)
     life.replica = MortalReplica(life.master, images=False, exclude=HIDDEN)
