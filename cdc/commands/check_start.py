@@ -26,7 +26,7 @@ from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
-from cdc.store.files import DATA_FILE, is_locked
+from cdc.store.files import has_data, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, fold
@@ -96,7 +96,7 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
             f"a daemon is at work with the state in {directory}",
             f"Stop that one before {config.name!r} is run, or give this one another state.path.",
         )
-    admission.check_alone(config, stored, Foothold.writers_in(directory), lambda: False)
+    admission.check_alone(config, stored, Foothold.holders_of(directory), lambda: False)
 
 
 def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:
@@ -119,7 +119,7 @@ def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding
 def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     """What the state store says, None if nothing can be found out: there is none, or a daemon has it. And what is wrong there."""
     path = admission.store_path(config)
-    if config.state.images == "none" or not (path / DATA_FILE).exists() or is_locked(path):
+    if config.state.images == "none" or not has_data(path) or is_locked(path):
         return None, []
     found = Checkpoint()
     try:
@@ -166,8 +166,9 @@ def _write_into(path: Path, there: Path) -> None:
         error = f"{there} is a file"
     else:
         images = path / "images"
-        if images.is_dir() and not os.access(images, os.R_OK | os.W_OK | os.X_OK):
-            error = f"{images} may not be written to"
+        with translate_denials(images):
+            if images.is_dir() and not os.access(images, os.R_OK | os.W_OK | os.X_OK):
+                error = f"{images} may not be written to"
         try:
             Path(tempfile.mkdtemp(prefix=".tarantool-cdc-check-", dir=there)).rmdir()
         except OSError as refusal:

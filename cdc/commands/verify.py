@@ -49,7 +49,7 @@ from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS, rows
 from cdc.sources.handshake import expect, greet, vote
-from cdc.store.files import DATA_FILE, translate_lmdb_errors
+from cdc.store.files import has_data, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
@@ -110,7 +110,7 @@ def verify(config: Config, say: Say) -> Verification:
     path = config.state.path / "images"
     if config.state.images == "none":
         raise ConfigurationError('state.images is "none": there is no state store to verify', 'It is kept with "full".')
-    if not (path / DATA_FILE).exists():
+    if not has_data(path):
         raise StateError(f"there is no state store in {path}", "It is made by the daemon's first run.")
     try:
         writer = StateWriter(path, config.name, 0)

@@ -30,6 +30,8 @@ from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
 
 _WRITERS: Final = "writers"
+_INODE: Final = "inode:"
+"""What follows is the number of the file of writers itself: a copy has another one, and the original may be in use."""
 _WRITERS_KEPT: Final = 8
 _FENCE_SECONDS: Final = 10.0
 _FENCE_TIMEOUT_MS: Final = 60_000
@@ -161,7 +163,7 @@ def check_store_is_ours(config: Config, names: Collection[str]) -> None:
 class Foothold:
     """This process's hold on the state directory, and which processes had it before.
 
-    Who holds the lock knows that those before it have ended.
+    Who holds the lock knows that those before it have ended; but a copied directory has another lock.
     """
 
     def __init__(self, config: Config) -> None:
@@ -183,13 +185,28 @@ class Foothold:
     def writers_in(directory: Path) -> list[str]:
         """The ids of the processes that had the directory lately, in order."""
         try:
-            return (directory / _WRITERS).read_text().split()
+            found = (directory / _WRITERS).read_text().split()
         except (OSError, UnicodeDecodeError):
+            return []
+        return [each for each in found if not each.startswith(_INODE)]
+
+    @staticmethod
+    def holders_of(directory: Path) -> list[str]:
+        """The ids of the processes that have held this directory's own lock, and not that of one that it is a copy of."""
+        try:
+            with open(directory / _WRITERS) as file:
+                mark, *found = file.read().split()
+                return found if mark == f"{_INODE}{os.fstat(file.fileno()).st_ino}" else []
+        except (OSError, ValueError):
             return []
 
     def former(self) -> list[str]:
-        """The ids of the processes that had this directory lately, in order."""
+        """The ids of the processes that had this directory lately, or the one that it is a copy of, in order."""
         return [] if self._path is None else self.writers_in(self._path)
+
+    def former_holders(self) -> list[str]:
+        """Those that have held the lock that is held now: they have ended."""
+        return [] if self._path is None else self.holders_of(self._path)
 
     def take(self, writer: str) -> None:
         """This process has it now. Raises StateError."""
@@ -209,7 +226,7 @@ class Foothold:
         assert self._path is not None
         descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write("\n".join(writers) + "\n")
+            file.write("\n".join([f"{_INODE}{os.fstat(descriptor).st_ino}", *writers]) + "\n")
 
     def close(self) -> None:
         """Let go."""

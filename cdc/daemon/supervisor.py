@@ -219,7 +219,7 @@ class Daemon:
         self._is_store_ours = orders.rebuild_state or admission.is_store_ours(config, stored, self._foothold.former())
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
         if not orders.take_over:
-            admission.check_alone(config, stored, self._foothold.former(), self._is_stopping.is_set)
+            admission.check_alone(config, stored, self._foothold.former_holders(), self._is_stopping.is_set)
         if orders.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():

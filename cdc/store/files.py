@@ -22,6 +22,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import pwd
 import shutil
 import stat
 from collections.abc import Iterator
@@ -89,8 +90,39 @@ def remove_files(path: Path) -> None:
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a store in the directory, or what is left of one. Changes nothing."""
-    return any((path / name).exists() for name in (DATA_FILE, _CONDITION, _LOST))
+    """Whether there is a store in the directory, or what is left of one. Changes nothing. Raises StateError if it is closed."""
+    with translate_denials(path):
+        return any((path / name).exists() for name in (DATA_FILE, _CONDITION, _LOST))
+
+
+def has_data(path: Path) -> bool:
+    """Whether there is a store in the directory that could be opened. Raises StateError if it is closed."""
+    with translate_denials(path):
+        return (path / DATA_FILE).exists()
+
+
+@contextlib.contextmanager
+def translate_denials(path: Path) -> Iterator[None]:
+    """Raises StateError where this user may not look into the directory, or into one that it is in."""
+    try:
+        yield
+    except PermissionError as error:
+        # The outermost one that is closed: what is behind it can't be told.
+        closed = next(
+            (each for each in (*reversed(path.parents), path) if not os.access(each, os.X_OK, effective_ids=True)), path
+        )
+        owner, user = _user(closed.stat().st_uid), _user(os.geteuid())
+        raise StateError(
+            f"the state store {path} can't be looked at: {closed} belongs to the user {owner}, and this is {user}",
+            f"Run this as {owner}, or make {user} the owner (chown -R {user} {closed}).",
+        ) from error
+
+
+def _user(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:
+        return str(number)
 
 
 def write_condition(path: Path, text: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,36 @@ def test_who_had_the_directory_before(tmp_path: Path) -> None:
         Foothold(config(tmp_path, "none"))
     foothold.close()
     assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0
+
+
+def test_who_held_the_lock_of_a_copied_directory_may_be_at_work(tmp_path: Path) -> None:
+    settings = config(tmp_path / "one", "none")
+    foothold = Foothold(settings)
+    foothold.take("w")
+    copied = config(tmp_path / "two", "none")
+    shutil.copytree(settings.state.path, copied.state.path)
+    assert foothold.former() == foothold.former_holders() == ["w"]
+    foothold.close()
+    copy = Foothold(copied)
+    assert copy.former() == ["w"]
+    assert copy.former_holders() == []
+    copy.take("v")
+    assert copy.former_holders() == ["w", "v"], "it is its own now"
+    copy.close()
+    # A directory that is moved is the same one.
+    settings.state.path.rename(tmp_path / "three")
+    assert Foothold.holders_of(store_path(config(tmp_path / "three", "none"))) == ["w"]
+
+
+def test_an_older_versions_directory_tells_nothing_of_its_lock(tmp_path: Path) -> None:
+    path = store_path(config(tmp_path))
+    path.mkdir(parents=True)
+    assert Foothold.holders_of(path) == []
+    (path / "writers").write_text("v\nw\n")
+    assert Foothold.writers_in(path) == ["v", "w"]
+    assert Foothold.holders_of(path) == []
+    (path / "writers").write_text("")
+    assert Foothold.holders_of(path) == []
 
 
 def test_without_images_a_state_path_that_can_not_be_used_is_no_obstacle() -> None:

@@ -319,6 +319,37 @@ def modes(path: Path) -> dict[str, str]:
     return {str(place.relative_to(path.parent)): f"{place.stat().st_mode & 0o7777:04o}" for place in (path, *path.rglob("*"))}
 
 
+@contextmanager
+def another_user(closed: Path) -> Iterator[None]:
+    """For a while this process may not look into a directory: as somebody else if it is root, else by the directory's mode."""
+    if os.geteuid() == 0:
+        os.seteuid(65534)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+    else:
+        closed.chmod(0)
+        try:
+            yield
+        finally:
+            closed.chmod(files.DIRECTORY_MODE)
+
+
+def test_another_user_is_told_whose_the_store_is(tmp_path: Path) -> None:
+    path = tmp_path / "state" / "images"
+    StateStore(path).close()
+    assert files.is_there(path)
+    assert files.has_data(path)
+    for look in (files.is_there, files.has_data):
+        with (
+            another_user(path),
+            pytest.raises(StateError, match=r"the state store .* belongs to the user .*, and this is ") as raised,
+        ):
+            look(path)
+        assert "chown -R" in raised.value.hint
+
+
 @pytest.mark.parametrize("mask", [0, 0o022])
 def test_nobody_else_may_read_a_store(tmp_path: Path, mask: int) -> None:
     with umask(mask):
