@@ -40,17 +40,21 @@ def ops(scene: Scene) -> list[str]:
 
 
 def test_second_daemon_of_the_name_in_another_folder(scene: Scene) -> None:
-    """It ends with a sentence and has published nothing; the first doesn't notice."""
+    """It ends with a sentence and has published nothing; the first doesn't notice. Nor where the folder is a copy."""
     scene.tarantool.eval(THINGS)
     scene.daemon.start()
     scene.catch_up()
+    copied = scene.new_daemon()
+    shutil.copytree(scene.daemon.settings["state"]["path"], copied.settings["state"]["path"])
+    copied.start()
     second = scene.new_daemon()
     second.start("--rebuild-state")
-    assert second.wait_for_end() == 1
-    said = second.run.log_tail(1)
-    assert f"a daemon '{scene.prefix}' is at work on " in said
-    assert f" as process {scene.daemon.run.pid}, " in said
-    assert "--take-over" in said
+    for other in (second, copied):
+        assert other.wait_for_end() == 1
+        said = other.run.log_tail(1)
+        assert f"a daemon '{scene.prefix}' is at work on " in said
+        assert f" as process {scene.daemon.run.pid}, " in said
+        assert "--take-over" in said
     scene.tarantool.eval("box.space.things:insert{51}")
     scene.catch_up()
     assert "fenced" not in scene.daemon.run.log_text()
