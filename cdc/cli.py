@@ -74,7 +74,8 @@ def _parser() -> argparse.ArgumentParser:
     replay.add_argument("--follow", action="store_true", help="go on with what the server writes; SIGTERM stops it cleanly")
     add_orders(replay)
     replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
-    add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
+    tap = add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
+    tap.add_argument("--to", metavar="HOST:PORT", help="and keep the memcached there filled with them")
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
     demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends by itself")
@@ -166,7 +167,7 @@ def _tap(options: argparse.Namespace) -> int:
     log.configure(settings.log.format, settings.log.level)
     from cdc.feeds.tap.command import tap
 
-    tap(settings)
+    tap(settings, options.to)
     return 0
 
 

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from typing import Any
 
 from cdc.config import Config
-from cdc.ops.asking import ask
+from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
 
 
 def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:
     """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
     found = ask(config, "/status")
-    say(json.dumps(found, indent=1) if as_json else readable(found))
+    tap = tap_status(config)
+    if as_json:
+        say(json.dumps({**found, "tap": tap} if tap is not None else found, indent=1))
+    else:
+        say("\n".join([readable(found), *(readable_tap(tap) if tap is not None else [])]))
 
 
 def readable(status: dict[str, Any]) -> str:
@@ -48,6 +52,29 @@ def readable(status: dict[str, Any]) -> str:
         lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
+
+
+def readable_tap(tap: dict[str, Any]) -> list[str]:
+    """The TAP server's /status for people: a line for itself, and one for each client."""
+    lines = [
+        ("tap", f"{tap['connections']} connections, {tap['sessions']} sessions, at seq {tap['seq']}" + _problem(tap["error"]))
+    ]
+    lines += [
+        (
+            "tap client",
+            f"{client['name']} ({client['address']}), {client['state']}, at seq {client['seq']}, {client['lag']} behind, "
+            f"{client['unacked']} messages ({client['unacked_bytes']} bytes) not acknowledged, {client['sent_bytes']} bytes sent",
+        )
+        for client in tap["clients"]
+    ]
+    memcached = tap["memcached"]
+    if memcached is not None:
+        lines.append(("memcached", f"{memcached['address']} at seq {memcached['seq']}" + _problem(memcached["error"])))
+    return [f"{name:<12} {value}" for name, value in lines]
+
+
+def _problem(error: str | None) -> str:
+    return f" ({error})" if error else ""
 
 
 def _vclock(components: dict[str, int]) -> str:

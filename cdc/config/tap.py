@@ -48,10 +48,7 @@ class TapSection(Section):
     clients: list[TapClient] = Field(default=[])
     """Who gets less: the first whose `name` fits a client's name says which spaces it gets."""
     path: Path = Path("tap")
-    """Where sessions are kept, and the rows if `store` is `own`. Relative to the configuration's directory."""
-    store: Literal["daemon", "own"] = "daemon"
-    """Where rows are read from that a client lacks: the daemon's store (`state.path`), which must be on this machine; or one of
-    its own that is kept from the topics, which hold what Kafka has kept of them."""
+    """Where sessions are kept. Relative to the configuration's directory."""
     vbuckets: int = Field(default=1024, ge=1, le=32_768)
     """A power of two."""
     clients_max: int = Field(default=2_000, ge=1, le=60_000)

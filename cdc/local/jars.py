@@ -89,6 +89,9 @@ SPARK = JarSet(
 
 _OPENSEARCH_VERSION = "2.19.6"
 
+SPYMEMCACHED = JarSet("spymemcached", ("net.spy:spymemcached:2.12.3",), transitive=False)
+"""A client that takes memcached's TAP feeds, for the tests."""
+
 OPENSEARCH = JarSet(
     "opensearch",
     (
@@ -195,7 +198,7 @@ def _file_name(artifact: str) -> str:
 
 def main() -> None:
     """Fetch the sets that the arguments name, or all, and say where they are."""
-    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH)}
+    jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")
     names = parser.parse_args().sets or list(jar_sets)

@@ -38,6 +38,17 @@ def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> di
         ) from error
 
 
+def tap_status(config: Config) -> dict[str, Any] | None:
+    """What the TAP server of this configuration says of itself; None if there is none."""
+    if config.tap.http_address is None:
+        return None
+    try:
+        found = _get(config.tap.http_address, "/status", None)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+    return found if found.get("name") == config.name and "clients" in found else None
+
+
 def who_listens(name: str, address: tuple[str, int]) -> CdcError | None:
     """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does."""
     other = name_at(address)

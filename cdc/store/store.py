@@ -199,6 +199,8 @@ class StateStore:
         kept = list(records)
         with self._told():
             self._touch()
+            # Another process may read the store; one that was killed meanwhile would keep its pages from being used again.
+            self._open_environment.reader_check()
             if len(slices) <= 1 and not any(self._counts.get(prefix, 0) > SLICE_CHANGES for prefix in clears):
                 with self._writing() as txn:
                     counts = self._apply(txn, slices[0] if slices else (), kept)

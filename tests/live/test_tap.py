@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
 
-from tests.feeds.tap.client import FUTURE
+from tests.feeds.tap.client import FUTURE, TapClient
 from tests.live.scene import Scene
 from tests.live.tap import TapProcess, decoded, expected_contents
 from tests.live.waiting import wait_for
@@ -45,3 +46,58 @@ def test_filled_and_followed(scene: Scene, tap: TapProcess) -> None:
         assert half.contents.items() <= everything.contents.items()
         assert 0.4 < len(half.contents) / len(expected) < 0.6
     scene.check()
+
+
+@pytest.mark.parametrize(
+    "rounds",
+    [
+        pytest.param(4, id="short"),
+        pytest.param(30, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+    ],
+)
+def test_clients_that_come_and_go_while_everything_is_killed(scene: Scene, tap: TapProcess, rounds: int, seed: int) -> None:
+    """Sessions last over connections, the server's death and the daemon's; nobody misses a change or gets an older value."""
+    chance = random.Random(seed)
+    scene.workload.create(1_000)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    tap.start()
+    names = ["all", "keys", "lagging"]
+    clients = {name: _connected(tap, name, None) for name in names}
+    scene.workload.start(pause=0.01, rows_max=300)
+    for number in range(rounds):
+        told = sum(len(client.told) for client in clients.values())
+        wait_for("some changes", lambda: sum(len(client.told) for client in clients.values()) > told + 50)  # noqa: B023
+        match number % 4:
+            case 0:
+                tap.process.kill()
+                tap.start()
+            case 1:
+                scene.daemon.restart_killed()
+            case 2:
+                clients["lagging"].is_acknowledging = False
+            case 3:
+                assert tap.process.terminate() == 0
+                tap.start()
+        for name in names:
+            if clients[name].is_closed or chance.random() < 0.5:
+                clients[name].close()
+                clients[name] = _connected(tap, name, clients[name])
+    scene.daemon.wait_until_streaming()
+    scene.workload.stop()
+    scene.catch_up()
+    for name in names:
+        clients[name].close()
+        clients[name] = _connected(tap, name, clients[name])
+    expected = expected_contents(scene)
+    for name in names:
+        wait_for(f"{name}: all keys", lambda: clients[name].contents.keys() == expected.keys())  # noqa: B023
+        assert not clients[name].older_over_newer
+        clients[name].close()
+    for name in ("all", "lagging"):
+        assert decoded(clients[name].contents) == expected
+    assert clients["keys"].keys_told >= clients["all"].keys_told & expected.keys()
+
+
+def _connected(tap: TapProcess, name: str, former: TapClient | None) -> TapClient:
+    return tap.connect().connect(name, is_keys_only=name == "keys").start(former)

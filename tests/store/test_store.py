@@ -551,3 +551,24 @@ def test_a_closed_store(store: StateStore) -> None:
     for use in (lambda: store.get(b"a"), lambda: store.scan(513), lambda: store.write([], []), store.begin_mark):
         with pytest.raises(StateError, match="is closed"):
             use()
+
+
+def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
+    store = StateStore(tmp_path)
+    store.write([(b"\0\0\2\1a", b"\x91\x01")], [])
+    program = (
+        "import lmdb, sys; e = lmdb.open(sys.argv[1], readonly=True, max_dbs=8); t = e.begin(); print(1, flush=True); input()"
+    )
+    reader = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert reader.stdout is not None
+    assert reader.stdout.readline() == "1\n"
+    other = str(reader.pid)
+    assert store._environment is not None
+    assert other in store._environment.readers()
+    reader.kill()
+    reader.wait()
+    store.write([(b"\0\0\2\1a", b"\x91\x02")], [])
+    assert other not in store._environment.readers()
+    store.close()

@@ -6,17 +6,32 @@ import asyncio
 import signal
 
 from cdc.config import Config
+from cdc.config.member_uri import PORT_MAX
+from cdc.errors import ConfigurationError
+from cdc.feeds.tap.page import Page
 from cdc.feeds.tap.server import TapServer
 
 
-def tap(config: Config) -> None:
-    """Serve. Raises the error that an operator must see."""
-    asyncio.run(_serve(config))
+def tap(config: Config, to: str | None) -> None:
+    """Serve, and keep the memcached at `to` filled. Raises the error that an operator must see."""
+    asyncio.run(_serve(config, _address(to) if to is not None else None))
 
 
-async def _serve(config: Config) -> None:
-    server = TapServer(config)
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) <= PORT_MAX:
+        raise ConfigurationError(f"--to {text} is no address", "Give host:port of a memcached, as in 127.0.0.1:11211.")
+    return host.strip("[]"), int(port)
+
+
+async def _serve(config: Config, to: tuple[str, int] | None) -> None:
+    server = TapServer(config, to)
+    page = Page(config.tap.http_address, server, config.name) if config.tap.http_address is not None else None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)
-    await server.run()
+    try:
+        await server.run()
+    finally:
+        if page is not None:
+            await asyncio.to_thread(page.close)

@@ -61,6 +61,7 @@ class Feed:
         self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
         self._selections: dict[tuple[str, ...], frozenset[str]] = {}
         self._known_count = -1
+        self._is_view_old = False
         self._swept_seq = 0
         self.renamed_version = 0
         """The schema's version with which a space got another name last."""
@@ -199,8 +200,11 @@ class Feed:
         return session.is_reset or session.begun_seq < self._swept_seq or session.begun_version < self.renamed_version
 
     def is_new_enough(self, rows: Rows) -> bool:
-        """Whether the store has come to where keys were last lost sight of."""
-        return rows.seq >= self._swept_seq and rows.version >= self.renamed_version
+        """Whether the store has come to where keys were last lost sight of; if it hasn't, the next view is a new one."""
+        if rows.seq >= self._swept_seq and rows.version >= self.renamed_version:
+            return True
+        self._is_view_old = True
+        return False
 
     def is_alone(self, session: Session, space: str) -> bool:
         """Whether this is the only space that the client gets."""
@@ -229,9 +233,9 @@ class Feed:
             found = ring.next(after)
             if found is None:
                 has_followed = True
-                await grown.wait()
                 if self.is_over(session):
                     raise ExpiredError("keys are gone that nobody can name")
+                await grown.wait()
                 continue
             has_followed = True
             after = found.last
@@ -287,6 +291,9 @@ class Feed:
         is_told = False
         while True:
             try:
+                if self._is_view_old:
+                    self._is_view_old = False
+                    await asyncio.to_thread(self._store.seq)
                 return await asyncio.to_thread(
                     self._store.read,
                     cursor,

@@ -230,6 +230,7 @@ class LiveReader:
         self.is_at_end = False
         """Whether it has read once all that there was."""
         self._counts: dict[str, int] = {}
+        self._begun: set[Place] = set()
         self._hole_since = 0.0
         self._paused: set[Place] = set()
         self._heads: dict[Place, int] = {}
@@ -289,7 +290,8 @@ class LiveReader:
             self._paused.clear()
             self._heads.clear()
             self._ended.clear()
-            self.is_at_end = not begins
+            self._begun = set(starts)
+            self.is_at_end = not starts
             looked_at = time.monotonic()
             while not self._stopping.is_set():
                 self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
@@ -347,9 +349,7 @@ class LiveReader:
         if error.code() == KafkaError._PARTITION_EOF:
             self._ended[_place(message)] = message.offset() or 0
             if not self.is_at_end:
-                self.is_at_end = all(
-                    (name, number) in self._ended for name, count in self._counts.items() for number in range(count)
-                )
+                self.is_at_end = self._begun <= self._ended.keys()
         elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
             raise ConnectionLostError(f"{message.topic()} has lost what was read of it: {error.str()}")
         elif not error.retriable() and error.code() not in (

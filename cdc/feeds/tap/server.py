@@ -22,6 +22,7 @@ from cdc.feeds.tap.connection import Greeter
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.session import Cursor, Place, Session
 from cdc.feeds.tap.session_store import SessionStore, encoded
+from cdc.feeds.tap.sink import Sink
 from cdc.feeds.tap.stream import NEW, ClientStream
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import RESPONSE, Packets, Wish
@@ -49,16 +50,19 @@ class Client:
 class TapServer:
     """Serves one daemon's changes. `run` is everything."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, sink: tuple[str, int] | None = None) -> None:
+        """`sink` is the address of a memcached that is to be kept filled."""
         tap = config.tap
-        if config.state.images == "none" and tap.store == "daemon":
+        if config.state.images == "none":
             raise ConfigurationError(
                 'state.images = "none": there is no store of rows that clients could be filled from',
-                'Set tap.store = "own", which keeps what the topics have.',
+                'Let the daemon keep one (state.images = "full"), on the machine where this server runs.',
             )
         self._config = tap
         self._log = structlog.get_logger()
         self.feed = Feed(config, self._fail)
+        self._sink_address = sink
+        self.sink: Sink | None = None
         self._users = {name: secret.get_secret_value() for name, secret in tap.users.items()}
         self._sessions: dict[str, Session] = {}
         self.clients: dict[str, Client] = {}
@@ -74,6 +78,11 @@ class TapServer:
         """Where it listens, which the system chose if 0 was asked for."""
         self.is_listening = threading.Event()
 
+    @property
+    def session_count(self) -> int:
+        """Of clients that may go on where they were."""
+        return len(self._sessions)
+
     # From start to end.
 
     def stop(self) -> None:
@@ -88,6 +97,8 @@ class TapServer:
             if not await self.feed.start(self._stopping):
                 return
             server = await self._listen()
+            if self._sink_address is not None:
+                await self._start_sink(*self._sink_address)
             housekeeping = asyncio.create_task(self._keep_house(sessions))
             try:
                 await self._stopping.wait()
@@ -104,6 +115,13 @@ class TapServer:
         finally:
             await self.feed.stop()
             sessions.close()
+
+    async def _start_sink(self, host: str, port: int) -> None:
+        name = f"memcached {host}:{port}"
+        await self._session(Wish(name))
+        self.sink = Sink(self.feed, lambda: self._sessions[name], host, port, self._config.stall_timeout_ms / 1000)
+        task = asyncio.create_task(self.sink.run())
+        self._tasks.add(task)
 
     async def _listen(self) -> asyncio.Server | None:
         address = self._config.address
@@ -142,6 +160,8 @@ class TapServer:
                 if time.monotonic() - client.stream.sent_at > self._config.noop_interval_ms / 1000:
                     client.stream.noop()
             for session in list(self._sessions.values()):
+                if self.sink is not None and self.sink.stream is not None and self.sink.stream.session is session:
+                    session.seen_at = now
                 if session.name not in self.clients and now - session.seen_at > self._config.session_timeout_ms / 1000:
                     del self._sessions[session.name]
                     self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
@@ -215,11 +235,13 @@ class TapServer:
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
                 while data := await reader.read(_READ_BYTES):
-                    for packet in packets.feed(data):
+                    found = packets.feed(data)
+                    for number, packet in enumerate(found, 1):
                         answer = greeter.answer(packet)
                         writer.write(answer.data)
                         await writer.drain()
                         if answer.wish is not None:
+                            packets.put_back(found[number:])
                             return answer.wish, ""
                         if answer.is_end:
                             return None, answer.problem
@@ -297,16 +319,17 @@ class TapServer:
 
 async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: ClientStream) -> str:
     """Take a client's ACKs until it goes; returns why it must go, or "". Raises ProtocolError."""
-    for packet in packets.feed(b""):
-        stream.answered(packet.opaque)
-    while data := await reader.read(_READ_BYTES):
+    data = b""
+    while True:
         for packet in packets.feed(data):
             if packet.magic != RESPONSE:
                 return f"the client sends commands (0x{packet.opcode:02x}) after it has its feed"
             if packet.status:
                 return f"the client refuses a message, with status 0x{packet.status:02x}"
             stream.answered(packet.opaque)
-    return ""
+        data = await reader.read(_READ_BYTES)
+        if not data:
+            return ""
 
 
 def wish_values(wish: Wish) -> tuple[int, bool, frozenset[int] | None, bool, bool, bool]:

@@ -109,6 +109,11 @@ class ClientStream:
         self._opaque = 0
         self._place = session.place
 
+    @property
+    def is_filling(self) -> bool:
+        """Whether it is still getting rows of the store."""
+        return self._place.cursor is not None
+
     def answered(self, opaque: int) -> None:
         """The client has acknowledged a message."""
         if self.window is None:

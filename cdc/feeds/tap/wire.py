@@ -155,12 +155,17 @@ class Packets:
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.body_bytes_max = body_bytes_max
         self._pending = bytearray()
+        self._put_back: list[Packet] = []
+
+    def put_back(self, packets: list[Packet]) -> None:
+        """The next `feed` gives these first: they are for somebody else."""
+        self._put_back = packets
 
     def feed(self, data: bytes) -> list[Packet]:
         """The packets that are whole now. Raises ProtocolError for what can't be one: nothing behind it can be read."""
         pending = self._pending
         pending += data
-        found = []
+        found, self._put_back = self._put_back, []
         start = 0
         while len(pending) - start >= HEADER.size:
             magic, opcode, key_length, extras_length, _, status, body_length, opaque, cas = HEADER.unpack_from(pending, start)

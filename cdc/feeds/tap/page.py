@@ -1,0 +1,135 @@
+"""The TAP server's window: /metrics (Prometheus), /health and /status, on a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
+
+from cdc.errors import ConfigurationError
+from cdc.feeds.tap.server import Client, TapServer
+from cdc.ops.bounded_server import BoundedHandler, BoundedServer
+
+SERVER: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
+    "tarantool_cdc_tap_connections": ("Connections, those that have asked for no feed yet too", lambda s: s.connection_count),
+    "tarantool_cdc_tap_sessions": ("Clients that may go on where they were, whether connected or not", lambda s: s.session_count),
+    "tarantool_cdc_tap_seq": ("The newest change that has been read", lambda s: s.feed.last),
+    "tarantool_cdc_tap_buffer_bytes": ("Of the newest changes in memory", lambda s: s.feed.ring.byte_count),
+}
+SERVER_COUNTERS: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
+    "tarantool_cdc_tap_dropped": ("Clients that were dropped because they stood still or fell behind", lambda s: s.dropped_count),
+    "tarantool_cdc_tap_refused": ("Connections that were turned away by tap.clients_max", lambda s: s.refused_count),
+    "tarantool_cdc_tap_lost": (
+        "Changes that are nowhere on the topics any more, so that clients went on without them",
+        lambda s: s.feed.reader.lost_count if s.feed.reader is not None else 0,
+    ),
+}
+CLIENT: Final[dict[str, tuple[str, Callable[[TapServer, Client], float]]]] = {
+    "tarantool_cdc_tap_client_seq": ("The last change that was sent", lambda _, c: c.stream.seq),
+    "tarantool_cdc_tap_client_lag": ("How many changes it hasn't been sent yet", lambda s, c: max(0, s.feed.last - c.stream.seq)),
+    "tarantool_cdc_tap_client_unacked": (
+        "Messages that it hasn't acknowledged",
+        lambda _, c: c.stream.window.unacked_messages if c.stream.window is not None else 0,
+    ),
+    "tarantool_cdc_tap_client_unacked_bytes": (
+        "Their bytes",
+        lambda _, c: c.stream.window.unacked_bytes if c.stream.window is not None else 0,
+    ),
+    "tarantool_cdc_tap_client_sent_bytes": ("Sent over this connection", lambda _, c: c.stream.sent_bytes),
+}
+_CLIENTS_MAX: Final = 2_000
+"""Clients whose own metrics are shown."""
+
+
+class _Collector(Collector):
+    def __init__(self, server: TapServer) -> None:
+        self._server = server
+
+    def collect(self) -> Iterator[Metric]:
+        """What is true now."""
+        server = self._server
+        for name, (meaning, value) in SERVER.items():
+            yield GaugeMetricFamily(name, meaning, value=value(server))
+        for name, (meaning, value) in SERVER_COUNTERS.items():
+            yield CounterMetricFamily(name, meaning, value=value(server))
+        clients = list(server.clients.items())[:_CLIENTS_MAX]
+        for name, (meaning, of) in CLIENT.items():
+            family = GaugeMetricFamily(name, meaning, labels=["client"])
+            for client, found in clients:
+                family.add_metric([client], of(server, found))
+            yield family
+
+
+def status(server: TapServer, name: str) -> dict[str, Any]:
+    """For /status and `tarantool-cdc status`."""
+    now = time.time()
+    reader, sink = server.feed.reader, server.sink
+    return {
+        "name": name,
+        "seq": server.feed.last,
+        "error": reader.error if reader is not None else None,
+        "connections": server.connection_count,
+        "sessions": server.session_count,
+        "clients": [
+            {
+                "name": client,
+                "address": found.address,
+                "seconds": round(now - found.since, 1),
+                "state": "filling" if found.stream.is_filling else "following",
+                **{key.removeprefix("tarantool_cdc_tap_client_"): of(server, found) for key, (_, of) in CLIENT.items()},
+            }
+            for client, found in list(server.clients.items())
+        ],
+        "memcached": None
+        if sink is None
+        else {
+            "address": sink.shown,
+            "error": sink.error,
+            "seq": sink.stream.seq if sink.stream is not None else None,
+            "left_out": sink.left_out_count,
+        },
+    }
+
+
+class Page:
+    """Serves one server's state."""
+
+    def __init__(self, address: tuple[str, int], server: TapServer, name: str) -> None:
+        """Listen. Raises ConfigurationError if the address can't be had."""
+        registry = CollectorRegistry()
+        registry.register(_Collector(server))
+
+        class Handler(BoundedHandler):
+            def do_GET(self) -> None:  # noqa: N802 - the library's name
+                match self.path.split("?")[0]:
+                    case "/metrics":
+                        self.answer(200, CONTENT_TYPE_LATEST, generate_latest(registry))
+                    case "/health":
+                        error = status(server, name)["error"]
+                        self.answer(503 if error else 200, "text/plain", f"{error or 'well'}\n".encode())
+                    case "/status":
+                        self.answer(200, "application/json", json.dumps(status(server, name), indent=1).encode())
+                    case _:
+                        self.answer(404, "text/plain", b"there are /metrics, /health and /status\n")
+
+        try:
+            self._server = BoundedServer(address, Handler)
+        except OSError as error:
+            raise ConfigurationError(
+                f"tap.http = {address[0]}:{address[1]} can't be had: {error.strerror}",
+                "Choose another port, or an empty tap.http to listen nowhere.",
+            ) from error
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()

@@ -1,0 +1,268 @@
+"""The server against clients that are slow, silent, many, or lie; and what it remembers of those that go."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import struct
+import subprocess
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from cdc.commands.status import readable_tap
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.page import CLIENT, SERVER, SERVER_COUNTERS, Page
+from cdc.feeds.tap.wire import Opcode, Status
+from tests.feeds.tap.client import FUTURE, TapClient
+from tests.feeds.tap.served import Served
+from tests.live.waiting import wait_for
+
+ROWS = {f"users:{number}": b"row %d" % number for number in range(1_000)}
+
+
+def test_filled_then_followed(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        assert client.contents == ROWS
+        served.tell(("1", b"new"), ("2", None), ("1", b"newer"))
+        wait_for("the changes", lambda: client.contents.get("users:1") == b"newer")
+        assert client.contents == {key: value for key, value in ROWS.items() if key != "users:2"} | {"users:1": b"newer"}
+        assert not client.older_over_newer
+
+
+def test_a_dump_ends_with_the_connection(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served:
+        for has_acks in (False, True):
+            with served.connect() as client:
+                client.connect("dump", is_dump=True, has_acks=has_acks).start()
+                client.wait_closed()
+                assert client.contents == ROWS
+                assert client.backfills_ended == 1
+
+
+def test_what_was_not_acknowledged_comes_again(tmp_path: Path) -> None:
+    with Served(tmp_path) as served:
+        first = served.connect().connect("a", since=FUTURE)
+        first.is_acknowledging = False
+        first.start()
+        wait_for("the client", lambda: served.server.clients)
+        served.tell(("1", b"x"), ("2", b"y"))
+        wait_for("both", lambda: len(first.keys_told) == 2)
+        first.close()
+        with served.connect() as second:
+            second.connect("a", since=FUTURE).start()
+            wait_for("both again", lambda: len(second.keys_told) == 2)
+            wait_for("the ACK", lambda: served.server.clients["a"].session.place.seq == 2)
+        with served.connect() as third:
+            third.connect("a", since=FUTURE).start()
+            wait_for("the client", lambda: "a" in served.server.clients)
+            served.tell(("3", b"z"))
+            wait_for("the next", lambda: third.keys_told)
+            assert third.keys_told == {"users:3"}
+
+
+def test_a_session_outlives_the_server(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        wait_for("the client", lambda: "a" in served.server.clients)
+        served.tell(("1", b"x"))
+        wait_for("the change", lambda: client.keys_told)
+        assert client.keys_told == {"users:1"}, "it isn't filled a second time"
+
+
+def test_a_session_ends_with_its_time(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS, session_timeout_ms=1_000) as served:
+        with served.connect() as client:
+            client.connect("a").start()
+            client.wait_filled()
+        wait_for("the session's end", lambda: "a" not in served.server._sessions)
+        with served.connect() as client:
+            client.connect("a").start()
+            client.wait_filled()
+            assert len(client.keys_told) == len(ROWS)
+
+
+def test_a_name_belongs_to_the_newest_connection(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as former, served.connect() as client:
+        former.connect("a").start()
+        former.wait_filled()
+        client.connect("a").start()
+        former.wait_closed()
+        served.tell(("1", b"x"))
+        wait_for("the change", lambda: client.contents.get("users:1") == b"x")
+
+
+def test_who_takes_nothing_is_dropped_and_costs_nothing(tmp_path: Path) -> None:
+    with Served(tmp_path, stall_timeout_ms=1_000, buffer_bytes_max=1024 * 1024) as served:
+        stalled, mute = served.connect(), served.connect()
+        stalled.connect("stalled", since=FUTURE, has_acks=False)
+        mute.is_acknowledging = False
+        mute.connect("mute", since=FUTURE).start()
+        with served.connect() as good:
+            good.connect("good", since=FUTURE).start()
+            wait_for("all of them", lambda: len(served.server.clients) == 3)
+            for number in range(100):
+                served.tell(*[(f"{number}-{place}", bytes(5_000)) for place in range(20)])
+                wait_for("the good one", lambda: f"users:{number}-19" in good.contents)  # noqa: B023 - at once
+            wait_for("the others to be dropped", lambda: served.server.clients.keys() == {"good"})
+            assert served.server.dropped_count == 2
+            assert served.feed.ring.byte_count <= 1024 * 1024
+        assert "stalled" in served.server._sessions
+        stalled.close()
+        mute.close()
+
+
+def test_vbuckets_that_are_taken_over(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as rival, served.connect() as owner:
+        rival.connect("rival").start()
+        rival.wait_filled()
+        owner.connect("owner", vbuckets=[174, 423], is_takeover=True).start()
+        wait_for("the takeover", lambda: served.server._sessions["rival"].lost == {174, 423})
+        states = [(told.vbucket, told.value[-1]) for told in owner.told if told.opcode == Opcode.TAP_VBUCKET_SET]
+        assert states == [(174, 3), (423, 3), (174, 1), (423, 1)]
+        count = len(rival.told)
+        served.tell(*[(str(number), b"new") for number in range(2_000)])
+        wait_for("the last", lambda: rival.told[-1].cas > 1_990)
+        assert not {told.vbucket for told in rival.told[count:]} & {174, 423}
+        wait_for("the owner's", lambda: {told.vbucket for told in owner.told if told.value == b"new"} == {174, 423})
+
+
+@pytest.mark.parametrize(
+    ("data", "opcode"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n................", None),
+        (struct.pack(">BBHBBHIIQ", 0x80, 0x40, 0, 4, 0, 0, 2**31, 0, 0), None),
+        (wire.request(Opcode.TAP_CONNECT, b"a", (4).to_bytes(4, "big"), b"\xff\xff"), Opcode.TAP_CONNECT),
+        (wire.response(Opcode.TAP_MUTATION, Status.OK, 1), None),
+        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.request(Opcode.GET, b"k"), None),
+        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + b"\x81\x41" + b"\xff" * 22, None),
+        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.response(Opcode.TAP_MUTATION, Status.OUT_OF_MEMORY, 1), None),
+    ],
+)
+def test_who_lies_is_let_go_of_and_nobody_else(tmp_path: Path, data: bytes, opcode: Opcode | None) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as good, served.connect() as liar:
+        good.connect("good").start()
+        liar.socket.sendall(data)
+        received = b""
+        while part := liar.socket.recv(65536):
+            received += part
+        if opcode is not None:
+            assert received[:2] == bytes([wire.RESPONSE, opcode])
+        good.wait_filled()
+        served.tell(("1", b"x"))
+        wait_for("the change", lambda: good.contents.get("users:1") == b"x")
+
+
+def test_an_ack_that_nobody_asked_for_changes_nothing(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        for opaque in range(100):
+            client.socket.sendall(wire.response(Opcode.TAP_MUTATION, Status.OK, opaque))
+        client.wait_filled()
+        served.tell(("1", b"x"))
+        wait_for("the change", lambda: client.contents.get("users:1") == b"x")
+
+
+def test_other_commands_are_answered(tmp_path: Path) -> None:
+    with Served(tmp_path) as served, served.connect() as client:
+        for opcode, expected in (
+            (Opcode.NOOP, Status.OK),
+            (Opcode.VERSION, Status.OK),
+            (Opcode.GET, Status.UNKNOWN),
+            (Opcode.STAT, Status.OK),
+            (Opcode.SASL_LIST, Status.OK),
+            (Opcode.QUIT, Status.OK),
+        ):
+            client.socket.sendall(wire.request(opcode))
+            assert client.answer()[0] == expected
+        assert client.socket.recv(1) == b""
+
+
+def test_who_must_log_in(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS, users={"cache": "secret"}) as served:
+        for user, password in (("cache", "wrong"), ("other", "secret"), ("cache", ""), ("", "")):
+            with served.connect() as client:
+                assert client.log_in(user, password) == Status.AUTH_ERROR
+        with served.connect() as client:
+            client.connect("a")
+            assert client.answer()[0] == Status.AUTH_ERROR
+        with served.connect() as client:
+            assert client.log_in("cache", "secret") == Status.OK
+            client.connect("a").start()
+            client.wait_filled()
+            assert client.contents == ROWS
+
+
+def test_tls(tmp_path: Path) -> None:
+    pair = tmp_path / "pair.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(tmp_path / "key"), "-out", str(pair)]
+    subprocess.run(made, check=True, capture_output=True, timeout=60)
+    context = ssl.create_default_context(cafile=str(pair))
+    with Served(tmp_path, ROWS, tls_certificate=pair, tls_key=tmp_path / "key") as served:
+        with TapClient(served.server.port, tls=context) as client:
+            client.connect("a").start()
+            client.wait_filled()
+            assert client.contents == ROWS
+        with served.connect() as plain:
+            plain.connect("b")
+            with pytest.raises((AssertionError, OSError)):
+                plain.answer()
+
+
+def test_there_can_be_too_many(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS, clients_max=3) as served:
+        clients = [served.connect().connect(str(number)).start() for number in range(3)]
+        for client in clients:
+            client.wait_filled()
+        with served.connect() as fourth:
+            assert fourth.socket.recv(1) == b""
+        clients.pop().close()
+        wait_for("a place", lambda: served.server.connection_count == 2)
+        with served.connect() as fourth:
+            fourth.connect("4").start()
+            fourth.wait_filled()
+        for client in clients:
+            client.close()
+
+
+def test_a_silent_client_hears_that_the_server_is_there(tmp_path: Path) -> None:
+    with Served(tmp_path, noop_interval_ms=100) as served, served.connect() as client:
+        client.connect("a", since=FUTURE).start()
+        wait_for("a NOOP", lambda: [told for told in client.told if told.opcode == Opcode.NOOP])
+
+
+def test_what_is_shown(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        page = Page(("127.0.0.1", 0), served.server, "shop")
+        try:
+            client.connect("a").start()
+            client.wait_filled()
+            served.tell(("1", b"x"))
+            wait_for("the ACK", lambda: served.server.clients["a"].session.place.seq == 1)
+            found = json.loads(_get(page.port, "/status"))
+            (shown,) = found["clients"]
+            assert (shown["name"], shown["state"], shown["seq"], shown["lag"], shown["unacked"]) == ("a", "following", 1, 0, 0)
+            assert shown["sent_bytes"] > sum(map(len, ROWS.values()))
+            assert any("a (" in line and "at seq 1, 0 behind" in line for line in readable_tap(found))
+            metrics = _get(page.port, "/metrics")
+            assert 'tarantool_cdc_tap_client_seq{client="a"} 1.0' in metrics
+            documented = (Path(__file__).parents[3] / "docs" / "tap.md").read_text()
+            for name in (*SERVER, *SERVER_COUNTERS, *CLIENT):
+                assert name in metrics
+                assert f"`{name}`" in documented or f"`{name}_total`" in documented
+        finally:
+            page.close()
+
+
+def _get(port: int, path: str) -> str:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=30) as answer:
+        text: str = answer.read().decode()
+        return text

@@ -1,0 +1,58 @@
+"""What is said to memcached, and what it has in the end, whoever else writes and whatever comes twice."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.sink import Found, Write, command, is_newer, key_token, writes_of
+
+
+def test_of_each_key_only_the_last_is_written() -> None:
+    frames = [
+        wire.mutation(b"a", b"1", 0, 1, 1),
+        wire.mutation(b"b", b"2", 0, 2, 2),
+        wire.delete(b"a", 0, 3, 3),
+        wire.engine_message(wire.EngineMessage.END_BACKFILL, 0, 4),
+        wire.noop(5),
+    ]
+    assert writes_of(frames) == [Write(b"a", None, 3), Write(b"b", b"2", 2)]
+    assert writes_of([*frames, wire.flush(6, 6), wire.mutation(b"c", b"3", 0, 7, 7)]) == [None, Write(b"c", b"3", 7)]
+
+
+@pytest.mark.parametrize(
+    ("key", "token"),
+    [
+        (b"users:1", b"users:1"),
+        (b"a b", b"YSBi b"),
+        (b"\xff\0", b"/wA= b"),
+        (b"x" * 250, b"x" * 250),
+        (b"x" * 251, None),
+        (b" " * 188, None),
+        (b"", None),
+    ],
+)
+def test_keys(key: bytes, token: bytes | None) -> None:
+    assert key_token(key) == token
+
+
+@pytest.mark.parametrize(
+    ("write", "found", "has_cas", "text"),
+    [
+        (Write(b"k", b"v", 7), None, True, b"ms k 1 E7 ME\r\nv\r\n"),
+        (Write(b"k", b"v", 7), Found(5, 0), True, b"ms k 1 C5 E7\r\nv\r\n"),
+        (Write(b"k", b"v", 2**32 + 7), Found(5, 6), False, b"ms k 1 C5 F7\r\nv\r\n"),
+        (Write(b"a b", b"v", 7), Found(5, 6), False, b"ms YSBi 1 b C5 F7\r\nv\r\n"),
+        (Write(b"k", None, 7), Found(5, 0), True, b"md k C5\r\n"),
+        (Write(b"k", None, 7), None, True, None),
+    ],
+)
+def test_commands(write: Write, found: Found | None, *, has_cas: bool, text: bytes | None) -> None:
+    assert command(write, found, has_cas=has_cas) == text
+
+
+def test_what_is_newer_stays() -> None:
+    assert is_newer(7, Found(6, 0), has_cas=True)
+    assert not is_newer(7, Found(7, 0), has_cas=True)
+    assert is_newer(2**32 + 1, Found(0, 2**32 - 1), has_cas=False), "flags begin again"
+    assert not is_newer(2**32 - 1, Found(0, 1), has_cas=False)
