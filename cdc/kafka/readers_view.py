@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import time
 from typing import Final
 
+from confluent_kafka import KafkaError
+
 from cdc.config import KafkaSection
-from cdc.errors import ConnectionLostError, PublishError
+from cdc.errors import PublishError
 from cdc.events import topics
 from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place
-from cdc.kafka.topic_admin import list_topics
+from cdc.kafka.topic_admin import list_topics, refusal_by_name
 from cdc.positions.position import Position
 from cdc.stream.checkpoint import Checkpoint
 
 MARKERS_SECONDS: Final = 3.0
 """How long Kafka may take to write the markers of a transaction that it says has ended."""
+GONE_SECONDS: Final = 5.0
+"""How long no broker may show the checkpoint's topic until it counts as deleted: one that has just started, or a topic that was
+just made, may take a moment."""
+_POLL_SECONDS: Final = 0.1
 
 
 class ReadersView:
@@ -30,17 +38,10 @@ class ReadersView:
     def checkpoint(self) -> Checkpoint:
         """What readers see of it. Raises ConfigurationError if it can't be understood, PublishError if the topic is gone."""
         topic = self._topics.control(topics.CHECKPOINT)
+        # librdkafka would look for a topic that is gone for half a minute, and then say only that it doesn't know it.
+        self._check_is_there(topic)
         consumer, servers = self._clients.consumer("read_committed"), self._config.bootstrap_servers
-        try:
-            return checkpoint_topic.read(consumer, topic, self._name, servers)
-        except ConnectionLostError as error:
-            # A daemon makes it before it reads it.
-            if topic in self._prefixed_topics(self._clients.admin()):
-                raise
-            raise PublishError(
-                f"the topic {topic} was deleted, and with it what the daemon {self._name!r} goes on from",
-                "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
-            ) from error
+        return checkpoint_topic.read(consumer, topic, self._name, servers)
 
     def still_open(self) -> dict[Place, int]:
         """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""
@@ -69,6 +70,23 @@ class ReadersView:
         admin = self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
         return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+
+    def _check_is_there(self, topic: str) -> None:
+        """Raises PublishError if the topic is gone, as a daemon makes it before it reads it; ForbiddenError if it is hidden."""
+        admin, deadline = self._clients.admin(), time.monotonic() + GONE_SECONDS
+        while topic not in self._prefixed_topics(admin):
+            if time.monotonic() < deadline:
+                time.sleep(_POLL_SECONDS)
+                continue
+            refusal = refusal_by_name(admin, topic)
+            if refusal is None:
+                return
+            if refusal.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise reading_error(refusal, f"{topic} can't be read")
+            raise PublishError(
+                f"the topic {topic} was deleted, and with it what the daemon {self._name!r} goes on from",
+                "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
+            )
 
     def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
         """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""

@@ -65,6 +65,16 @@ def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
             return {name: len(topic.partitions) for name, topic in found.items()}
 
 
+def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
+    """Why a topic isn't to be had by its name, None if it is: a list leaves out what one may not see."""
+    try:
+        admin.describe_topics(TopicCollection([topic]), request_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
+    except KafkaException as error:
+        refusal: KafkaError = error.args[0]
+        return refusal
+    return None
+
+
 def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
     """The cleanup.policy of these topics, as far as this user may ask for it (DESCRIBE_CONFIGS)."""
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
@@ -121,17 +131,14 @@ class TopicAdmin:
     def _absence(self, missing: list[str]) -> CdcError:
         """Why these aren't among all topics: a list leaves out what this daemon may not see, but who asks by name is told so."""
         topic, more = missing[0], f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        try:
-            self._admin.describe_topics(TopicCollection([topic]), request_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
-        except KafkaException as error:
-            cause = error.args[0]
-            if cause.code() in FORBIDDEN:
-                return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
-            if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
-                return PublishError(
-                    f"the topic {topic}{more} doesn't exist",
-                    "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE).",
-                )
+        refusal = refusal_by_name(self._admin, topic)
+        if refusal is not None and refusal.code() in FORBIDDEN:
+            return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
+        if refusal is not None and refusal.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
+            return PublishError(
+                f"the topic {topic}{more} doesn't exist",
+                "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE).",
+            )
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
     def _loss(self, topic: str) -> str:

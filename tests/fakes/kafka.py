@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.clients import Complain, KafkaClients
@@ -35,6 +35,10 @@ class Cluster:
     partitions: dict[str, int] = field(default_factory=dict)
     records: list[Record] = field(default_factory=list)
     """What is committed."""
+    reads: list[str] = field(default_factory=list)
+    """Topics that consumers have begun to read, in order."""
+    hidden: set[str] = field(default_factory=set)
+    """Topics that are there, and that no client may see."""
     leave_out: Counter[str] = field(default_factory=Counter)
     """Topics that so many of the next commits leave out (see cdc.kafka.hanging)."""
     hanging: dict[str, int] = field(default_factory=dict)
@@ -218,6 +222,15 @@ class FakeAdmin:
         self._cluster = cluster
         self.list_topics = cluster.topics
 
+    def describe_topics(self, names: TopicCollection, **_: object) -> dict[str, Future[Any]]:
+        """Each by its name: also those that this client may not see are told of, by a refusal."""
+        cluster = self._cluster
+        unknown, hidden = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+        return {
+            topic: _done(None) if topic in cluster.partitions else _failed(hidden if topic in cluster.hidden else unknown)
+            for topic in names.topic_names
+        }
+
     def create_topics(self, new: list[Any], **_: object) -> dict[str, Future[None]]:
         """At once."""
         self._cluster.created_within += [topic.topic for topic in new if self._cluster.is_open]
@@ -254,6 +267,7 @@ class FakeConsumer:
     def assign(self, places: list[TopicPartition]) -> None:
         """What there is now, and its end."""
         for place in places:
+            self._cluster.reads.append(place.topic)
             found = self._read(place.topic)[max(0, place.offset) :]
             self._messages += [_message(place, key, value) for _, _, key, value in found]
             self._messages.append(_message(place, None, None, KafkaError(KafkaError._PARTITION_EOF)))

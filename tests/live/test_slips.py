@@ -264,6 +264,7 @@ def test_checkpoint_that_is_deleted_under_a_daemon(scene: Scene) -> None:
     scene.tarantool.eval("box.space.things:insert{51}")
     assert scene.daemon.wait_for_end(90) == 1
     assert f"the topic {topic} was deleted" in scene.daemon.run.log_tail(1)
+    assert "Kafka stands still" not in scene.daemon.run.log_text(), "that would heal by itself, and this doesn't"
     caught_up(scene.daemon, "--rebuild-state")
     assert ops(scene).count("r") == 101
 
