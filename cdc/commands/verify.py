@@ -111,7 +111,12 @@ def verify(config: Config, say: Say) -> Verification:
     if config.state.images == "none":
         raise ConfigurationError('state.images is "none": there is no state store to verify', 'It is kept with "full".')
     if not has_data(path):
-        raise StateError(f"there is no state store in {path}", "It is made by the daemon's first run.")
+        # Kafka isn't asked whether there was one: the store and the master are all that `verify` needs.
+        raise StateError(
+            f"there is no state store in {path} (state.path)",
+            "If it is somewhere else, correct state.path. If the daemon has never run, its first run makes it. If it is lost, "
+            "start the daemon once with --rebuild-state.",
+        )
     try:
         writer = StateWriter(path, config.name, 0)
     except StateError as error:

@@ -1,8 +1,9 @@
-"""`verify` says soon that a stream stands still, and what for."""
+"""`verify` says soon that a stream stands still, and what for; and what became of a store that isn't there."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID
@@ -10,7 +11,8 @@ from uuid import UUID
 import pytest
 
 from cdc.commands import verify
-from cdc.errors import ConnectionLostError
+from cdc.config import parse
+from cdc.errors import ConnectionLostError, StateError
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Heartbeat, Subscribed
@@ -88,3 +90,19 @@ def test_a_stream_that_stands_still(
     assert "m:3301" in str(caught.value)
     assert seconds <= CLOCK[0] <= seconds + 2
     assert master.acks, "a silent replica is dropped"
+
+
+def test_a_store_that_is_not_there(tmp_path: Path) -> None:
+    """It may be lost, or in another place: that the daemon has never run is only one of the reasons."""
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": ["h:1"]},
+        "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path / "state")},
+    }
+    with pytest.raises(StateError) as caught:
+        verify.verify(parse(values, "the test"), lambda _: None)
+    text = str(caught.value)
+    assert text.startswith(f"there is no state store in {tmp_path}/state/images (state.path). If it is somewhere else, ")
+    for words in ("correct state.path", "has never run, its first run makes it", "lost, start the daemon once with --rebuild-state"):
+        assert words in text
