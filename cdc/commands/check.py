@@ -22,7 +22,7 @@ from cdc.config import Config, Member
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold
 from cdc.daemon.start import options_of, rules, supposed_before
-from cdc.errors import CdcError, ConfigurationError, PositionError, StateError
+from cdc.errors import CdcError, ConfigurationError, PositionError, Remedy, StateError
 from cdc.events import topics
 from cdc.kafka import rights
 from cdc.kafka.clients import KafkaClients
@@ -76,14 +76,20 @@ def check(config: Config, say: Say) -> bool:
         findings += _published(config, schema, existing if kafka.is_good else None, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
-    failures = [not kafka.is_good, not judged.is_good, *(member.is_foreign for member in found)]
+    failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.is_foreign)]
     if known is not None:
-        failures.append(not _choose(config, [member.answer for member in found], start.needed(known), say))
+        failures += _choose(config, [member.answer for member in found], start.needed(known), say)
+    elif not any(member.contents for member in found):
+        remedies = [member.answer.error.remedy for member in found if member.answer.error is not None]
+        failures.append(Remedy.WAIT if Remedy.WAIT in remedies else Remedy.OPERATOR)
     for finding in findings:
         say(str(finding))
-    count = sum(failures) + sum(finding.is_failure for finding in findings)
+        if finding.is_failure:
+            failures.append(Remedy.WAIT if finding.may_heal else Remedy.OPERATOR)
+    count = len(failures)
     if count:
-        say(f"run would stop: {count} failure{'s' if count > 1 else ''}")
+        outcome = "stop" if Remedy.OPERATOR in failures else "wait until that is over"
+        say(f"run would {outcome}: {count} failure{'s' if count > 1 else ''}")
     else:
         say("the daemon runs" if check_start.runs_already(config, stored) else "run would start")
     return not count
@@ -183,8 +189,8 @@ def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
         yield f"{answer.address}: would take a snapshot: {snapshot.reason}"
 
 
-def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> bool:
-    """Say which member would be followed, and why. Returns whether one would be, now or after waiting for others."""
+def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> list[Remedy]:
+    """Say which member would be followed, and why. Returns what would end the failure that none is, now or after waiting."""
     try:
         choice = selection.choose(answers, needed, rules(config))
         if not isinstance(choice, Choice):
@@ -195,14 +201,14 @@ def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say)
     except CdcError as error:
         if not (len(answers) == 1 and error is answers[0].error):
             say(f"FAILED: {error}")
-        return False
+        return [error.remedy]
     if not isinstance(choice, Choice):
-        return False
+        return [Remedy.WAIT]
     if choice.is_settled:
         say(f"{answers[choice.index].address} would be followed, with a snapshot first: {choice.reason}")
     elif len(answers) > 1:
         say(f"{answers[choice.index].address} would be followed: {choice.reason}")
-    return True
+    return []
 
 
 # Rights.
@@ -250,13 +256,17 @@ class _Check:
     def __init__(self, say: Callable[[str], None], subject: str) -> None:
         self._say = say
         self._subject = subject
-        self.is_good = True
+        self.failures: list[Remedy] = []
+
+    @property
+    def is_good(self) -> bool:
+        return not self.failures
 
     def attempt(self, look: Callable[[], Any], otherwise: Any) -> Any:
         try:
             return look()
         except CdcError as error:
-            self.is_good = False
+            self.failures.append(error.remedy)
             self._say(f"{self._subject}: FAILED: {error}")
             return otherwise
 

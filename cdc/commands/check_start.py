@@ -20,7 +20,7 @@ from typing import Final
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold
-from cdc.errors import CdcError, StateError, StateLostError
+from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED
@@ -46,6 +46,8 @@ class Finding:
     sentence: str
     is_failure: bool = True
     is_well: bool = False
+    may_heal: bool = False
+    """Of a failure: `run` would wait for its end."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
@@ -54,8 +56,10 @@ class Finding:
 
 def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
     """What the checkpoint topic tells of the prefix and the name. Listens for a daemon of the name, unless it is clear."""
-    yield from _failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name))
-    yield from _failure(checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored))
+    foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name)))
+    yield from foreign
+    if not foreign:  # else the events are the other daemon's, and so is their checkpoint
+        yield from _failure(checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored))
     if runs_already(config, stored):
         yield Finding(
             "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
@@ -75,7 +79,7 @@ def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
     try:
         look()
     except CdcError as error:
-        yield Finding(key, str(error))
+        yield Finding(key, str(error), may_heal=error.remedy is Remedy.WAIT)
 
 
 def _check_address(config: Config) -> None:

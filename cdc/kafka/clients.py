@@ -39,6 +39,8 @@ _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
 _SECRET_KEY: Final = re.compile(r"password|secret|pem|oauthbearer|token|jwt")
+_STATE: Final = re.compile(r" \(after \d+ms in state \w+[^)]*\)$")
+"""How librdkafka ends a complaint."""
 _LONG_VALUE: Final = 8
 """A value as long as that is no part of a sentence by chance."""
 
@@ -49,18 +51,31 @@ Complain = Callable[[KafkaError], None]
 
 
 class Admin(AdminClient):
-    """An admin client that remembers refused logins; librdkafka itself says only that it isn't connected."""
+    """An admin client that remembers refused logins and what was wrong with a server; librdkafka says only that there is none."""
 
     def __init__(self, settings: dict[str, Any], *, logger: logging.Logger) -> None:
         self.refusals: list[KafkaError] = []
-        refusals = self.refusals  # not the client itself: it would keep itself alive
+        self.troubles: dict[str, str] = {}
+        """The newest complaint about each server."""
+        refusals, troubles = self.refusals, self.troubles  # not the client itself: it would keep itself alive
 
         def complain(error: KafkaError) -> None:
             if error.code() in UNKNOWN_USER:
                 refusals.append(error)
+            elif error.code() != KafkaError._ALL_BROKERS_DOWN:
+                server, _, what = error.str().partition("/bootstrap: ")
+                if what:
+                    troubles[server] = _trouble(server, what, error.code())
 
         settings["error_cb"] = complain
         super().__init__(settings, logger=logger)
+
+
+def _trouble(server: str, what: str, code: int) -> str:
+    """librdkafka's complaint about a server, without what only its authors want to know."""
+    if code == KafkaError._BAD_MSG:
+        return f"what answers at {server} doesn't speak Kafka's protocol"
+    return _STATE.sub("", what).replace("ipv4#", "").replace("ipv6#", "")
 
 
 def time_outs(message_bytes_max: int) -> dict[str, int]:

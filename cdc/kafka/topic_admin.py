@@ -57,8 +57,9 @@ def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
                 raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
             timeout = deadline - time.monotonic()
             if timeout <= 0:
+                found_wrong = "; ".join(admin.troubles.values()) or error.args[0].str()
                 raise ConnectionLostError(
-                    f"Kafka can't be reached at {bootstrap_servers}: {error.args[0].str()}",
+                    f"Kafka can't be reached at {bootstrap_servers}: {found_wrong}",
                     "Check kafka.bootstrap_servers, and that the brokers run.",
                 ) from error
         else:

@@ -1,12 +1,16 @@
-"""What `check` reads in system spaces: whether a user may write where a registered daemon has to."""
+"""What `check` reads in system spaces: whether a user may write where a registered daemon has to. And how it ends."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cdc.commands.check import may_write
+from cdc.commands.check import check, may_write
+from cdc.config import parse
+from cdc.kafka import topic_admin
+from cdc.local.ports import free_port
 from cdc.protocol.constants import CLUSTER_SPACE
 
 # As 2.6 has them. Users 0 and 1 are guest and admin, 2 and 3 the roles public and replication.
@@ -69,3 +73,35 @@ PRIVILEGES: list[list[Any]] = [
 )
 def test_who_may_register(user: str, may: bool) -> None:
     assert may_write(user, CLUSTER_SPACE, USERS, PRIVILEGES) is may
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What doesn't answer at once never does."""
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(topic_admin, "_LOGIN_SECONDS", 0.5)
+
+
+def said(directory: Path, kafka: str, master: str, **more: Any) -> list[str]:
+    """By `check`, of a configuration with which the daemon couldn't work at once."""
+    values: dict[str, Any] = {
+        "name": "shop",
+        "source": {"uris": [master]},
+        "kafka": {"bootstrap_servers": kafka, "topic_prefix": "shop"},
+        "state": {"path": str(directory)},
+    }
+    lines: list[str] = []
+    assert not check(parse(values | more, "the test"), lines.append)
+    return lines
+
+
+@pytest.mark.usefixtures("impatient")
+def test_servers_that_are_not_there_are_waited_for(tmp_path: Path) -> None:
+    kafka, master = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    lines = said(tmp_path, kafka, master)
+    assert lines[0].startswith(
+        f"kafka: FAILED: Kafka can't be reached at {kafka}: Connect to {kafka} failed: Connection refused. "
+    )
+    assert any(line.startswith(f"{master}: FAILED: ") for line in lines)
+    assert lines[-1] == "run would wait until that is over: 2 failures"
+    assert said(tmp_path, kafka, master, state={"path": "/proc/nope"})[-1].startswith("run would stop: "), "nothing mends that"

@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_patterns, of_policies, of_state_path
+from cdc.commands.check_start import of_kafka, of_patterns, of_policies, of_state_path
 from cdc.config import Config, parse
+from cdc.daemon import admission
+from cdc.kafka.readers_view import ReadersView
 from cdc.store.files import is_locked
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.checkpoint import Checkpoint, fold, owner_record
 
 SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]
 
@@ -81,6 +83,20 @@ def test_control_topics_that_lose_what_they_have() -> None:
             assert found.startswith(f"{topic}: warning: its cleanup.policy is {policy!r}")
             command = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
             assert found.endswith(f"kafka-configs.sh --bootstrap-server k:1 {command}")
+
+
+def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is to be rebuilt: the remedy is a prefix of its own."""
+    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 7)
+    monkeypatch.setattr(admission, "check_alone", lambda *_: None)
+    own = config(http={"listen": ""})
+    (lost,) = failures(of_kafka(own, Checkpoint()))
+    assert "--rebuild-state" in lost
+    foreign = Checkpoint()
+    fold("shop", *owner_record("other", 1), foreign)
+    (found,) = failures(of_kafka(own, foreign))
+    assert found.startswith("kafka.topic_prefix: FAILED: kafka.topic_prefix 'shop' belongs to the daemon 'other'")
+    assert "--rebuild-state" not in found
 
 
 def at(path: Path | str, **state: str) -> list[str]:

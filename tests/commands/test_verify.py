@@ -104,5 +104,9 @@ def test_a_store_that_is_not_there(tmp_path: Path) -> None:
         verify.verify(parse(values, "the test"), lambda _: None)
     text = str(caught.value)
     assert text.startswith(f"there is no state store in {tmp_path}/state/images (state.path). If it is somewhere else, ")
-    for words in ("correct state.path", "has never run, its first run makes it", "lost, start the daemon once with --rebuild-state"):
+    for words in (
+        "correct state.path",
+        "has never run, its first run makes it",
+        "lost, start the daemon once with --rebuild-state",
+    ):
         assert words in text

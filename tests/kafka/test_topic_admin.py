@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -14,9 +16,10 @@ from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, PublishAborted, PublishError
-from cdc.kafka.clients import Admin
-from cdc.kafka.topic_admin import TopicAdmin
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
+from cdc.kafka import topic_admin
+from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.topic_admin import TopicAdmin, list_topics
 
 
 class Cluster:
@@ -230,3 +233,36 @@ def test_replicas_in_sync_are_not_left_to_the_brokers(settings: dict[str, int], 
     admin(cluster, **settings).ensure(["shop.users", "shop.checkpoint"])
     (created,) = cluster.created
     assert [topic.config and topic.config["min.insync.replicas"] for topic in created] == [in_sync, in_sync]
+
+
+def talker() -> socket.socket:
+    """A server that greets as Tarantool does, before it is asked anything."""
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                connection.sendall(b"Tarantool 2.6.0 (Binary)".ljust(127) + b"\n")
+
+    threading.Thread(target=serve, daemon=True).start()
+    return listener
+
+
+def test_why_kafka_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    """librdkafka itself says the same of everything: that its transport failed."""
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 3.0)
+    with talker() as listener:
+        tarantool = f"127.0.0.1:{listener.getsockname()[1]}"
+        for servers, words in (
+            ("127.0.0.1:1", "Connect to 127.0.0.1:1 failed: Connection refused"),
+            ("kafka.invalid:9092", "Failed to resolve 'kafka.invalid:9092'"),
+            (tarantool, f"what answers at {tarantool} doesn't speak Kafka's protocol"),
+        ):
+            clients = KafkaClients("x", KafkaSection(bootstrap_servers=servers, topic_prefix="shop"))
+            with pytest.raises(ConnectionLostError) as caught:
+                list_topics(clients.admin(), servers)
+            text = str(caught.value)
+            assert text.startswith(f"Kafka can't be reached at {servers}: {words}"), text
+            assert "in state" not in text
+            assert text.endswith("Check kafka.bootstrap_servers, and that the brokers run.")
