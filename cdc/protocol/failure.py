@@ -30,8 +30,9 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.PASSWORD_MISMATCH: (Remedy.OPERATOR, "Check the user and the password of source.uris or source.password_file."),
     ErrorCode.CFG: (
         Remedy.WAIT,
-        "If the server says that this replica is connected already, another daemon runs with the same name, or the server "
-        "has not noticed yet that an earlier connection is gone.",
+        "If the server says that this replica is connected already, an earlier connection of this name is still open there: that "
+        "of another daemon, which ends with its next commit if the name was taken from it (as soon as something changes on the "
+        "master) or when it is stopped; or of one that is gone, which the server notices within seconds.",
     ),
     ErrorCode.UNKNOWN_REPLICA: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
     ErrorCode.REPLICASET_UUID_MISMATCH: (
