@@ -17,6 +17,8 @@ from cdc.local.supervised import Supervised
 
 _PROBE_TIMEOUT_SECONDS = 2
 _NOBODY = 65534
+_MEMORY = Path("/dev/shm")  # noqa: S108 - folders of our own are made in it
+_MEMORY_BYTES = 4 * 1024**3
 
 _LOG_CONFIGURATION = """\
 appender.console.type = Console
@@ -53,6 +55,7 @@ class OpenSearch(LocalServer):
         self._is_lasting = is_lasting
         self._port = free_port() if port is None else port
         self._home: Path | None = None
+        self._data: Path | None = None
 
     @property
     def port(self) -> int:
@@ -67,17 +70,19 @@ class OpenSearch(LocalServer):
     def close(self) -> None:
         """Stop it for good, and remove its data."""
         super().close()
-        if self._home is not None:
-            shutil.rmtree(self._home)
-            self._home = None
+        for folder in (self._home, self._data):
+            if folder is not None:
+                shutil.rmtree(folder)
+        self._home = self._data = None
 
     def _spawn(self) -> Supervised:
         home = self._home = self._home or _new_home()
-        (home / "config" / "opensearch.yml").write_text(self._configuration(home))
+        data = self._data = self._data or _new_data()
+        (home / "config" / "opensearch.yml").write_text(self._configuration(home, data))
         (home / "config" / "jvm.options").write_text(self._java_options(home))
         command = [str(home / "distribution" / "bin" / "opensearch")]
         if os.getuid() == 0:
-            for path in (home, *home.rglob("*")):
+            for path in (data, *data.rglob("*"), home, *home.rglob("*")):
                 if not path.is_relative_to(home / "distribution"):
                     os.chown(path, _NOBODY, _NOBODY)
             # It refuses to be root. Another user is no longer killed with this process, so that is asked for again.
@@ -96,11 +101,11 @@ class OpenSearch(LocalServer):
             },
         )
 
-    def _configuration(self, home: Path) -> str:
+    def _configuration(self, home: Path, data: Path) -> str:
         settings = {
             "cluster.name": "local",
             "node.name": home.name,
-            "path.data": str(home / "data"),
+            "path.data": str(data),
             "path.logs": str(home / "logs"),
             "network.host": "127.0.0.1",
             "http.port": str(self._port),
@@ -151,7 +156,13 @@ def _new_home() -> Path:
     version = unpacked.name.removeprefix("opensearch-")
     module = home / "distribution" / "modules" / "reindex"
     (module / "plugin-descriptor.properties").write_text(_MODULE.format(version=version))
-    for folder in ("config", "config/jvm.options.d", "data", "logs", "tmp"):
+    for folder in ("config", "config/jvm.options.d", "logs", "tmp"):
         (home / folder).mkdir()
     (home / "config" / "log4j2.properties").write_text(_LOG_CONFIGURATION)
     return home
+
+
+def _new_data() -> Path:
+    """A folder in memory, where there is enough of it: to make an index or to move an alias waits for a disk."""
+    is_roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES
+    return Path(tempfile.mkdtemp(prefix="tarantool-cdc-opensearch-data-", dir=_MEMORY if is_roomy else None))

@@ -132,7 +132,7 @@ class SearchIndexSink(Sink):
         self._forget_after_ms = int(forget_after_hours * 3_600_000)
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._client = writing.address.connect()
-        self._indexes = Indexes(self._client)
+        self._indexes = Indexes(self._client, writing.patience_seconds)
         self._plan: Plan | None = None
         self._forms = Forms(topics.control("schema"), ())
         self._forgotten_at: float | None = None

@@ -6,7 +6,8 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from functools import partial
+from typing import Any, Final, Protocol, TypeVar
 
 from opensearchpy import OpenSearch
 from opensearchpy.exceptions import ConnectionError as LostError
@@ -19,8 +20,11 @@ from spark_jobs.feeds.bulk import Action, Refused
 
 _TOO_LARGE: Final = 413
 _DENIED: Final = (401, 403)
+_BUSY: Final = (429, 502, 503, 504)
 _INDEXES_PER_REQUEST: Final = 20
 _SHOWN: Final = "errors,items.*.status,items.*.error.type,items.*.error.reason"
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -104,10 +108,7 @@ class Writer:
             return actions, f"no answer ({error.error})"
         except TransportError as error:
             if error.status_code in _DENIED:
-                raise JobError(
-                    f"OpenSearch doesn't let the job write ({error.status_code} {error.error}). Give it --user and --password, "
-                    "and the user the right to write to the indexes, and to make and change them and their aliases."
-                ) from error
+                raise _denied(error) from error
             if error.status_code != _TOO_LARGE:
                 return actions, f"{error.status_code} {error.error}"
             if len(actions) == 1:
@@ -142,16 +143,37 @@ class Index:
 class Indexes:
     """Looks after indexes and their aliases."""
 
-    def __init__(self, client: OpenSearch) -> None:
-        """Everything goes over this client."""
+    def __init__(self, client: OpenSearch, patience_seconds: float = 60) -> None:
+        """Everything goes over this client. It waits for an OpenSearch that is away or busy for `patience_seconds`."""
         self._client = client
+        self._patience_seconds = patience_seconds
+
+    def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
+        """Ask what may be asked twice, until there is an answer."""
+        waits = bulk.delays(self._patience_seconds)
+        while True:
+            try:
+                return ask()
+            except TransportError as error:
+                if error.status_code in _DENIED:
+                    raise _denied(error) from error
+                if not isinstance(error, LostError) and error.status_code not in _BUSY:
+                    raise
+                delay = next(waits, None)
+                if delay is None:
+                    raise JobError(
+                        f"OpenSearch gave no answer in {self._patience_seconds:g} s (--patience-seconds): {error.status_code} "
+                        f"{error.error}. Nothing is lost: start the job again when it does, and it goes on here."
+                    ) from error
+                time.sleep(delay)
 
     def describe(self, names: Sequence[str]) -> dict[str, Index]:
         """Those of the indexes that there are."""
         found = {}
         for start in range(0, len(names), _INDEXES_PER_REQUEST):
             some = ",".join(names[start : start + _INDEXES_PER_REQUEST])
-            answer = self._client.indices.get(index=some, params={"ignore_unavailable": "true", "expand_wildcards": "none"})
+            shown = {"ignore_unavailable": "true", "expand_wildcards": "none"}
+            answer = self._patiently(partial(self._client.indices.get, index=some, params=shown))
             for name, members in answer.items():
                 mapping = members["mappings"]
                 meta = mapping.get("_meta", {}).get("tarantool_cdc", {})
@@ -161,7 +183,7 @@ class Indexes:
     def create(self, name: str, body: Mapping[str, Any]) -> None:
         """Make an index; nothing happens if there is one of the name. Raises JobError."""
         try:
-            self._client.indices.create(index=name, body=dict(body))
+            self._patiently(lambda: self._client.indices.create(index=name, body=dict(body)))
         except RequestError as error:
             if error.error != "resource_already_exists_exception":
                 raise JobError(f"OpenSearch refuses to make the index {name}: {_reason(error)}") from error
@@ -169,7 +191,7 @@ class Indexes:
     def put_mapping(self, name: str, body: Mapping[str, Any]) -> None:
         """Add properties, or replace `_meta`. Raises JobError."""
         try:
-            self._client.indices.put_mapping(index=name, body=dict(body))
+            self._patiently(lambda: self._client.indices.put_mapping(index=name, body=dict(body)))
         except RequestError as error:
             raise JobError(f"OpenSearch refuses to change the mapping of {name}: {_reason(error)}") from error
 
@@ -177,25 +199,31 @@ class Indexes:
         """All at once, for whoever searches. Raises JobError."""
         if actions:
             try:
-                self._client.indices.update_aliases(body={"actions": list(actions)})
+                self._patiently(lambda: self._client.indices.update_aliases(body={"actions": list(actions)}))
             except RequestError as error:
                 raise JobError(f"OpenSearch refuses to change aliases: {_reason(error)}") from error
 
     def remove_matching(self, name: str, query: Mapping[str, Any]) -> None:
         """Have documents removed, without waiting for it; those that change meanwhile stay."""
         try:
-            self._client.indices.refresh(index=name)
-            self._client.delete_by_query(
-                index=name, body={"query": query}, params={"conflicts": "proceed", "wait_for_completion": "false"}
-            )
+            self._patiently(lambda: self._client.indices.refresh(index=name))
+            how = {"conflicts": "proceed", "wait_for_completion": "false"}
+            self._patiently(lambda: self._client.delete_by_query(index=name, body={"query": query}, params=how))
         except NotFoundError:
             pass  # the index is gone, and with it the documents
 
     def matching(self, name: str, query: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
         """Documents: id, version, source."""
-        self._client.indices.refresh(index=name)
+        self._patiently(lambda: self._client.indices.refresh(index=name))
         for hit in scan(self._client, index=name, query={"query": query, "version": True}):
             yield hit["_id"], hit["_version"], hit["_source"]
+
+
+def _denied(error: TransportError) -> JobError:
+    return JobError(
+        f"OpenSearch doesn't let the job write ({error.status_code} {error.error}). Give it --user and --password, "
+        "and the user the right to write to the indexes, and to make and change them and their aliases."
+    )
 
 
 def _reason(error: TransportError) -> str:

@@ -14,7 +14,7 @@ from opensearchpy.exceptions import TransportError
 from cdc.local.opensearch import OpenSearch
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.bulk import Action, Place, chunks, decide, delays, newest, request
-from spark_jobs.feeds.opensearch import Address, Writer, sender
+from spark_jobs.feeds.opensearch import Address, Indexes, Writer, sender
 from tests.spark.feeds.fake_opensearch import FakeBulk
 
 INDEX = "things.write"
@@ -108,6 +108,30 @@ def test_who_may_not_write_is_told_so(status: int) -> None:
     fake.troubles = [TransportError(status, "security_exception")]
     with pytest.raises(JobError, match="doesn't let the job write"):
         Writer(fake, 60, unpaused).write([action("1", 1)])
+
+
+class Aliases:
+    """A client's `indices` that gives one answer after another."""
+
+    def __init__(self, *troubles: Exception) -> None:
+        self.indices = self
+        self.troubles = list(troubles)
+
+    def update_aliases(self, body: object) -> None:
+        assert body == {"actions": [{}]}
+        if self.troubles:
+            raise self.troubles.pop(0)
+
+
+def test_an_index_is_looked_after_with_patience() -> None:
+    busy = TransportError(503, "unavailable")
+    client = Aliases(busy, LostError("N/A", "gone", Exception()))
+    Indexes(client).change_aliases([{}])
+    assert not client.troubles
+    with pytest.raises(JobError, match=r"no answer in 0 s.*503 unavailable"):
+        Indexes(Aliases(busy), 0).change_aliases([{}])
+    with pytest.raises(JobError, match="doesn't let the job write"):
+        Indexes(Aliases(TransportError(403, "security_exception"))).change_aliases([{}])
 
 
 Stored = Callable[[], dict[str, int]]
