@@ -31,6 +31,10 @@ def vbucket_of(key: bytes, mask: int) -> int:
 
 def joined(key: bytes) -> bytes:
     """The values of a key of the topics (a JSON object) as text, joined by ":"."""
+    # Where all that follows the first name is digits, there is one part, a whole number: the commonest key.
+    rest = key[key.find(b'":') + 2 : -1]
+    if rest.isdigit():
+        return rest
     single = _SINGLE.fullmatch(key)
     if single is not None:
         return single[1] or single[2] or b""
@@ -50,11 +54,14 @@ class KeyTemplate:
         """Whether the primary key's values aren't enough."""
         self._template = template
         self._space = space
+        self.prefix: bytes | None = None
+        """What stands before the primary key's values, if nothing else is in the key."""
         self.of_key: Callable[[bytes], bytes] = self._of_key
         """From the primary key as the topics have it."""
         prefix, _, rest = template.partition("{key}")
         if names == [SPACE, KEY] and not rest:
             start = prefix.replace("{space}", space).encode()
+            self.prefix = start
             self.of_key = lambda key: start + joined(key)
 
     def _of_key(self, key: bytes) -> bytes:

@@ -36,6 +36,8 @@ from cdc.stream.checkpoint import Checkpoint, fold
 
 FILL_OPAQUE: Final = 0x8000_0000
 """Opaques of rows have this bit."""
+_LOOK_ROWS: Final = 64
+"""How often it is looked whether the view has become old."""
 _OPAQUE_COUNT: Final = 0x7FFF_FFFF
 
 
@@ -64,6 +66,9 @@ class _Space:
     name: str
     encoder: RowEncoder
     template: KeyTemplate
+    prefix: bytes = b""
+    number_field: int | None = None
+    """Where the primary key is, if it is one whole number and the key at the client has nothing else behind `prefix`."""
 
 
 class _View:
@@ -111,8 +116,8 @@ class DaemonStore:
             frames: list[bytes] = []
             keys: list[bytes] = []
             size = 0
-            last = cursor
-            for last, key, tuple_, space in self._rows(view, cursor, selection):
+            until = view.opened_at + self._view_seconds_max
+            for place, (key, tuple_, space) in enumerate(self._rows(view, cursor, selection)):
                 if key in view.doubtful:
                     continue
                 made = self._made(tuple_, space, view.seq, selection, len(frames), is_packed=is_packed)
@@ -121,12 +126,11 @@ class DaemonStore:
                     keys.append(made[0])
                     size += len(made[1])
                 if len(frames) >= count_max or size >= bytes_max:
-                    return Rows(view.seq, view.version, frames, keys, last)
-                if time.monotonic() - view.opened_at > self._view_seconds_max:
-                    break
-            else:
-                return Rows(view.seq, view.version, frames, keys, None)
-            return Rows(view.seq, view.version, frames, keys, last)
+                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+                # Of what the client doesn't get, there may be much.
+                if not place % _LOOK_ROWS and time.monotonic() > until:
+                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+            return Rows(view.seq, view.version, frames, keys, None)
 
     def close_old_view(self) -> None:
         """Let go of a view that is old, if nobody has asked for the next one."""
@@ -139,7 +143,7 @@ class DaemonStore:
         with self._lock:
             self._close()
 
-    def _rows(self, view: _View, cursor: Cursor, selection: Selection) -> Iterator[tuple[Cursor, bytes, bytes, _Space]]:
+    def _rows(self, view: _View, cursor: Cursor, selection: Selection) -> Iterator[tuple[bytes, bytes, _Space]]:
         rows = self._databases[1]
         for space in view.spaces:
             if space.number < cursor.space or (selection.spaces is not None and space.name not in selection.spaces):
@@ -152,11 +156,10 @@ class DaemonStore:
                     is_there = found.next()
                 if not is_there:
                     continue
-                number = space.number
                 for key, tuple_ in found.iternext():
                     if not key.startswith(prefix):
                         break
-                    yield Cursor(number, key), key, tuple_, space
+                    yield key, tuple_, space
 
     def _made(
         self, tuple_: bytes, space: _Space, seq: int, selection: Selection, place: int, *, is_packed: bool
@@ -166,7 +169,12 @@ class DaemonStore:
         encoder, template = space.encoder, space.template
         try:
             row = encoder.rows[len(values)](values)
-            key = template.of_row(encoder.key_of(values), row) if template.needs_row else template.of_key(encoder.key_of(values))
+            if space.number_field is not None:
+                key = b"%b%d" % (space.prefix, values[space.number_field])
+            elif template.needs_row:
+                key = template.of_row(encoder.key_of(values), row)
+            else:
+                key = template.of_key(encoder.key_of(values))
         except (EncodingError, SchemaError):
             return None  # it has no event either
         vbucket = vbucket_of(key, self._mask)
@@ -225,7 +233,11 @@ class DaemonStore:
         template = self._template(form.name)
         if template is None:
             return None
-        return _Space(numbers.get(form.space_id, form.space_id), form.name, RowEncoder(form), template)
+        space = _Space(numbers.get(form.space_id, form.space_id), form.name, RowEncoder(form), template)
+        part = form.key_parts[0]
+        if template.prefix is not None and len(form.key_parts) == 1 and not part.path and part.type in ("unsigned", "integer"):
+            space.prefix, space.number_field = template.prefix, part.field
+        return space
 
     def names(self) -> list[str]:
         """The spaces that the last view had."""

@@ -15,7 +15,7 @@ from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.keys import vbucket_of
 from cdc.feeds.tap.merging import Batch, Ring, Selection
 from cdc.feeds.tap.server import TapServer
-from cdc.feeds.tap.session import Cursor
+from cdc.feeds.tap.session import Cursor, Session
 from cdc.feeds.tap.views import Rows
 from tests.feeds.tap.client import TapClient
 
@@ -36,6 +36,11 @@ class MadeUpFeed(Feed):
     """Rows by their names, and what a test says that has changed."""
 
     rows: Mapping[str, bytes]
+    version = 0
+    known: frozenset[str] = frozenset({"users"})
+    """Spaces that there are."""
+    former: list[tuple[bytes, int]] | None = None
+    """What a space had that was emptied."""
 
     async def start(self, stopping: asyncio.Event) -> bool:  # noqa: ARG002 - there is nothing to wait for
         """The first change will be 1."""
@@ -55,7 +60,18 @@ class MadeUpFeed(Feed):
         found = Batch(0, self.last, changes, 0).select(selection, -1, self.last)
         is_end = cursor.space + _ROWS >= len(self.rows)
         keys = [one.key for one in changes if selection.vbuckets is None or one.vbucket in selection.vbuckets]
-        return Rows(self.last, 0, found.frames, keys, None if is_end else Cursor(cursor.space + _ROWS))
+        return Rows(self.last, self.version, found.frames, keys, None if is_end else Cursor(cursor.space + _ROWS))
+
+    def is_alone(self, session: Session, space: str) -> bool:  # noqa: ARG002 - all clients get all spaces
+        return self.known <= {space}
+
+    async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:  # noqa: ARG002 - there is one
+        return self.former
+
+    def rename(self, version: int, rows: Mapping[str, bytes]) -> None:
+        """With this version of the schema a space has another name. For the loop's thread."""
+        self.rows, self.version = rows, version
+        self._was_renamed(version, "people")
 
     def tell(self, changes: list[Change]) -> None:
         """These come next. For the loop's thread."""
@@ -105,6 +121,15 @@ class Served:
             self._seq += 1
             changes.append(change(self._seq, key, value, space))
         self._loop.call_soon_threadsafe(self.feed.tell, changes)
+
+    def truncate(self, space: str = "users") -> None:
+        """The space is empty."""
+        self._seq += 1
+        self._loop.call_soon_threadsafe(self.feed.tell, [Change(self._seq, Kind.TRUNCATE, space, b"", 0, b"")])
+
+    def rename(self, version: int, rows: Mapping[str, bytes]) -> None:
+        """A space has another name, and these are the rows now."""
+        self._loop.call_soon_threadsafe(self.feed.rename, version, rows)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)

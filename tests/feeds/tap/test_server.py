@@ -134,6 +134,44 @@ def test_vbuckets_that_are_taken_over(tmp_path: Path) -> None:
         wait_for("the owner's", lambda: {told.vbucket for told in owner.told if told.value == b"new"} == {174, 423})
 
 
+def test_a_space_that_is_emptied(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        served.truncate()
+        wait_for("the FLUSH", lambda: client.flush_count == 1)
+        assert not client.contents, "it is the client's only space"
+        served.tell(("1", b"x"), ("2", b"y"))
+        served.tell(("1", b"z"), space="other")
+        served.feed.known = frozenset({"users", "other"})
+        served.feed.former = [(b"users:1", 174), (b"users:2", 423)]
+        served.truncate()
+        wait_for("the deletions", lambda: client.contents == {"other:1": b"z"})
+        assert client.flush_count == 1
+        # Where nobody knows what it had, the client is filled again.
+        served.feed.former = None
+        served.truncate()
+        wait_for("the rows", lambda: client.contents == ROWS)
+        assert client.flush_count == 2
+
+
+def test_a_client_that_waits_is_filled_again_when_a_space_is_renamed(tmp_path: Path) -> None:
+    renamed = {key.replace("users:", "users:9"): value for key, value in ROWS.items()}
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        served.rename(7, renamed)
+        wait_for("the other names", lambda: client.contents == renamed)
+        assert client.flush_count == 1
+        client.close()
+        with served.connect() as again:
+            again.connect("a").start()
+            wait_for("the client", lambda: "a" in served.server.clients)
+            served.tell(("1", b"x"))
+            wait_for("the change", lambda: again.keys_told)
+            assert again.flush_count == 0
+
+
 @pytest.mark.parametrize(
     ("data", "opcode"),
     [
