@@ -237,12 +237,21 @@ def _from(place: int, less: int = 0) -> str:
 
 def _left(text: str, mark: str, balanced: str) -> str:
     """What stands before `mark`, with the bracket that the mark begins with."""
-    return f"concat({_until(text, mark, balanced)}, '{mark[0]}')"
+    left = f"concat(substring_index({text}, '{mark}', 1), '{mark[0]}')"
+    return f"if({_is_once(text, mark)}, {left}, concat({_until(text, mark, balanced)}, '{mark[0]}'))"
 
 
 def _right(text: str, mark: str, balanced: str) -> str:
     """What follows `mark`, with the bracket that the mark ends with."""
-    return f"concat('{mark[-1]}', substring({text}, length({_until(text, mark, balanced)}) + {len(mark) + 1}))"
+    right = f"concat('{mark[-1]}', substring_index({text}, '{mark}', -1))"
+    behind = f"substring({text}, length({_until(text, mark, balanced)}) + {len(mark) + 1})"
+    return f"if({_is_once(text, mark)}, {right}, concat('{mark[-1]}', {behind}))"
+
+
+def _is_once(text: str, mark: str) -> str:
+    """Whether a text has the mark in one place, as nearly all have: then it needn't be looked at what is balanced."""
+    pieces = " + ".join(f"octet_length(substring_index({text}, '{mark}', {end}))" for end in (1, -1))
+    return f"{pieces} + {len(mark)} = octet_length({text})"
 
 
 def _until(text: str, mark: str, balanced: str) -> str:

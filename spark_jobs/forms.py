@@ -147,6 +147,15 @@ class Forms:
         """The newest form of the space that has this name."""
         return self._latest.get(space)
 
+    @property
+    def last_seq(self) -> int:
+        """The seq of the newest form; -1 if there is none."""
+        return max((form.seq for form in self._by_version.values()), default=-1)
+
+    def names(self) -> set[str]:
+        """All names that spaces have had."""
+        return {form.space for form in self._by_version.values()}
+
     def alive(self) -> list[str]:
         """The names of the spaces that are there after the last record."""
         newest = [history[-1] for history in self.histories()]

@@ -8,7 +8,7 @@ the table had are looked up in it and written only if they are missing. A stream
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -16,6 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
+from spark_jobs.lake import delta_log
 
 _QUERY: Final = "tarantool_cdc.query"
 _PREFIX: Final = "tarantool_cdc.prefix"
@@ -26,14 +27,22 @@ class EventTable:
     """See the module."""
 
     def __init__(
-        self, session: SparkSession, path: str, prefix: str, partition_by: Sequence[str], *, looks_for_all: bool = False
+        self,
+        session: SparkSession,
+        path: str,
+        prefix: str,
+        partition_by: Sequence[str],
+        *,
+        looks_for_all: bool = False,
+        properties: Mapping[str, str] | None = None,
     ) -> None:
-        """`looks_for_all` looks for each event in the table before it is written."""
+        """`looks_for_all` looks for each event in the table before it is written; a new table gets these properties."""
         self.path = path
         self._session = session
         self._prefix = prefix
         self._partition_by = tuple(partition_by)
         self._looks_for_all = looks_for_all
+        self._properties = properties or {}
         self._known_seq: dict[str, int | None] = {}
 
     def append(self, rows: DataFrame, batch: int, query: str) -> None:
@@ -49,9 +58,10 @@ class EventTable:
 
     def _adopt(self, rows: DataFrame, query: str) -> int | None:
         """Make the table this query's; the highest seq that others may have written, if there is one."""
-        if not tables.exists(self._session, self.path):
-            empty = rows.limit(0).write.format("delta").partitionBy(*self._partition_by)
-            empty.mode("ignore").save(self.path)
+        if delta_log.state(self._session, self.path) is None:
+            # Delta's own function to make a table would find the folder not empty: of other tables in it.
+            empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
+            empty.options(**self._properties).mode("append").save(self.path)
         found, _ = tables.describe(self._session, self.path)
         if found.get(_PREFIX, self._prefix) != self._prefix:
             raise JobError(

@@ -10,6 +10,8 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.lake.watermark import Ends
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "published"
 PREFIX = "shop"
 SPACE_ID = 512
@@ -34,6 +36,7 @@ class FakeTopics:
 
     session: SparkSession
     messages: dict[tuple[str, int], list[Message]] = field(default_factory=dict)
+    taken: set[tuple[str, int, int]] = field(default_factory=set)
 
     def send(self, *messages: Message) -> DataFrame:
         """Append messages, each key to its partition and one without key to all; the frame of what was appended."""
@@ -58,6 +61,35 @@ class FakeTopics:
                 for offset in range(start, end)
             ]
         )
+
+    def ends(self, kinds: Sequence[str] = ()) -> Ends:
+        """As `Positions.ends`."""
+        control = {f"{PREFIX}.{kind}" for kind in ("schema", "snapshot")}
+        wanted = {f"{PREFIX}.{kind}" for kind in kinds}
+        return {
+            place: len(log) for place, log in self.messages.items() if (place[0] in wanted if kinds else place[0] not in control)
+        }
+
+    def read_up_to(self, batch: int) -> Ends:  # noqa: ARG002 - as the protocol has it
+        """As `Positions.read_up_to`: up to the first record of each partition that `took` hasn't been told of."""
+        ends = {}
+        for place, log in self.messages.items():
+            missing = (offset for offset in range(len(log)) if (*place, offset) not in self.taken)
+            ends[place] = next(missing, len(log))
+        return ends
+
+    def took(self, records: DataFrame) -> None:
+        """Tell that these have been given to a job."""
+        self.taken.update((row["topic"], row["partition"], row["offset"]) for row in records.collect())
+
+    def control_records(self) -> list[tuple[str, int, str]]:
+        """As `Positions.control_records`."""
+        return [
+            (kind, position, message.value)
+            for kind in ("schema", "snapshot")
+            for position, message in enumerate(self.messages.get((f"{PREFIX}.{kind}", 0), []))
+            if message.value is not None
+        ]
 
     def _frame(self, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
         return self.session.createDataFrame(list(rows), RECORD_SCHEMA)
@@ -107,8 +139,13 @@ def event(
     space: str = "users",
     space_id: int = SPACE_ID,
     version: int = 1,
+    place: tuple[int, int] | None = None,
 ) -> Message:
-    """A change; `rows` are the members that differ from null, in order: before, after, patch, upsert. Texts are JSON."""
+    """A change; `rows` are the members that differ from null, in order: before, after, patch, upsert. Texts are JSON.
+
+    `place` is the first seq of its source transaction, and its place in it from 1.
+    """
+    first, order = place or (seq, 1)
     members = {"before": None, "after": None, **rows}
     shown = ",".join(f'"{name}":{value if isinstance(value, str) else compact(value)}' for name, value in members.items())
     source = {
@@ -134,7 +171,7 @@ def event(
     }
     if op == "r":
         source["snapshot_id"] = "1"
-    transaction = None if op == "r" else {"id": f"1:{seq}", "total_order": 1, "data_collection_order": 1}
+    transaction = None if op == "r" else {"id": f"1:{first}", "total_order": order, "data_collection_order": 1}
     tail = compact({"source": source, "transaction": transaction, "ts_ms": 1, "ts_us": 1000, "ts_ns": 1000000})
     return Message(f"{PREFIX}.{space}", None if key is None else compact(key), f'{{"op":"{op}",{shown},{tail[1:]}')
 

@@ -1,0 +1,90 @@
+"""What the topics beside the spaces' tell: the forms of spaces, and which snapshots are complete.
+
+Kept beside the table of events, in `_control`, so that who reads the lake needs no Kafka. Both topics are small, and are written
+there whole whenever there is something new in them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pyspark.sql import Row, SparkSession
+
+from spark_jobs import tables
+from spark_jobs.errors import JobError
+from spark_jobs.forms import Forms
+from spark_jobs.lake import delta_log
+
+KINDS: Final = ("schema", "snapshot")
+"""The control topics, without their prefix."""
+
+_COLUMNS: Final = "kind string, position bigint, value string"
+
+
+@dataclass(frozen=True)
+class Completed:
+    """The end of a snapshot: `seq` was the last one given out before; of these spaces, rows up to a seq are gone."""
+
+    seq: int
+    sweeps: tuple[tuple[str, int], ...]
+
+
+class Control:
+    """All that the control topics have told so far."""
+
+    def __init__(self, schema: Iterable[str], snapshot: Iterable[str]) -> None:
+        """The values of both topics, in order. Raises JobError for what is no record of them."""
+        self.forms = Forms("<prefix>.schema", schema)
+        self.completed: Sequence[Completed] = tuple(found for text in snapshot if (found := _completed(text)) is not None)
+
+    @property
+    def last_seq(self) -> int:
+        """The highest seq that a record tells of."""
+        return max((self.forms.last_seq, *(ended.seq for ended in self.completed)))
+
+    def swept(self, space: str, up_to: int) -> int:
+        """The seq up to which a space's rows were gone at a seq, as completed snapshots told; -1 if none has told any."""
+        known = (ended for ended in self.completed if ended.seq <= up_to)
+        return max((seq for ended in known for name, seq in ended.sweeps if name == space), default=-1)
+
+
+class ControlTable:
+    """The records of the control topics in the lake."""
+
+    def __init__(self, session: SparkSession, changes_path: str) -> None:
+        """`changes_path` is that of the table of events."""
+        self._session = session
+        self._path = f"{changes_path}/_control"
+        self._read: tuple[int, Control] | None = None
+
+    def write(self, records: Iterable[tuple[str, int, str]]) -> None:
+        """Put all records (kind, position in the topic, value) in the place of those that are there."""
+        frame = self._session.createDataFrame(list(records), _COLUMNS)
+        frame.coalesce(1).write.format("delta").mode("overwrite").save(self._path)
+
+    def read(self) -> Control:
+        """What they tell. Raises JobError."""
+        state = delta_log.state(self._session, self._path)
+        version = -1 if state is None else state.version
+        if self._read is None or self._read[0] != version:
+            rows = [] if state is None else tables.read(self._session, self._path, version).collect()
+            self._read = version, Control(*(_values(rows, kind) for kind in KINDS))
+        return self._read[1]
+
+
+def _values(rows: Sequence[Row], kind: str) -> list[str]:
+    return [row["value"] for row in sorted(rows, key=lambda row: int(row["position"])) if row["kind"] == kind]
+
+
+def _completed(text: str) -> Completed | None:
+    try:
+        record: dict[str, Any] = json.loads(text)
+        if record["status"] != "COMPLETED":
+            return None
+        sweeps = ((space["space"], space["sweep_seq"]) for space in record["spaces"] if space["sweep_seq"] > 0)
+        return Completed(record["seq"], tuple(sweeps))
+    except (ValueError, KeyError, TypeError) as error:
+        raise JobError(f"The topic <prefix>.snapshot holds something that is no snapshot record: {text[:300]}") from error

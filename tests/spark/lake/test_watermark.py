@@ -1,0 +1,109 @@
+"""What is complete, decided from bits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from spark_jobs.lake.watermark import Seqs, advance, covers, seqs
+
+BUCKET = 32768
+
+
+def found(after: int, present: dict[int, str]) -> Seqs:
+    """Events by their seq: "b" begins a transaction, "s" is a snapshot's, anything else goes on."""
+
+    def bits(kinds: str) -> int:
+        return sum(1 << (seq - after - 1) for seq, kind in present.items() if kind in kinds)
+
+    return Seqs(after, bits("bs-"), bits("bs"), bits("s"))
+
+
+def whole(kinds: str, after: int = 0) -> dict[int, str]:
+    return dict(enumerate(kinds, after + 1))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "is_all", "mark"),
+    [
+        ("", True, 0),
+        ("b", False, 0),  # its transaction may go on
+        ("b", True, 1),
+        ("bb", False, 1),
+        ("b--b-", False, 3),
+        ("b--b-", True, 5),
+        ("b.b", False, 0),  # 2 is missing
+        ("b-.b", False, 0),
+    ],
+)
+def test_the_watermark_is_the_end_of_a_transaction_before_the_first_gap(kinds: str, is_all: bool, mark: int) -> None:
+    present = {seq: kind for seq, kind in whole(kinds).items() if kind != "."}
+    known = max(present, default=0) if is_all else -1
+    assert advance(found(0, present), [], known, is_all=is_all) == mark
+
+
+def test_where_everything_has_been_read_gaps_are_none() -> None:
+    present = {5: "-", 9: "b", 12: "b", 13: "-"}
+    assert advance(found(0, present), [], -1, is_all=False) == 0
+    assert advance(found(0, present), [], 12, is_all=False) == 11
+    assert advance(found(0, present), [], 13, is_all=True) == 13
+    # The last ones are of topics that aren't read, and so are a snapshot's.
+    assert advance(found(0, present), [], 20, is_all=True) == 20
+    assert advance(found(0, {5: "s", 7: "s"}), [20], 20, is_all=True) == 20
+    # From there on it goes by itself.
+    assert advance(found(13, {14: "b", 15: "b"}), [], -1, is_all=False) == 14
+
+
+def test_a_snapshot_is_one_unit() -> None:
+    present = whole("b-sss")
+    assert advance(found(0, present), [], 5, is_all=True) == 2
+    assert advance(found(0, present), [5], 5, is_all=True) == 5
+    # One that was interrupted, and the one after it, with a transaction between their rows.
+    present = whole("bssb-ssb")
+    assert advance(found(0, present), [], 8, is_all=True) == 1
+    assert advance(found(0, present), [7], 8, is_all=True) == 8
+    assert advance(found(0, present), [7], -1, is_all=False) == 7
+    assert advance(found(3, whole("b-ssb", 3)), [3], -1, is_all=False) == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_it_never_goes_back_nor_past_what_is_complete(seed: int) -> None:
+    chance = random.Random(seed)
+    kinds = "".join("b" + "-" * chance.randrange(4) for _ in range(30))
+    ends = {seq for seq in range(1, len(kinds) + 1) if seq == len(kinds) or kinds[seq] == "b"} | {0}
+    left, present, mark = list(range(1, len(kinds) + 1)), dict[int, str](), 0
+    chance.shuffle(left)
+    while left:
+        for _ in range(min(len(left), chance.randrange(1, 12))):
+            seq = left.pop()
+            present[seq] = kinds[seq - 1]
+        behind = {seq: kind for seq, kind in present.items() if seq > mark}
+        last = max(present)
+        new = advance(found(mark, behind), [], last if not left else -1, is_all=not left)
+        assert new >= mark
+        assert new in ends
+        assert all(seq in present for seq in range(1, new + 1))
+        mark = new
+    assert mark == len(kinds)
+
+
+def test_bitmaps_of_buckets_become_bits_behind_a_seq() -> None:
+    def bitmap(*places: int) -> bytes:
+        return sum(1 << place for place in places).to_bytes(BUCKET // 8, "little")
+
+    buckets = [(3, bitmap(0, 5), bitmap(0), bitmap(5)), (1, bitmap(BUCKET - 1), bitmap(BUCKET - 1), bitmap())]
+    read = seqs(BUCKET - 3, buckets)
+    assert read == Seqs(
+        BUCKET - 3, 0b100 | (1 << (BUCKET + 3)) | (1 << (BUCKET + 8)), 0b100 | (1 << (BUCKET + 3)), 1 << (BUCKET + 8)
+    )
+    assert read.last == 2 * BUCKET + 6
+    assert seqs(2 * BUCKET + 3, buckets[:1]) == Seqs(2 * BUCKET + 3, 0b100, 0, 0b100)
+
+
+def test_partitions_that_hold_nothing_need_not_be_read() -> None:
+    ends = {("a", 0): 3, ("a", 1): 0}
+    assert covers({("a", 0): 3}, ends)
+    assert covers({("a", 0): 4, ("b", 0): 1}, ends)
+    assert not covers({("a", 0): 2}, ends)
+    assert not covers({}, ends)
