@@ -1,0 +1,28 @@
+"""A program: several jobs over what the topics have now, in one Spark session. `JOB OPTION… then JOB OPTION…`"""
+
+from __future__ import annotations
+
+import sys
+from itertools import groupby
+
+from spark_jobs import run
+from spark_jobs.session import build_session
+from spark_jobs.source import Topics
+
+
+def main() -> None:
+    """Until all of them have ended."""
+    session = build_session("feeds", jars_directory=sys.argv[1], settings={"spark.scheduler.mode": "FAIR"})
+    queries = []
+    for is_separator, command in groupby(sys.argv[2:], "then".__eq__):
+        if not is_separator:
+            job, *arguments = command
+            options = run.parse_options(job, arguments)
+            # Of its own, as names of queries are told apart within a session.
+            queries.append(run.start(session.newSession(), run.JOBS[job], Topics.of(options), options))
+    for query in queries:
+        query.awaitTermination()
+
+
+if __name__ == "__main__":
+    main()
