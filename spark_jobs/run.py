@@ -33,6 +33,7 @@ from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, ShowHistory
 from spark_jobs.job import FailAtOnce, Job, Sink, Task
 from spark_jobs.lake.changes import Changes
+from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.progress import observed
 from spark_jobs.report import Log, metrics
@@ -41,7 +42,8 @@ from spark_jobs.source import Topics
 from spark_jobs.watch import Gate, Listener, Watch
 
 JOBS: Final[dict[str, Job]] = {
-    job.name: job for job in (Changelog(), Changes(), Current(), SearchIndex(), CacheInvalidation(), Audit(), HistoryJob())
+    job.name: job
+    for job in (Changelog(), Changes(), Current(), SearchIndex(), CacheInvalidation(), Audit(), HistoryJob(), Materialize())
 }
 TASKS: Final[dict[str, Task]] = {task.name: task for task in (ShowHistory(),)}
 

@@ -1,0 +1,194 @@
+"""Events of spaces without images → the same events with the row before and after: frames in, frames out.
+
+The events of a key are taken in the order of `seq`, starting from the row that is stored. Where all of them have their rows,
+and these have one form, Spark's own functions do it; a key with a patch, or with rows of several forms, goes through Python.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import json_text
+from spark_jobs.errors import JobError
+from spark_jobs.forms import Form
+from spark_jobs.patch import PatchError, update, upsert, version_of
+
+STORED_SCHEMA: Final = "space_id bigint, key string, seq bigint, row string, schema_version bigint"
+"""The last row of each key, null if it was deleted, with the seq and the form of its last change."""
+
+ENDING_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint"
+"""Rows whose last change is `up_to` or older are gone for what comes after `at`."""
+
+_IMAGES: Final = "array<struct<op:string,before:string,after:string>>"
+_OF_EVENTS: Final = ("seq", "op", "after", "patch", "upsert", "schema_version", "server_version")
+"""What of an event goes to Python."""
+
+# Prefixed, in SQL: the row that the event before this one left, if nothing has taken it away since.
+_PREVIOUS: Final = """
+if(i = 0,
+   if(stored_row is null or exists(endings, one -> one.up_to >= stored_seq and one.at < e.seq), null, stored_row),
+   if(exists(endings, one -> one.up_to >= events[i - 1].seq and one.at < e.seq), null, events[i - 1].after))
+"""
+
+
+def with_images(
+    rows: DataFrame, stored: DataFrame, endings: DataFrame, forms: Mapping[tuple[int, int], Form], *, skip_missing: bool
+) -> DataFrame:
+    """Of the events (CHANGES_COLUMNS) that are newer than what is stored, those that changed something, with both rows.
+
+    A DELETE of nothing is left out, and a REPLACE or UPSERT that made its row is a `c`. An UPDATE whose row isn't known ends
+    the query, or with `skip_missing` is left out.
+    """
+    others = [name for name in rows.columns if name not in ("space_id", "key", "seq")]
+    grouped = (
+        rows.where("key is not null")
+        .groupBy("space_id", "key")
+        .agg(F.sort_array(F.collect_list(F.struct("seq", *others))).alias("events"))
+    )
+    known = stored.select(
+        "space_id",
+        "key",
+        F.col("seq").alias("stored_seq"),
+        F.col("row").alias("stored_row"),
+        F.col("schema_version").alias("stored_version"),
+    )
+    ended = endings.groupBy("space_id").agg(F.collect_list(F.struct("up_to", "at")).alias("endings"))
+    joined = grouped.join(known, ["space_id", "key"], "left").join(F.broadcast(ended), "space_id", "left")
+    joined = joined.withColumn("endings", F.coalesce("endings", F.array().cast("array<struct<up_to:bigint,at:bigint>>")))
+    is_new = "e.seq > coalesce(stored_seq, -1) and (i = 0 or e.seq <> events[i - 1].seq)"
+    fresh = joined.withColumn("events", F.expr(f"filter(events, (e, i) -> {is_new})")).where("size(events) > 0")
+    needs_python = F.expr(
+        "exists(events, e -> e.patch is not null)"
+        " or exists(events, e -> e.schema_version <> coalesce(stored_version, events[0].schema_version))"
+        " or exists(events, e -> e.schema_version <> events[0].schema_version)"
+    )
+    members = ", ".join(f"'{name}', e.{name}" for name in _OF_EVENTS)
+    slim = f"transform(events, e -> named_struct({members}))"
+    fold = F.udf(Fold(forms, skip_missing=skip_missing), _IMAGES)
+    in_python = fold("space_id", "key", "stored_row", "stored_seq", "stored_version", F.expr(slim), "endings")
+    before = f"if(e.op in ('c', 'r'), null, {_PREVIOUS})"
+    native = F.expr(f"transform(events, (e, i) -> named_struct('op', e.op, 'before', {before}, 'after', e.after))")
+    # One branch for each kind of key: in one expression Spark would call Python for both.
+    whole = fresh.where(~needs_python).withColumn("images", native)
+    folded = fresh.where(needs_python).withColumn("images", in_python)
+    events = whole.unionByName(folded).select("space_id", "key", F.expr("inline(arrays_zip(events, images))"))
+    op = F.expr("if(images.op = 'u' and images.before is null, 'c', images.op)")
+    kept = events.where("images.op is not null and not (images.op = 'd' and images.before is null)")
+    values: dict[str, Any] = {"op": op, "before": F.col("images.before"), "after": F.col("images.after")}
+    nothing = F.lit(None).cast("string")
+    values |= dict.fromkeys(("patch", "upsert", "server_version"), nothing)
+    columns = {
+        name: values.get(name, F.col(name) if name in ("space_id", "key") else F.col(f"events.{name}")) for name in rows.columns
+    }
+    return kept.select(*(column.alias(name) for name, column in columns.items()))
+
+
+def last_rows(whole: DataFrame) -> DataFrame:
+    """The last row of each key among events with images, as STORED_SCHEMA."""
+    last = F.max_by(F.struct("seq", F.col("after").alias("row"), "schema_version"), "seq").alias("last")
+    return whole.where("key is not null").groupBy("space_id", "key").agg(last).select("space_id", "key", "last.*")
+
+
+def newest(stored: DataFrame) -> DataFrame:
+    """Of rows of STORED_SCHEMA the newest of each key."""
+    last = F.max_by(F.struct("seq", "row", "schema_version"), "seq").alias("last")
+    return stored.groupBy("space_id", "key").agg(last).select("space_id", "key", "last.*")
+
+
+class _Image(NamedTuple):
+    """A row between two changes."""
+
+    text: str
+    values: list[Any]
+    version: int
+
+
+class Fold:
+    """(key, the stored row, its events) → op, before and after of each; what Spark's workers run for keys with patches."""
+
+    def __init__(self, forms: Mapping[tuple[int, int], Form], *, skip_missing: bool) -> None:
+        """`forms` by space_id and schema_version."""
+        self._forms = dict(forms)
+        self._skip_missing = skip_missing
+
+    def __call__(
+        self,
+        space_id: int,
+        key: str,
+        stored_row: str | None,
+        stored_seq: int | None,
+        stored_version: int | None,
+        events: Sequence[Any],
+        endings: Sequence[Any],
+    ) -> list[tuple[str | None, str | None, str | None]]:
+        """An op of None stands for an event that is left out."""
+        image = _image(stored_row, stored_version)
+        seq = stored_seq
+        found: list[tuple[str | None, str | None, str | None]] = []
+        for event in events:
+            if seq is not None and any(one["up_to"] >= seq and one["at"] < event["seq"] for one in endings):
+                image = None
+            form = self._form(space_id, key, event)
+            before = None if image is None or event["op"] in "cr" else self._shown(image, event["schema_version"], form)
+            is_patch = event["op"] == "u" and event["after"] is None
+            if is_patch and image is None and event["upsert"] is None and self._skip_missing:
+                found.append((None, None, None))
+                continue
+            version = event["schema_version"]
+            image = self._patched(image, key, event, form) if is_patch else _image(event["after"], version)
+            seq = event["seq"]
+            found.append((event["op"], before, None if image is None else image.text))
+        return found
+
+    def _form(self, space_id: int, key: str, event: Any) -> Form:
+        form = self._forms.get((space_id, event["schema_version"]))
+        if form is None:
+            raise JobError(
+                f"The schema topic has no form of space {space_id} at schema_version {event['schema_version']}, which the change"
+                f" of {key} at seq {event['seq']} needs. It must be compacted, never deleted: let the daemon take a new snapshot,"
+                " which writes it anew."
+            )
+        return form
+
+    @staticmethod
+    def _shown(image: _Image, version: int, form: Form) -> str:
+        """A row by the names that its fields have at an event."""
+        return image.text if image.version == version else _text(image.values, form)
+
+    @staticmethod
+    def _patched(image: _Image | None, key: str, event: Any, form: Form) -> _Image:
+        if image is None:
+            if event["upsert"] is not None:
+                return _Image(event["upsert"], _values(event["upsert"]), event["schema_version"])
+            raise JobError(
+                f"The UPDATE of {key} in {form.space} at seq {event['seq']} has no row to apply to: the job began after the row's"
+                " last whole image, or the space's primary key has become another one. Let the daemon take a snapshot"
+                ' (snapshot.mode = "always" and a restart), and start the job anew with another --path and another'
+                " --checkpoint; with --missing-row skip such changes are left out."
+            )
+        carry_out = update if event["upsert"] is None else upsert
+        try:
+            values = carry_out(image.values, json_text.parse(event["patch"]), form, version_of(event["server_version"]))
+        except PatchError as error:
+            raise JobError(
+                f"The UPDATE of {key} in {form.space} at seq {event['seq']} doesn't fit the row that is stored: {error}. The rows"
+                " and the stream have parted: let the daemon take a snapshot, and start the job anew with another --path and"
+                " another --checkpoint."
+            ) from error
+        return _Image(_text(values, form), values, event["schema_version"])
+
+
+def _image(text: str | None, version: int | None) -> _Image | None:
+    return None if text is None or version is None else _Image(text, _values(text), version)
+
+
+def _values(text: str) -> list[Any]:
+    return list(json_text.parse(text).values())
+
+
+def _text(values: Sequence[Any], form: Form) -> str:
+    return json_text.render({form.field_name(place): value for place, value in enumerate(values)})

@@ -1,0 +1,160 @@
+"""Job `materialize`: events with both rows, from topics whose UPDATEs and UPSERTs only tell what they do.
+
+It writes a table of events as `changes` has them, and `_control` beside it, so that what is made from that table can be made
+from this one; `_rows` beside them has the last row of each key. A batch is worked out from the rows that earlier batches left,
+so a batch that comes again makes the same events, which the table then has already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from typing import Final
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs import tables
+from spark_jobs.envelope import parse
+from spark_jobs.forms import Form, Forms
+from spark_jobs.job import Job, Sink
+from spark_jobs.lake.change_rows import CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, event_rows
+from spark_jobs.lake.event_table import EventTable
+from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
+from spark_jobs.source import Topics
+
+_COMPACT_EVERY: Final = 20
+_CONTROL_COLUMNS: Final = "kind string, position bigint, value string"
+
+
+class Materialize(Job):
+    """See the module."""
+
+    name = "materialize"
+    summary = "make events with whole rows, before and after, from topics of images = none"
+    control_topics = ("schema", "snapshot")
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Job.add_options`."""
+        parser.add_argument(
+            "--missing-row",
+            choices=("fail", "skip"),
+            default="fail",
+            help="what an UPDATE does whose row isn't known because the job began too late (default: %(default)s)",
+        )
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> MaterializeSink:
+        """As `Job.sink`."""
+        return MaterializeSink(session, topics, options.path, skip_missing=options.missing_row == "skip")
+
+
+class MaterializeSink(Sink):
+    """Works out batches."""
+
+    def __init__(
+        self,
+        session: SparkSession,
+        topics: Topics,
+        path: str,
+        *,
+        skip_missing: bool = False,
+        read_topic: Callable[[str], DataFrame] | None = None,
+    ) -> None:
+        """`read_topic` gives all records of a topic, instead of Kafka."""
+        self._session = session
+        self._path = path.rstrip("/")
+        self._rows_path = f"{self._path}/_rows"
+        self._skip_missing = skip_missing
+        self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
+        self._table = EventTable(session, self._path, topics.prefix, ("space",))
+        self._records: dict[str, list[str]] | None = None
+        self._forms = Forms(self._control["schema"], ())
+
+    def write(self, records: DataFrame, batch: int, query: str) -> None:
+        """As `Sink.write`."""
+        if self._records is None or not records.where(F.col("topic").isin(*self._control.values())).isEmpty():
+            self._learn()
+        events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=SOURCE_FIELDS_OF_CHANGES)
+        rows = event_rows(events, CHANGES_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
+        whole = None
+        try:
+            stored = self._stored(batch, query)
+            forms = self._needed(rows)
+            changed = with_images(rows, stored, self._endings(rows), forms, skip_missing=self._skip_missing)
+            whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
+            numbered = whole.withColumn("batch", F.lit(batch).cast("bigint"))
+            self._table.append(numbered, batch, query)
+            left = last_rows(whole).withColumns({"query": F.lit(query), "batch": F.lit(batch).cast("bigint")})
+            left = left.unionByName(self._emptied(rows, batch, query))
+            tables.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
+        finally:
+            rows.unpersist()
+            if whole is not None:
+                whole.unpersist()
+
+    def _learn(self) -> None:
+        """Read the control topics, and keep what they tell beside the events."""
+        self._records = {kind: self._values(topic) for kind, topic in self._control.items()}
+        self._forms = Forms(self._control["schema"], self._records["schema"])
+        told = [(kind, place, text) for kind, texts in self._records.items() for place, text in enumerate(texts)]
+        frame = self._session.createDataFrame(told, _CONTROL_COLUMNS)
+        frame.coalesce(1).write.format("delta").mode("overwrite").save(f"{self._path}/_control")
+
+    def _values(self, topic: str) -> list[str]:
+        records = self._read_topic(topic).where(F.col("value").isNotNull())
+        rows = records.select("partition", "offset", F.col("value").cast("string").alias("text")).collect()
+        return [row["text"] for row in sorted(rows, key=lambda row: (row["partition"], row["offset"]))]
+
+    def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
+        """The forms that events refer to, as far as they are known."""
+        found = rows.select("space_id", "space", "schema_version").distinct().collect()
+        if not all(self._forms.has(row["space"], row["space_id"], row["schema_version"]) for row in found):
+            self._learn()
+        known = {(form.space_id, form.schema_version): form for history in self._forms.histories() for form in history}
+        return {version: form for row in found if (form := known.get(version := (row["space_id"], row["schema_version"])))}
+
+    def _stored(self, batch: int, query: str) -> DataFrame:
+        """The last row of each key before this batch."""
+        if not tables.exists(self._session, self._rows_path):
+            return self._session.createDataFrame([], STORED_SCHEMA)
+        before = (F.col("query") != query) | (F.col("batch") < batch)
+        stored = newest(
+            tables.read(self._session, self._rows_path).where(before & F.col("key").isNotNull()).drop("query", "batch")
+        )
+        if batch > 0 and batch % _COMPACT_EVERY == 0:
+            # The batches before this one are done for good, so none of them needs what was before it.
+            kept = stored.withColumns({"query": F.lit(query), "batch": F.lit(batch - 1).cast("bigint")})
+            truncations = tables.read(self._session, self._rows_path).where("key is null")
+            tables.overwrite(kept.where("row is not null").unionByName(truncations), self._rows_path)
+        return stored
+
+    def _endings(self, rows: DataFrame) -> DataFrame:
+        """What takes rows away without naming them: truncations, those of earlier batches too, and complete snapshots."""
+        found = rows.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"))
+        if tables.exists(self._session, self._rows_path):
+            earlier = tables.read(self._session, self._rows_path).where("key is null")
+            found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at")))
+        swept = []
+        for text in (self._records or {}).get("snapshot", ()):
+            record = json.loads(text)
+            for space in record["spaces"] if record["status"] == "COMPLETED" else ():
+                if space["sweep_seq"] > 0:
+                    swept.append((space["space_id"], space["sweep_seq"], record["seq"]))
+        return found.unionByName(self._session.createDataFrame(swept, ENDING_SCHEMA)).distinct()
+
+    @staticmethod
+    def _emptied(rows: DataFrame, batch: int, query: str) -> DataFrame:
+        """The truncations of a batch, as rows without a key."""
+        nothing = F.lit(None)
+        return rows.where("op = 't'").select(
+            "space_id",
+            nothing.cast("string").alias("key"),
+            "seq",
+            nothing.cast("string").alias("row"),
+            "schema_version",
+            F.lit(query).alias("query"),
+            F.lit(batch).cast("bigint").alias("batch"),
+        )
