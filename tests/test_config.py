@@ -24,7 +24,7 @@ GOOD: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def _clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.upper().startswith(ENVIRONMENT_PREFIX):
+        if name.upper().startswith(ENVIRONMENT_PREFIX.rstrip("_")):
             monkeypatch.delenv(name)
 
 
@@ -86,6 +86,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("sorce", {"sorce": {"uris": [SECRET]}}, "no such key"),
     ("snapshot.mode", {"snapshot": {"mode": "sometimes"}}, "initial"),
     ("spaces.include, the first of the list", {"spaces": {"include": ["("]}}, "'(' is not a regular expression"),
+    ("spaces.include, the first of the list", {"spaces": {"include": ["*"]}}, "position 0; '.*' fits all names"),
     ("spaces.exclude, the second of the list", {"spaces": {"exclude": ["ok", "[z-a]"]}}, "'[z-a]' is not a regular expression"),
     ("kafka.bootstrap_servers", {"kafka": {"bootstrap_servers": None}}, "must be a string, in quotes"),
     ("kafka.topic_prefix", {"kafka": {"topic_prefix": "a/b"}}, "may have letters"),
@@ -385,3 +386,46 @@ def test_the_key_that_was_meant_is_told(values: dict[str, Any], suggestion: str)
 
 def test_nothing_is_suggested_for_what_looks_like_nothing() -> None:
     assert "did you mean" not in mistakes(kafka={"zookeeper": 1})
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("TARANTOOL_CDC_KAFKA_TOPIC_PREFIX", "TARANTOOL_CDC__KAFKA__TOPIC_PREFIX"),
+        ("TARANTOOL_CDC__KAFKA_TOPIC_PREFIX", "TARANTOOL_CDC__KAFKA__TOPIC_PREFIX"),
+        ("TARANTOOL_CDC_KAFKA__TOPIC_PREFIX", "TARANTOOL_CDC__KAFKA__TOPIC_PREFIX"),
+        ("tarantool_cdc_name", "TARANTOOL_CDC__NAME"),
+        ("TARANTOOL_CDC__KAFAK__TOPIC_PREFIX", "TARANTOOL_CDC__KAFKA__TOPIC_PREFIX"),
+    ],
+)
+def test_a_variable_that_nobody_would_read(monkeypatch: pytest.MonkeyPatch, variable: str, meant: str) -> None:
+    """It would be passed over, and the daemon would work with the file's value."""
+    monkeypatch.setenv(variable, SECRET)
+    with pytest.raises(ConfigurationError) as caught:
+        parse(copy.deepcopy(GOOD), "shop.toml")
+    assert str(caught.value) == f"no key of the configuration is called {variable} in the environment. Did you mean {meant}?"
+
+
+@pytest.mark.parametrize("variable", ["TARANTOOL_CDC_PORT", "TARANTOOL_CDC_SERVICE_HOST", "TARANTOOL_CDC_CACHE"])
+def test_a_variable_of_somebody_else(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    """Kubernetes gives such to every pod beside a service that is called tarantool-cdc."""
+    monkeypatch.setenv(variable, "tcp://10.0.0.1:8085")
+    parse(copy.deepcopy(GOOD), "shop.toml")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'kafka = { topic_prefix = "shop" }\n[kafka]\npartitions = 1\n',
+        'kafka = {\n  topic_prefix = "shop"\n}\n',
+        '[kafka]\ntopic_prefix = "shop"\n[kafka]\npartitions = 1\n',
+    ],
+)
+def test_a_table_in_two_places_or_on_several_lines(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "cdc.toml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        load(file)
+    assert str(caught.value).startswith(f"the configuration {file} isn't TOML: ")
+    hint = "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
+    assert str(caught.value).endswith(hint)

@@ -6,10 +6,8 @@ fit no space. Each is a sentence under the key of the configuration that it is a
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -28,14 +26,12 @@ from cdc.ops import asking
 from cdc.ops.http import try_to_listen
 from cdc.store.files import has_data, is_locked, translate_denials
 from cdc.store.store import StateStore
-from cdc.stream import ownership
+from cdc.stream import ownership, patterns
 from cdc.stream.checkpoint import Checkpoint, fold
 from cdc.stream.ownership import NameTakenError
 
 ROOM_BYTES: Final = 1024**3
 """With less room for the state store, say so: nobody knows how much there is to be stored."""
-
-_NAMES_SHOWN: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +188,7 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
     if missing and not kafka.create_topics:
         yield Finding(
             "kafka.create_topics",
-            f"it is false, and {_listed(missing)} {'is' if len(missing) == 1 else 'are'} missing. Create "
+            f"it is false, and {patterns.listed(missing)} {'is' if len(missing) == 1 else 'are'} missing. Create "
             f"{'it' if len(missing) == 1 else 'them'}, or set it to true.",
         )
 
@@ -201,41 +197,14 @@ def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[F
     """Patterns that fit none of the master's spaces, given with their ids, or leave none to be published."""
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
     is_default = "include" not in config.spaces.model_fields_set
+    for key, sentence in patterns.without_space([] if is_default else include, exclude, spaces):
+        yield Finding(f"spaces.{key}", sentence)
     is_published = SpaceFilter(include, exclude)
-    own = [name for space_id, name in spaces if SpaceFilter([".*"], [])(space_id, name)]
-    for key, patterns in (("include", [] if is_default else include), ("exclude", exclude)):
-        for pattern in patterns:
-            fits = SpaceFilter([pattern], []) if key == "include" else _Fits(pattern)
-            if not any(fits(space_id, name) for space_id, name in spaces):
-                yield Finding(f"spaces.{key}", f"{pattern!r} fits no space{_meant(pattern, own)}.{_shown(own)}")
     if not any(is_published(space_id, name) for space_id, name in spaces):
+        own = patterns.own(spaces)
         yield Finding(
             "spaces",
-            f"no space would be published.{_shown(own)} Correct spaces.include and spaces.exclude.",
+            f"no space would be published.{patterns.shown(own)} Correct spaces.include and spaces.exclude.",
             # A master without spaces may get some, and they are published then.
             is_failure=bool(own) or not is_default,
         )
-
-
-class _Fits:
-    def __init__(self, pattern: str) -> None:
-        self._pattern = re.compile(pattern)
-
-    def __call__(self, _: int, name: str) -> bool:
-        return self._pattern.fullmatch(name) is not None
-
-
-def _meant(pattern: str, names: Sequence[str]) -> str:
-    alike = difflib.get_close_matches(pattern, names, n=1, cutoff=0.7)
-    if alike:
-        return f"; {alike[0]!r} looks like it"
-    inside = [name for name in names if re.search(pattern, name)]
-    return f": a pattern has to fit the whole name, as '.*{pattern}.*' would {inside[0]!r}" if inside else ""
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
-
-
-def _shown(names: Sequence[str]) -> str:
-    return f" The spaces are: {_listed(names)}." if names else " The server has no spaces of its own yet."

@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.config.member_uri import parts_of_uri
-from cdc.config.mistakes import place_shown, what_is_wrong
+from cdc.config.mistakes import place_shown, unread_variable, what_is_wrong, wrong_toml
 from cdc.config.section import Pattern, Section, address_of, check_listen
 from cdc.config.tap import TapSection
 from cdc.errors import ConfigurationError
@@ -433,7 +433,7 @@ def load(path: Path) -> Config:
     except UnicodeDecodeError as error:
         problem, hint = f"isn't TOML: it isn't UTF-8 from byte {error.start} on", ""
     except tomllib.TOMLDecodeError as error:
-        problem, hint = f"isn't TOML: {error}", ""
+        problem, hint = f"isn't TOML: {error}", wrong_toml(str(error))
     else:
         problem = hint = ""
     if problem:
@@ -468,6 +468,9 @@ def _placed_tap(tap: TapSection, directory: Path) -> TapSection:
 
 def parse(values: dict[str, Any], origin: str) -> Config:
     """Validate values that `origin` gave. Raises ConfigurationError."""
+    unread = unread_variable(os.environ, ENVIRONMENT_PREFIX, _keys())
+    if unread is not None:
+        raise ConfigurationError(*unread)
     try:
         return Config(**values)
     except SettingsError as error:

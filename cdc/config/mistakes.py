@@ -5,8 +5,9 @@ pydantic finds the mistakes and says them in Python's words.
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 Place = Sequence[int | str]
@@ -61,6 +62,35 @@ def what_is_wrong(kind: str, about: Mapping[str, Any], place: Place, value: obje
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"must be a table, [{'.'.join(map(str, place))}]{but}"
     return ""
+
+
+def wrong_toml(problem: str) -> str:
+    """What to do about a parser's error that comes of a table in two places, or of {…} on several lines; empty for others."""
+    if not re.search("Cannot declare|Cannot mutate|Cannot overwrite|key part|inline table", problem):
+        return ""
+    return "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
+
+
+def unread_variable(environment: Iterable[str], prefix: str, keys: Iterable[str]) -> tuple[str, str] | None:
+    """What is wrong with a variable that looks like one of ours and that nobody would read, and what to do; None without one.
+
+    Keys of the configuration are given with their sections, and sections by themselves. Kubernetes gives every pod variables
+    that begin like ours, TARANTOOL_CDC_PORT, beside a service tarantool-cdc: without a key that is meant they are no mistake.
+    """
+    known = {prefix + key.upper().replace(".", "__") for key in keys}
+    meant = {re.sub("_+", "_", name): name for name in known}
+    for variable in environment:
+        name = variable.upper()
+        is_ours = name.startswith(prefix)
+        if is_ours and prefix + name.removeprefix(prefix).split("__")[0] in known:
+            continue  # what is wrong below a section, its validation finds
+        found = meant.get(re.sub("_+", "_", name))
+        if is_ours and found is None:
+            found = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
+        if is_ours or found is not None:
+            hint = f"Did you mean {found}?" if found is not None else "docs/configuration.md lists all keys."
+            return f"no key of the configuration is called {variable} in the environment", hint
+    return None
 
 
 def place_shown(place: Sequence[int | str]) -> str:

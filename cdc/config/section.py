@@ -23,7 +23,8 @@ def _regular_expression(pattern: str) -> str:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
+        meant = "; '.*' fits all names" if pattern == "*" else ""
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}{meant}") from error
     return pattern
 
 

@@ -31,6 +31,7 @@ from cdc.config import Config
 from cdc.daemon.clock import now_us
 from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ProtocolError, SilenceError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
@@ -253,8 +254,8 @@ class Follower:
         self.phase, status.state, status.error = Phase.STREAMING, "streaming", None
         self.has_streamed = not catches_up
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
-        if not pipeline.published_forms():
-            self._log.warning("no space is published: spaces.include and spaces.exclude leave none, or the server has none yet")
+        for doubt in doubts_about_spaces(self._config, self._checkpoint):
+            self._log.warning(doubt)
         if catches_up:
             self._log.info("catching up as an anonymous replica before an id is asked for")
         self.last_heard_at = time.monotonic()

@@ -9,6 +9,7 @@ from uuid import UUID
 from cdc.config import Config
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
+from cdc.stream import patterns
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.options import PipelineOptions
 from cdc.stream.pipeline import Pipeline
@@ -83,6 +84,7 @@ def _known(
         newly_published=newly_published(checkpoint.spaces.values(), options_of(config).space_filter()) if has_store else (),
         forced=forced,
         is_first_connect=is_first_connect,
+        store_name=str(config.state.path / "images"),
         mode=mode,
         on_gap=source.on_gap,
         on_divergence=source.on_divergence,
@@ -128,3 +130,10 @@ def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, s
         # and should it be taken in again before that, nobody would notice that they are missing.
         writer.keep_only(form.space_id for form in checkpoint.published_forms())
     return pipeline
+
+
+def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
+    """Sentences about patterns that fit none of the spaces that the schema has so far, or leave none to be published."""
+    include, exclude = list(config.spaces.include), list(config.spaces.exclude)
+    is_default = "include" not in config.spaces.model_fields_set
+    return list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))

@@ -30,7 +30,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold, Orders
+from cdc.daemon.admission import Foothold, Orders, StateMissingError
 from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.monitor import UpstreamMonitor
@@ -212,7 +212,7 @@ class Daemon:
         if not orders.rebuild_state:
             if not orders.take_prefix:
                 admission.check_position(config, stored)
-            admission.check_store(config, stored)
+            self._check_store(stored)
         if config.state.images == "full" and self._writer is None:
             self._open_store()
         self._foothold = self._foothold or Foothold(config)
@@ -224,6 +224,15 @@ class Daemon:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():
             self._foothold.take(self._writer_id)
+
+    def _check_store(self, stored: Checkpoint) -> None:
+        """Raises StateMissingError, or NameTakenError if the store is missing here because a daemon at work has it elsewhere."""
+        try:
+            admission.check_store(self._config, stored)
+        except StateMissingError:
+            if not self._orders.take_over:
+                admission.check_alone(self._config, stored, (), self._is_stopping.is_set)
+            raise
 
     # Following.
 

@@ -148,7 +148,7 @@ class TopicAdmin:
         suffix = topic.removeprefix(f"{self._config.topic_prefix}.")
         if suffix in topics.CONTROL:
             return sentence
-        return f"{sentence}: `tarantool-cdc snapshot {suffix}` sends its rows again"
+        return f"{sentence}: `tarantool-cdc snapshot --config FILE {suffix}` sends its rows again"
 
     def _missing(self, wanted: list[str]) -> list[str]:
         # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.

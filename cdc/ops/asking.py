@@ -33,8 +33,10 @@ def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> di
         with error:
             raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
     except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        refusal = reason.strerror.lower() if isinstance(reason, OSError) and reason.strerror else reason
         raise ConfigurationError(
-            f"no daemon answers at {host}:{port}: {error}", "Start it with `tarantool-cdc run`, or correct http.listen."
+            f"no daemon answers at {host}:{port}: {refusal}", "Start it with `tarantool-cdc run`, or correct http.listen."
         ) from error
 
 

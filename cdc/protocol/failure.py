@@ -27,7 +27,10 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
         "Grant it: box.schema.user.grant('<user>', 'replication') and box.schema.user.grant('<user>', 'read', 'universe').",
     ),
     ErrorCode.NO_SUCH_USER: (Remedy.OPERATOR, "Check the user in source.uris, or create it with box.schema.user.create."),
-    ErrorCode.PASSWORD_MISMATCH: (Remedy.OPERATOR, "Check the user and the password of source.uris or source.password_file."),
+    ErrorCode.PASSWORD_MISMATCH: (
+        Remedy.OPERATOR,
+        "Check the user and the password of source.uris or source.password_file. In a URI %XX is a byte: write a % as %25.",
+    ),
     ErrorCode.CFG: (
         Remedy.WAIT,
         "If the server says that this replica is connected already, an earlier connection of this name is still open there: that "
@@ -58,6 +61,10 @@ _DENIED_USER: Final = re.compile(r"for user '([^']+)'")
 """How a server says to whom it has denied something."""
 
 
+_NOBODY: Final = "guest"
+"""Who a connection is until it says who."""
+
+
 class XlogGapError(PositionError):
     """The master no longer has the logs that lead from our position to its own."""
 
@@ -82,6 +89,8 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
         )
     remedy, hint = _HINTS.get(code, (Remedy.OPERATOR, ""))
     user = _DENIED_USER.search(text)
+    if user is not None and user[1] == _NOBODY and code == ErrorCode.ACCESS_DENIED:
+        hint = f"Without a user in source.uris it is {_NOBODY} who asks: write user:password@host:port there. Or g{hint[1:]}"
     if user is not None:
         hint = hint.replace("'<user>'", f"'{user[1]}'")
     return ServerError(f"the server says: {text} (error {code})", code=code, kind=kind, hint=hint, remedy=remedy)

@@ -6,30 +6,46 @@ A snapshot tells of every space that there is, which is no news.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
-from cdc.schema.forms import StoredSpace
+from cdc.events.topics import TopicNames
+from cdc.schema.forms import KeyPart, StoredSpace
+from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import Batch, Broadcast
 
 News = tuple[str, dict[str, Any]]
 """A sentence, and what it is about."""
 
+REKEYED: Final = (
+    "a space has another primary key: `t` says that its rows are gone, and all of them come again as `r` under their new keys; "
+    "nothing is to be done"
+)
+BARE: Final = (
+    "a space has another primary key, and no images: what is published from now on has it, and nobody tells consumers that the "
+    "former keys are gone"
+)
+
 
 def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
     """Of the spaces that are published; `known` are those before the batch."""
     snapshot = batch.position.snapshot
+    # Of the topics of spaces whose rows come again.
+    ends: list[str] = []
     if batch.stored and (snapshot is None or snapshot.is_complete):
+        rekeyed = {each.space_id for each in batch.position.rekeyed}
         for space_id, space in batch.stored.items():
-            found = _of_space(known.get(space_id), space)
+            found = _of_space(known.get(space_id), space, comes_again=space_id in rekeyed)
             if found is not None:
                 yield found
+                if found[0] == REKEYED:
+                    ends.append(TopicNames("").of_space(space_id, found[1]["space"]))
     if batch.has_broadcast:
         for message in batch.messages:
-            if isinstance(message, Broadcast):
+            if isinstance(message, Broadcast) and not message.topic.endswith(tuple(ends)):
                 yield "all rows of a space are gone", {"topic": message.topic}
 
 
-def _of_space(before: StoredSpace | None, now: StoredSpace | None) -> News | None:
+def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, comes_again: bool) -> News | None:
     former_version = before.schema_version if before is not None else 0
     if now is None or not now.schema_version:
         if before is None or not former_version:
@@ -42,7 +58,15 @@ def _of_space(before: StoredSpace | None, now: StoredSpace | None) -> News | Non
         return "a new space is published", about
     if _name(before) != _name(now):
         about["former_name"] = _name(before)
-    return "a space has another form", about
+    former_key, key = _key(before), _key(now)
+    if former_key == key or not former_key or not key:
+        return "a space has another form", about
+    about |= {"former_key": ", ".join(name for name, _ in former_key), "key": ", ".join(name for name, _ in key)}
+    return REKEYED if comes_again else BARE, about
+
+
+def _key(space: StoredSpace) -> tuple[tuple[str, KeyPart], ...]:
+    return next((form.primary_key for form in SchemaTracker([space]).forms()), ())
 
 
 def _name(space: StoredSpace) -> str:

@@ -40,6 +40,7 @@ class Known:
     the configuration publishes. `forced`: why a snapshot has to come, as found by an earlier stream or by the choice of this
     member. `wants_id`: the daemon is to be registered in the replica set. `is_store_ours`: False if the checkpoint was written
     last by a daemon with another state directory, so that the store may be an old copy, and no order says to go on with it.
+    `store_name`: what to call it in a sentence.
     """
 
     checkpoint: Position | None = None
@@ -54,6 +55,7 @@ class Known:
     ignored: frozenset[int] = frozenset()
     wants_id: bool = False
     is_store_ours: bool = True
+    store_name: str = "in state.path"
 
 
 class StateForeignError(StateError):
@@ -163,9 +165,11 @@ def _check_is_ours(known: Known, reason: str) -> None:
     checkpoint = known.checkpoint
     if known.is_store_ours or checkpoint is None or checkpoint.snapshot is None or known.mode == "never":
         return
+    where = f"it is at {known.store.vclock}" if known.store is not None else "it is empty"
     raise StateForeignError(
-        f"the state store in state.path isn't the one that the checkpoint was written with: {reason}. From this one all rows "
-        "would be published again",
+        f"the state store {known.store_name} (state.path) isn't the one that the checkpoint was written with: "
+        f"{reason if str(checkpoint.vclock) in reason else f'{where}, the checkpoint is at {checkpoint.vclock} ({reason})'}. "
+        "From this one all rows would be published again",
         "Name the directory of the daemon that ran last in state.path. If it is lost, start once with --rebuild-state.",
     )
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.start import known_before, options_of, supposed_before
+from cdc.daemon.start import doubts_about_spaces, known_before, options_of, supposed_before
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -99,3 +99,18 @@ def test_before_the_store_is_opened_it_is_taken_for_level(tmp_path: Path, images
     assert needed(found).takes_snapshot is takes_snapshot
     all_known = Checkpoint(AT, {512: SPACES[0]})
     assert not needed(supposed_before(config(tmp_path, state={"images": images}), all_known)).takes_snapshot
+
+
+def test_patterns_that_fit_none_of_the_spaces_are_doubts(tmp_path: Path) -> None:
+    """What `check` refuses, `run` says: a space of the name may come."""
+    checkpoint = Checkpoint(spaces={each.space_id: each for each in SPACES})
+    assert not doubts_about_spaces(config(tmp_path), checkpoint)
+    names = "The spaces are: left_out, orders, renamed_before, users."
+    one = "spaces.include: 'user' fits no space; 'users' looks like it. " + names
+    (found,) = doubts_about_spaces(config(tmp_path, spaces={"include": ["user", "orders"]}), checkpoint)
+    assert found == one
+    found, none = doubts_about_spaces(config(tmp_path, spaces={"include": ["user"]}), checkpoint)
+    assert found == one
+    assert none == f"no space is published. {names} Correct spaces.include and spaces.exclude if some should be."
+    (none,) = doubts_about_spaces(config(tmp_path, spaces={"exclude": []}), Checkpoint())
+    assert none.startswith("no space is published. The server has no spaces of its own yet.")

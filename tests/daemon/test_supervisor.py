@@ -11,12 +11,16 @@ from typing import Any
 import pytest
 
 from cdc.config import parse
+from cdc.daemon import admission
+from cdc.daemon.admission import Orders, StateMissingError
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.ownership import NameTakenError
 from cdc.upstream.selection import Answer, Choice, NobodyError
 from cdc.upstream.start import needed
 from tests.upstream.test_selection import GOOD, PUBLISHED, answer
@@ -176,3 +180,32 @@ def test_what_kafka_throws_away_again_and_again_is_tried_more_and_more_rarely(
     scene.daemon._checkpoint.position = Position(vclock=VClock({1: 10_000}), snapshot=SnapshotState(1, is_complete=True))
     scene.fail(aborted)  # something was committed in between
     assert len(scene.clock.waits) == 8
+
+
+def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Started from another directory: to build the store anew is no remedy then, so it is looked for the daemon before."""
+    position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
+    monkeypatch.setattr(admission, "read", lambda _: Checkpoint(position=position, has_store=True, writer="another"))
+    values = {
+        "name": "shop",
+        "source": {"uris": ["m0:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path / "elsewhere")},
+        "http": {"listen": ""},
+    }
+
+    def at_work(*_: object) -> None:
+        raise NameTakenError("a daemon 'shop' is at work")
+
+    def start(orders: Orders) -> None:
+        Daemon(parse(values, "test"), orders)._be_admitted()
+
+    monkeypatch.setattr(admission, "check_alone", at_work)
+    with pytest.raises(NameTakenError):
+        start(Orders())
+    with pytest.raises(StateMissingError):
+        start(Orders(take_over=True))
+    monkeypatch.setattr(admission, "check_alone", lambda *_: None)
+    with pytest.raises(StateMissingError):
+        start(Orders())
+    assert not (tmp_path / "elsewhere").exists()

@@ -162,7 +162,8 @@ def test_a_topic_that_was_deleted_is_told_with_what_sends_its_rows_again() -> No
         topics.ensure(["shop.users", "shop.schema", "shop.newer"])
     said = [entry["event"] for entry in logs]
     assert said == [
-        "the topic shop.users was deleted and has been made again, without what it had: `tarantool-cdc snapshot users` sends its "
+        "the topic shop.users was deleted and has been made again, without what it had: `tarantool-cdc snapshot --config FILE "
+        "users` sends its "
         "rows again",
         "the topic shop.schema was deleted and has been made again, without what it had",
     ]

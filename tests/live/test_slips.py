@@ -212,8 +212,8 @@ def test_old_copy_of_the_state(scene: Scene) -> None:
     caught_up(scene.daemon)
     scene.daemon.settings["state"]["path"] = str(old)
     for _ in range(2):
-        assert "the state store in state.path isn't the one" in complaint(scene.daemon)
-        assert any("the state store in state.path isn't the one" in line for line in failures(scene.daemon))
+        assert "isn't the one that the checkpoint was written with" in complaint(scene.daemon)
+        assert any("isn't the one that the checkpoint was written with" in line for line in failures(scene.daemon))
     assert ops(scene) == [*before, "c"]
     scene.daemon.settings["state"]["path"] = str(new)
     caught_up(scene.daemon)

@@ -22,7 +22,7 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
     ("code", "remedy", "says"),
     [
         (ErrorCode.ACCESS_DENIED, Remedy.OPERATOR, r"box\.schema\.user\.grant"),
-        (ErrorCode.PASSWORD_MISMATCH, Remedy.OPERATOR, "password_file"),
+        (ErrorCode.PASSWORD_MISMATCH, Remedy.OPERATOR, "password_file.*%25"),
         (ErrorCode.NO_SUCH_USER, Remedy.OPERATOR, r"box\.schema\.user\.create"),
         (ErrorCode.CFG, Remedy.WAIT, "another daemon runs with the same name"),
         (ErrorCode.REPLICASET_UUID_MISMATCH, Remedy.OPERATOR, "another replica set"),
@@ -48,6 +48,16 @@ def test_who_must_act(code: int, remedy: Remedy, says: str) -> None:
     assert str(error).startswith("the server says: it failed (error")
     with pytest.raises(ServerError, match=says):
         raise error
+
+
+def test_guest_is_who_asks_where_no_user_is_named() -> None:
+    """The user was forgotten more likely than that guest is to be given everything."""
+    error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'guest'"))
+    hint = "Without a user in source.uris it is guest who asks: write user:password@host:port there. Or grant it: box.schema"
+    assert hint in str(error)
+    assert "grant('guest', 'replication')" in str(error)
+    error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'cdc'"))
+    assert "guest" not in str(error)
 
 
 def test_gap_by_its_number_and_by_its_kind() -> None:

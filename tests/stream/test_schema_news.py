@@ -7,7 +7,7 @@ from typing import Any
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch
-from cdc.stream.schema_news import news
+from cdc.stream.schema_news import BARE, REKEYED, news
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
@@ -61,6 +61,26 @@ def test_one_line_for_each_change_of_the_schema() -> None:
     assert reader.read() == [(EMPTY, {"topic": "shop.sales"})]
     shop.master.drop("sales")
     assert sorted(sentence for sentence, _ in reader.read()) == sorted([GONE, EMPTY])
+
+
+def test_another_primary_key_alarms_nobody() -> None:
+    """All rows go and come again, by themselves."""
+    shop = Shop(images=True)
+    reader = Reader(shop)
+    shop.master.alter_key("users", [[0, "unsigned"], [1, "string"]])
+    sentence, about = REKEYED, {"space": "users", "space_id": 512, "schema_version": 2}
+    assert reader.read() == [(sentence, about | {"former_key": "id", "key": "id, name"})]
+    shop.master.format("users", [{"name": "number", "type": "unsigned"}, *USERS[1:]])
+    assert reader.read() == [(sentence, about | {"schema_version": 3, "former_key": "id, name", "key": "number, name"})]
+    assert sentence.endswith("nothing is to be done")
+
+
+def test_another_primary_key_without_images_is_for_consumers_to_follow() -> None:
+    shop = Shop()
+    reader = Reader(shop)
+    shop.master.alter_key("users", [[0, "unsigned"], [1, "string"]])
+    about = {"space": "users", "space_id": 512, "schema_version": 2, "former_key": "id", "key": "id, name"}
+    assert reader.read() == [(BARE, about)]
 
 
 def test_a_snapshot_is_no_news() -> None:

@@ -416,6 +416,18 @@ def test_an_old_copy_of_the_store_publishes_nothing_again(store: Position | None
             check_store(foreign)
 
 
+def test_an_old_copy_is_named_with_both_positions() -> None:
+    known = Known(checkpoint=at(o1=15), has_store=True, is_store_ours=False, store_name="/x/state/images")
+    with pytest.raises(StateForeignError) as caught:
+        check_store(known)
+    what = "the state store /x/state/images (state.path) isn't the one that the checkpoint was written with"
+    reason = "there is nothing in the state store"
+    assert str(caught.value).startswith(f"{what}: it is empty, the checkpoint is at {{1: 15}} ({reason})")
+    with pytest.raises(StateForeignError) as caught:
+        check_store(replace(known, store=at(o1=17)))
+    assert str(caught.value).startswith(f"{what}: the state store is at {{1: 17}}, the checkpoint at {{1: 15}}. From this one")
+
+
 def test_without_a_checkpoint_no_store_is_an_old_copy() -> None:
     foreign = Known(has_store=True, store=at(o1=9), is_store_ours=False)
     check_store(foreign)

@@ -1,0 +1,70 @@
+"""Patterns of spaces.include and spaces.exclude that fit no space, and what was probably meant by them."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from cdc.events.topics import SpaceFilter
+from cdc.schema.forms import StoredSpace
+from cdc.schema.tracker import SchemaTracker
+
+_NAMES_SHOWN: Final = 10
+
+
+def without_space(include: Sequence[str], exclude: Sequence[str], spaces: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
+    """Which list each such pattern is in, `include` or `exclude`, and a sentence about it; spaces are given with their ids."""
+    names = own(spaces)
+    for key, found in (("include", include), ("exclude", exclude)):
+        for pattern in found:
+            # Tarantool's own spaces may be left out by any pattern, and are taken in only by one that names them.
+            fits = SpaceFilter([pattern], []) if key == "include" else _Fits(pattern)
+            if not any(fits(space_id, name) for space_id, name in spaces):
+                yield key, f"{pattern!r} fits no space{_meant(pattern, names)}.{shown(names)}"
+
+
+def doubts(include: list[str], exclude: list[str], stored: Iterable[StoredSpace], *, is_default: bool) -> Iterator[str]:
+    """Sentences about such patterns, and about there being no space to publish, for spaces as the checkpoint keeps them.
+
+    An `include` that `is_default` was given by nobody, so it is no mistake if it fits nothing.
+    """
+    spaces = [(form.space_id, form.name) for form in SchemaTracker(stored).forms() if form.is_replicated]
+    for key, sentence in without_space([] if is_default else include, exclude, spaces):
+        yield f"spaces.{key}: {sentence}"
+    is_published = SpaceFilter(include, exclude)
+    if not any(is_published(space_id, name) for space_id, name in spaces):
+        yield f"no space is published.{shown(own(spaces))} Correct spaces.include and spaces.exclude if some should be."
+
+
+def own(spaces: Sequence[tuple[int, str]]) -> list[str]:
+    """The names of those that aren't Tarantool's."""
+    is_own = SpaceFilter([".*"], [])
+    return [name for space_id, name in spaces if is_own(space_id, name)]
+
+
+def listed(names: Sequence[str]) -> str:
+    """In order, and not too many."""
+    return ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
+
+
+def shown(names: Sequence[str]) -> str:
+    """A sentence that says which spaces there are, to be put behind another."""
+    return f" The spaces are: {listed(names)}." if names else " The server has no spaces of its own yet."
+
+
+class _Fits:
+    def __init__(self, pattern: str) -> None:
+        self._pattern = re.compile(pattern)
+
+    def __call__(self, _: int, name: str) -> bool:
+        return self._pattern.fullmatch(name) is not None
+
+
+def _meant(pattern: str, names: Sequence[str]) -> str:
+    alike = difflib.get_close_matches(pattern, names, n=1, cutoff=0.7)
+    if alike:
+        return f"; {alike[0]!r} looks like it"
+    inside = [name for name in names if re.search(pattern, name)]
+    return f": a pattern has to fit the whole name, as '.*{pattern}.*' would {inside[0]!r}" if inside else ""
