@@ -83,7 +83,9 @@ class MadeUpFeed(Feed):
 class Served:
     """A server on a thread of its own, as long as the context lasts."""
 
-    def __init__(self, directory: Path, rows: Mapping[str, bytes] | None = None, **settings: Any) -> None:
+    def __init__(self, directory: Path, rows: Mapping[str, bytes] | None = None, *, sink: int = 0, **settings: Any) -> None:
+        """`sink` is the port of a memcached to keep filled."""
+        self._sink = ("127.0.0.1", sink) if sink else None
         self.values = {
             "name": "shop",
             "source": {"uris": ["cdc@127.0.0.1:1"]},
@@ -141,7 +143,7 @@ class Served:
             self._loop.close()
 
     async def _serve(self) -> None:
-        self.server = TapServer(config.parse(self.values, "the test"))
+        self.server = TapServer(config.parse(self.values, "the test"), self._sink)
         self.feed = MadeUpFeed(config.parse(self.values, "the test"), lambda _: None)
         self.feed.rows = self._rows
         self.server.feed = self.feed

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 
 from cdc.feeds.tap import wire
 from cdc.feeds.tap.sink import Found, Write, command, is_newer, key_token, writes_of
+from cdc.local.servers import LocalServers
+from tests.feeds.tap.served import Served
+from tests.live.waiting import wait_for
 
 
 def test_of_each_key_only_the_last_is_written() -> None:
@@ -56,3 +62,28 @@ def test_what_is_newer_stays() -> None:
     assert not is_newer(7, Found(7, 0), has_cas=True)
     assert is_newer(2**32 + 1, Found(0, 2**32 - 1), has_cas=False), "flags begin again"
     assert not is_newer(2**32 - 1, Found(0, 1), has_cas=False)
+
+
+def _get(port: int, key: str) -> bytes | None:
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(f"get {key}\r\n".encode())
+        data = b""
+        while not data.endswith(b"END\r\n"):
+            data += connection.recv(65536)
+    lines = data.split(b"\r\n")
+    return lines[1] if lines[0].startswith(b"VALUE") else None
+
+
+def test_a_memcached_is_kept_filled(tmp_path: Path, servers: LocalServers) -> None:
+    memcached = servers.start_memcached()
+    port = memcached.port
+    rows = {f"users:{number}": b"row %d" % number for number in range(300)}
+    with Served(tmp_path, rows, sink=port) as served:
+        wait_for("all rows", lambda: all(_get(port, key) == value for key, value in rows.items()))
+        served.tell(("1", b"new"), ("2", None), ("3", b"x" * 2_000_000))
+        now = [b"new", None, None]
+        wait_for("the changes", lambda: [_get(port, f"users:{number}") for number in (1, 2, 3)] == now)
+        # One that is started anew has nothing, and is filled again though nothing changes.
+        memcached.kill()
+        memcached.start()
+        wait_for("all rows again", lambda: all(_get(port, key) == value for key, value in rows.items()))
