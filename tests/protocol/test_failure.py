@@ -24,7 +24,7 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.ACCESS_DENIED, Remedy.OPERATOR, r"box\.schema\.user\.grant"),
         (ErrorCode.PASSWORD_MISMATCH, Remedy.OPERATOR, "password_file.*%25"),
         (ErrorCode.NO_SUCH_USER, Remedy.OPERATOR, r"box\.schema\.user\.create"),
-        (ErrorCode.CFG, Remedy.WAIT, "another daemon runs with the same name"),
+        (ErrorCode.CFG, Remedy.WAIT, "an earlier connection of this name is still open"),
         (ErrorCode.REPLICASET_UUID_MISMATCH, Remedy.OPERATOR, "another replica set"),
         (ErrorCode.UNSUPPORTED, Remedy.OPERATOR, "wal_mode"),
         (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
