@@ -14,7 +14,8 @@ _MEANINGS: Final = tuple(
     for pattern, meaning in (
         (
             r"No space left on device|DSQuotaExceededException|Disk quota exceeded",
-            f"A disk is full: that of the tables, of the checkpoint, or of spark.local.dir. Make room. {_REPEATED}",
+            "A disk is full: that of the tables, of the checkpoint, or of spark.local.dir. Make room; the task maintain vacuums. "
+            f"{_REPEATED}",
         ),
         (
             r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
@@ -28,7 +29,8 @@ _MEANINGS: Final = tuple(
             f"Kafka refuses this job. See what --kafka-option and --kafka-options-file say, and its rights to read. {_REPEATED}",
         ),
         (
-            r"failOnDataLoss|Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|UnknownTopicOrPartitionException",
+            r"source option \W?failOnDataLoss|Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|"
+            r"UnknownTopicOrPartitionException",
             "Kafka no longer has what the checkpoint goes on from: a topic was deleted or made anew, or records went before they "
             "were read. What is in the tables stays. To go on, have the daemon send the rows again (tarantool-cdc snapshot) and "
             "start with --kafka-option failOnDataLoss=false until the job has caught up.",

@@ -33,6 +33,7 @@ from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, ShowHistory
 from spark_jobs.job import FailAtOnce, Job, Sink, Task
 from spark_jobs.lake.changes import Changes
+from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.progress import observed
@@ -45,7 +46,7 @@ JOBS: Final[dict[str, Job]] = {
     job.name: job
     for job in (Changelog(), Changes(), Current(), SearchIndex(), CacheInvalidation(), Audit(), HistoryJob(), Materialize())
 }
-TASKS: Final[dict[str, Task]] = {task.name: task for task in (ShowHistory(),)}
+TASKS: Final[dict[str, Task]] = {task.name: task for task in (ShowHistory(), Maintain())}
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _OFFSETS_PER_TRIGGER: Final = 500_000

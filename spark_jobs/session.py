@@ -38,6 +38,8 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.shuffle.partitions": "8",
     # Into which Delta cuts a table's log to read it; 50 by default.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # Into as many tasks VACUUM cuts the list of a table's files; 10,000 by default.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }

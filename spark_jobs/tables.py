@@ -124,14 +124,19 @@ def identifier(table: Table) -> str:
 
 def exists(session: SparkSession, table: Table) -> bool:
     """Whether there is a Delta table. Raises JobError for one of a catalog that isn't Delta's."""
+    if isinstance(table, CatalogTable) and session.catalog.tableExists(identifier(table)) and not is_delta(session, table):
+        raise JobError(f"The table {table} isn't one of Delta. Choose another --table-template.")
+    return is_delta(session, table)
+
+
+def is_delta(session: SparkSession, table: Table) -> bool:
+    """Whether there is a table, and it is one of Delta."""
     if isinstance(table, str):
         return bool(DeltaTable.isDeltaTable(session, table))
     if not session.catalog.tableExists(identifier(table)):
         return False
     provider = session.sql(f"DESCRIBE EXTENDED {identifier(table)}").where("col_name = 'Provider'").collect()
-    if provider and provider[0]["data_type"].lower() != "delta":
-        raise JobError(f"The table {table} is one of {provider[0]['data_type']}, not of Delta. Choose another --table-template.")
-    return True
+    return bool(provider) and provider[0]["data_type"].lower() == "delta"
 
 
 def delta(session: SparkSession, table: Table) -> DeltaTable:

@@ -1,0 +1,160 @@
+"""Task `maintain`: what tables need from time to time. It may run beside the jobs that write them.
+
+Micro-batches leave small files, and merges leave files that no version needs any more. For each table:
+
+* OPTIMIZE puts small files together. Delta sees to it that this and a merge don't undo each other: whoever is late is told, and
+  does its step again (`tables.retried`).
+* VACUUM takes away files that versions older than --vacuum-hours alone have. A reader that takes longer than that to read a
+  version, or that asks for an older one, would miss them; so Delta refuses less than a table's own
+  `delta.deletedFileRetentionDuration`, which is a week unless it is set.
+* Events older than --forget-events-after-days go out of a changelog, whole days at a time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from typing import Any, Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs import tables
+from spark_jobs.errors import JobError
+from spark_jobs.job import Task
+from spark_jobs.options import add_table_options
+from spark_jobs.tables import CatalogTable, Table
+
+_WEEK_HOURS: Final = 168
+_DEPTH: Final = 3
+_LOG: Final = "_delta_log"
+_OF_A_CHANGELOG: Final = frozenset({"date", "seq", "op", "kafka_offset"})
+_LARGE_BYTES: Final = 10 << 30
+
+
+class Maintain(Task):
+    """See the module."""
+
+    name = "maintain"
+    summary = "compact the tables, take away files that no version needs, forget old events"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Task.add_options`."""
+        add_table_options(parser, takes_catalog=True)
+        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+        parser.add_argument(
+            "--optimize", action=argparse.BooleanOptionalAction, default=True, help="put small files together (default: yes)"
+        )
+        parser.add_argument(
+            "--vacuum", action=argparse.BooleanOptionalAction, default=True, help="take old files away (default: yes)"
+        )
+        parser.add_argument(
+            "--vacuum-hours",
+            type=float,
+            default=_WEEK_HOURS,
+            metavar="N",
+            help="keep the files of all versions that were current in the last N hours: longer than any reader reads"
+            " (default: %(default)s)",
+        )
+        parser.add_argument(
+            "--forget-events-after-days",
+            type=int,
+            metavar="N",
+            help="take events out of a changelog that are older than N days; by default they stay",
+        )
+
+    def run(self, session: SparkSession, options: argparse.Namespace) -> int:
+        """As `Task.run`."""
+        found = False
+        for table in _tables(session, options.location):
+            found = True
+            done = list(_maintain(session, table, options))
+            print(f"{table}: {'; '.join(done) or 'nothing to do'}", flush=True)
+        if not found:
+            raise JobError(f"There are no tables in {options.location}. Name the --path or the --catalog that the jobs write to.")
+        return 0
+
+
+def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) -> Iterator[str]:
+    """Do it; what was done, or would be."""
+    detail = tables.delta(session, table).detail().select("numFiles", "sizeInBytes", "clusteringColumns", "partitionColumns")
+    files, size, *layout = detail.collect()[0]
+    if options.vacuum:
+        _check_hours(session, table, options.vacuum_hours)
+    days = options.forget_events_after_days
+    if days is not None and set(tables.read(session, table).columns) >= _OF_A_CHANGELOG:
+        yield _forget(session, table, days, is_dry=options.dry_run)
+    if options.optimize and files > 1:
+        if options.dry_run:
+            yield f"would optimize {files} files of {size} bytes"
+        else:
+            yield from _optimize(session, table)
+    if options.vacuum:
+        yield _vacuum(session, table, options.vacuum_hours, is_dry=options.dry_run)
+    if size >= _LARGE_BYTES and not any(layout):
+        yield (
+            f"{size >> 30} GiB without an order: reads by a column are faster after ALTER TABLE {tables.identifier(table)} "
+            "CLUSTER BY that column, while the job that writes it is stopped"
+        )
+
+
+def _optimize(session: SparkSession, table: Table) -> Iterator[str]:
+    metrics = tables.retried(lambda: tables.delta(session, table).optimize().executeCompaction().select("metrics.*").collect()[0])
+    if metrics["numFilesRemoved"]:
+        yield f"optimized {metrics['numFilesRemoved']} files into {metrics['numFilesAdded']}"
+
+
+def _check_hours(session: SparkSession, table: Table, hours: float) -> None:
+    """Raises JobError if Delta would refuse to take away files that are older than that."""
+    kept = tables.describe(session, table)[0].get("delta.deletedFileRetentionDuration", f"interval {_WEEK_HOURS} hours")
+    allowed = session.sql(f"SELECT {hours} * interval '1' hour >= {kept} AS is_enough").collect()[0]["is_enough"]
+    if not allowed:
+        raise JobError(
+            f"--vacuum-hours {hours:g} is less than {kept}, for which {table} keeps files: who reads for longer would miss them. "
+            f"If nobody does, ALTER TABLE {tables.identifier(table)} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = "
+            f"'interval {hours:g} hours')."
+        )
+
+
+def _vacuum(session: SparkSession, table: Table, hours: float, *, is_dry: bool) -> str:
+    identifier = tables.identifier(table)
+    if is_dry:
+        count = session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS DRY RUN").count()
+        return f"would vacuum {count} files"
+    session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS")
+    return f"vacuumed what is older than {hours:g} hours"
+
+
+def _forget(session: SparkSession, table: Table, days: int, *, is_dry: bool) -> str:
+    condition = f"date < date_sub(current_date(), {days})"
+    rows = tables.read(session, table).where(condition).count()
+    if rows and not is_dry:
+        tables.delete(session, table, condition)
+    return f"{'would forget' if is_dry else 'forgot'} {rows} events older than {days} days"
+
+
+def _tables(session: SparkSession, location: tables.Location) -> Iterator[Table]:
+    """The tables that jobs have made there; under a path also dead letters."""
+    if location.path is not None:
+        yield from _under(session, location.path, _DEPTH)
+        return
+    schema = tables.identifier(CatalogTable(location.schema))
+    for row in session.sql(f"SHOW TABLES IN {schema}").where("not isTemporary").orderBy("tableName").collect():
+        table = CatalogTable((*location.schema, row["tableName"]))
+        if tables.is_delta(session, table) and any(
+            name.startswith("tarantool_cdc.") for name in tables.describe(session, table)[0]
+        ):
+            yield table
+
+
+def _under(session: SparkSession, path: str, depth: int) -> Iterator[str]:
+    jvm: Any = session.sparkContext._jvm
+    hadoop = jvm.org.apache.hadoop.fs.Path(path)
+    files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+    # Delta's own function takes every folder in a table for the table.
+    if files.exists(jvm.org.apache.hadoop.fs.Path(path, _LOG)):
+        yield path
+    if depth and files.exists(hadoop):
+        folders = [status.getPath() for status in files.listStatus(hadoop) if status.isDirectory()]
+        inner = [folder for folder in folders if "=" not in folder.getName() and folder.getName() != _LOG]
+        for folder in sorted(inner, key=lambda folder: str(folder.getName())):
+            yield from _under(session, str(folder.toString()), depth - 1)
