@@ -12,6 +12,7 @@ from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.event_table import EventTable
 from spark_jobs.source import Topics
+from spark_jobs.tables import Table
 
 _PARTITIONS: Final = ("space", "date")
 
@@ -21,6 +22,7 @@ class Changelog(Job):
 
     name = "changelog"
     summary = "append every event to one Delta table, partitioned by space and date"
+    takes_catalog = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """As `Job.add_options`."""
@@ -28,13 +30,13 @@ class Changelog(Job):
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> ChangelogSink:
         """As `Job.sink`."""
-        return ChangelogSink(session, options.path, topics.prefix, always=options.deduplicate == "always")
+        return ChangelogSink(session, options.location.only(self.name), topics.prefix, always=options.deduplicate == "always")
 
 
 class ChangelogSink(Sink):
     """Appends batches, each once."""
 
-    def __init__(self, session: SparkSession, path: str, prefix: str, *, always: bool = False) -> None:
+    def __init__(self, session: SparkSession, path: Table, prefix: str, *, always: bool = False) -> None:
         """`always` looks for each event in the table first."""
         self._table = EventTable(session, path, prefix, _PARTITIONS, looks_for_all=always)
 

@@ -65,9 +65,9 @@ def batch_of(progress: str) -> Batch | None:
     source = found["sources"][0]
     ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     records = found["numInputRows"]
-    if source.get("startOffset") is not None:
+    if ends:
         # Spark counts records as often as the sink reads them; offsets count the marks of transactions too.
-        records = min(records, _distance(_offsets(source["startOffset"]), ends))
+        records = min(records, _distance(_offsets(source.get("startOffset")), ends))
     ended = datetime.fromisoformat(found["timestamp"]).timestamp() + seconds
     newest = seen.get("newest")
     return Batch(

@@ -24,6 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs import tables
 from spark_jobs.audit.job import Audit
 from spark_jobs.changelog import Changelog
+from spark_jobs.checkpoint import claim
 from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
 from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
@@ -122,6 +123,8 @@ def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
 def _start(
     session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace, sink: Sink, gate: Gate
 ) -> StreamingQuery:
+    place = {"place": str(options.location)} if job.has_tables else {}
+    claim(session, options.checkpoint, {"job": job.name, "prefix": topics.prefix, **place})
     control = [topics.control(name) for name in job.control_topics]
     writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(_feeder(session, sink, control, gate))
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)

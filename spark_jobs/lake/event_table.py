@@ -29,7 +29,7 @@ class EventTable:
     def __init__(
         self,
         session: SparkSession,
-        path: str,
+        path: tables.Table,
         prefix: str,
         partition_by: Sequence[str],
         *,
@@ -58,7 +58,9 @@ class EventTable:
 
     def _adopt(self, rows: DataFrame, query: str) -> int | None:
         """Make the table this query's; the highest seq that others may have written, if there is one."""
-        if delta_log.state(self._session, self.path) is None:
+        if isinstance(self.path, tables.CatalogTable):
+            tables.create(self._session, self.path, rows.schema, self._properties, partition_by=self._partition_by)
+        elif delta_log.state(self._session, self.path) is None:
             # Delta's own function to make a table would find the folder not empty: of other tables in it.
             empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
             empty.options(**self._properties).mode("append").save(self.path)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
+from spark_jobs import run
 from spark_jobs.changelog import ChangelogSink
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
+from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, delete, golden, put, truncate, update
 
 pytestmark = pytest.mark.spark
@@ -118,3 +121,31 @@ def test_spaces_of_any_name_are_inside_the_table(spark: SparkSession, tmp_path: 
     assert [row["space"] for row in stored(spark, path)] == names
     assert list(tmp_path.iterdir()) == [path.parent]
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_the_table_may_be_one_of_a_catalog(spark: SparkSession) -> None:
+    spark.sql("CREATE SCHEMA events")
+    try:
+        arguments = [
+            "--bootstrap-servers",
+            "k:9092",
+            "--prefix",
+            "Shop",
+            "--checkpoint",
+            "c",
+            "--catalog",
+            "spark_catalog.events",
+        ]
+        options = run.parse_options("changelog", [*arguments, "--table-template", "{prefix}_{table}_v2"])
+        run.locate(spark, options)
+        topics = FakeTopics(spark)
+        first, second = topics.send(*FIRST), topics.send(*SECOND)
+        for _ in range(2):
+            sink = run.JOBS["changelog"].sink(spark, Topics.of(options), options)
+            sink.write(first, 0, "query")
+            sink.write(second, 1, "query")
+        (table,) = spark.sql("SHOW TABLES IN events").collect()
+        assert re.fullmatch(r"shop__[0-9a-f]{12}_changelog_v2", table["tableName"])
+        assert [row["seq"] for row in spark.table(f"events.{table['tableName']}").orderBy("seq").collect()] == [1, 2, 3, 4, 5]
+    finally:
+        spark.sql("DROP SCHEMA events CASCADE")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from collections.abc import Sequence
 from dataclasses import replace
@@ -132,6 +133,16 @@ def test_the_command_ends_with_a_sentence(
     (last,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
     assert last.startswith(f"changelog: topic {daemon.prefix}.users, partition ")
     assert last.endswith('holds something that is no change event: {"not":"an event"}')
+    # By default the job is given the record at each start; told to, it keeps it and goes on, and says what it did.
+    daemon.send(put("c", {"id": 1}, 41))
+    arguments = [*daemon.arguments(tmp_path), "--on-error", "dead-letter"]
+    assert run.main(["changelog", *arguments]) == 0
+    repeated, last = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
+    assert re.fullmatch(
+        r"changelog: batch=1 records=\d seconds=\S+ records_per_second=\d+ seq=41 behind_seconds=\S+ behind_records=0", last
+    )
+    assert repeated.startswith("changelog: batch=0 records=2 ")  # and the mark of its transaction
+    assert spark.read.format("delta").load(str(tmp_path / "checkpoint_dead_letters")).count() == 1
 
 
 def test_the_audit_of_topics_ends_with_its_findings(

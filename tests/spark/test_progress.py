@@ -33,7 +33,7 @@ def test_a_batch_is_told() -> None:
 
 
 def test_what_is_not_known_is_not_said() -> None:
-    first = PROGRESS | {"sources": [{"startOffset": None, "endOffset": {"shop.users": {"0": 9}}}], "numInputRows": 9}
+    first = PROGRESS | {"sources": [{"startOffset": None, "endOffset": {"shop.users": {"0": 9}}}], "numInputRows": 27}
     batch = batch_of(json.dumps(first | {"observedMetrics": {"tarantool_cdc": {"seq": None, "newest": None}}}))
     assert batch == Batch(number=17, records=9, seconds=2.0, seq=None, behind_seconds=None, behind_records=None)
     assert batch.line("x") == "x: batch=17 records=9 seconds=2.0 records_per_second=4"

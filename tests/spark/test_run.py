@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import sys
 from pathlib import Path
 
@@ -72,3 +73,26 @@ def test_a_session_that_is_there_is_used_as_it_is(spark: SparkSession) -> None:
 def test_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
     (found,) = spark.sparkContext.parallelize([0], 1).map(lambda _: sys.executable).collect()
     assert found == sys.executable
+
+
+@pytest.mark.usefixtures("spark")
+def test_a_kafka_that_does_not_answer_is_told_without_its_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+    (tmp_path / "jaas").write_text(f'{module} required username="u" password="hunter2";\n')
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        options = {
+            "kafka.sasl.jaas.config": f"@{tmp_path}/jaas",
+            "kafka.sasl.mechanism": "PLAIN",
+            "kafka.security.protocol": "SASL_PLAINTEXT",
+            "kafka.default.api.timeout.ms": "500",
+            "kafka.request.timeout.ms": "400",
+            "fetchOffset.numRetries": "1",
+        }
+        where = ["--bootstrap-servers", f"127.0.0.1:{closed.getsockname()[1]}", "--prefix", "shop", "--available-now"]
+        places = ["--path", str(tmp_path / "lake"), "--checkpoint", str(tmp_path / "checkpoint")]
+        given = [word for setting in options.items() for word in ("--kafka-option", "=".join(setting))]
+        assert run.main(["changelog", *where, *places, *given]) == 1
+    shown = capsys.readouterr().err
+    assert "changelog: Kafka doesn't answer at --bootstrap-servers. " in shown
+    assert "hunter2" not in shown
