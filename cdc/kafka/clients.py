@@ -20,7 +20,6 @@ from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
 from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.errors import UNKNOWN_USER
-from cdc.log import LIBRARY
 
 LOG_LEVEL: Final = 2
 """librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
@@ -34,6 +33,8 @@ SLOWEST_BYTES_PER_MS: Final = 8 * 1024
 TRANSACTION_TIMEOUT_DEFAULT_MS: Final = 900_000
 """Kafka's default for transaction.max.timeout.ms, for brokers that don't tell it."""
 
+_LIBRARY: Final = logging.getLogger("librdkafka")
+"""For the clients' own lines. Who runs a command says what becomes of them (cdc.log)."""
 _SILENT: Final = logging.getLogger("tarantool-cdc.silent")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
@@ -189,7 +190,7 @@ class KafkaClients:
             },
         )
 
-    def _made(self, kind: Callable[..., _Client], settings: dict[str, Any], logger: logging.Logger = LIBRARY) -> _Client:
+    def _made(self, kind: Callable[..., _Client], settings: dict[str, Any], logger: logging.Logger = _LIBRARY) -> _Client:
         """A client. Raises ConfigurationError if librdkafka doesn't take kafka.properties."""
         try:
             return kind(settings, logger=logger)
