@@ -12,19 +12,18 @@ behind the older ones; so all older events, which Kafka must have by then, are r
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs import control_topics, tables
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
@@ -121,7 +120,7 @@ class CurrentSink(Sink):
             if has_control or not known:
                 self._learn_forms()
             sweeps = self._sweeps("space") if has_control else {}
-            wanted = {*batches, *self._chosen({*sweeps, *(self._forms.alive() if has_control else ())})}
+            wanted = {*batches, *self._topics.chosen(self._session, {*sweeps, *(self._forms.alive() if has_control else ())})}
             for space in sorted(wanted):
                 self._apply(space, batches.get(space), sweeps.get(space, -1))
         finally:
@@ -138,7 +137,7 @@ class CurrentSink(Sink):
             for former, form in pairwise(history)
             if former.space != form.space or former.key_writing != form.key_writing
         ]
-        chosen = self._chosen({form.space for _, form in changes})
+        chosen = self._topics.chosen(self._session, {form.space for _, form in changes})
         for together in _rounds([change for change in changes if change[1].space in chosen]):
             self._settle([(former, form) for former, form in together if not self._table(form).has_settled(form)])
 
@@ -189,27 +188,12 @@ class CurrentSink(Sink):
                 f"is called {path} now. Rename the folder and start the job again."
             )
 
-    def _sweeps(self, member: str) -> dict[Any, int]:
+    def _sweeps(self, member: Literal["space", "space_id"]) -> dict[Any, int]:
         """Per space, by its name (`space`) or its number (`space_id`): up to which seq rows are gone that a completed snapshot
         didn't repeat.
         """
         topic = self._topics.control("snapshot")
-        sweeps: dict[Any, int] = {}
-        for text in self._values(topic):
-            try:
-                record = json.loads(text)
-                ended = record["spaces"] if record["status"] == "COMPLETED" else []
-                for space in ended:
-                    sweeps[space[member]] = max(space["sweep_seq"], sweeps.get(space[member], -1))
-            except (ValueError, KeyError, TypeError) as error:
-                raise JobError(f"The topic {topic} holds something that is no snapshot record: {text[:300]}") from error
-        return sweeps
-
-    def _chosen(self, spaces: Iterable[str]) -> list[str]:
-        """Those of the spaces that the job was asked for."""
-        # By Java, as Kafka's consumer matches them.
-        matches = getattr(self._session.sparkContext._jvm, "java.util.regex.Pattern").matches
-        return [space for space in spaces if matches(self._topics.pattern(), self._topics.of_space(space))]
+        return control_topics.swept(self._values(topic), topic, member)
 
     def _apply(self, space: str, batch: _Batch | None, sweep: int) -> None:
         table = self._ready(space)
@@ -270,10 +254,7 @@ class CurrentSink(Sink):
         return max(-1 if truncated is None else truncated, self._sweeps("space_id").get(form.space_id, -1))
 
     def _values(self, topic: str) -> list[str]:
-        records = self._read_topic(topic).where(F.col("value").isNotNull())
-        rows = records.select("partition", "offset", F.col("value").cast("string").alias("text")).collect()
-        # Here, as what they are read into is here too; for Spark it would be one more job.
-        return [row["text"] for row in sorted(rows, key=lambda row: (row["partition"], row["offset"]))]
+        return control_topics.values(self._read_topic(topic))
 
     def _forget_deleted(self) -> None:
         if self._forget_after is None:

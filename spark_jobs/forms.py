@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from spark_jobs import json_text
 from spark_jobs.errors import JobError
 
 COLUMN_TYPES: Final[Mapping[str, str]] = {
@@ -70,6 +71,10 @@ class Form:
     def key_writing(self) -> tuple[tuple[str, bool], ...]:
         """The columns of the key, and how they are written in it. Where either becomes another, rows have other keys."""
         return tuple((name, name in self.as_written) for name in self.key)
+
+    def row_text(self, values: Sequence[Any]) -> str:
+        """A row's JSON text, from the values of its fields."""
+        return json_text.render({self.field_name(place): value for place, value in enumerate(values)})
 
     def field_name(self, place: int) -> str:
         """What the field at this place (from 0) is called in messages."""

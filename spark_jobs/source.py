@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -65,6 +65,12 @@ class Topics:
         prefix = re.escape(self.prefix)
         spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
         return rf"{prefix}\.(?:{'|'.join([spaces, *control])})"
+
+    def chosen(self, session: SparkSession, spaces: Iterable[str]) -> list[str]:
+        """Those of the spaces that the job was asked for."""
+        # By Java, as Kafka's consumer matches them.
+        matches = getattr(session.sparkContext._jvm, "java.util.regex.Pattern").matches
+        return [space for space in spaces if matches(self.pattern(), self.of_space(space))]
 
     def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
         """Records of all chosen spaces, also of ones that are created later, and of the control topics named."""

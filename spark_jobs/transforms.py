@@ -131,7 +131,7 @@ def relabel(form: Form) -> Any:
     """A function of columns: a row's text with its fields called as in `form`, whatever they were called before."""
 
     def renamed(text: str | None) -> str | None:
-        return None if text is None else _render(_values(text), form)
+        return None if text is None else form.row_text(json_text.values(text))
 
     return F.udf(renamed, "string")
 
@@ -144,7 +144,7 @@ def rekey(form: Form) -> Any:
     """
 
     def rekeyed(key: str, text: str) -> str | None:
-        built = key_of(_values(text), form)
+        built = key_of(json_text.values(text), form)
         if built is not None:
             return json_text.render(built)
         if form.is_from_snapshot:
@@ -177,14 +177,6 @@ def _cast(text: Column, kind: str) -> Column:
     return text.try_cast(kind)
 
 
-def _values(text: str) -> list[Any]:
-    return list(json_text.parse(text).values())
-
-
-def _render(values: Sequence[Any], form: Form) -> str:
-    return json_text.render({form.field_name(place): value for place, value in enumerate(values)})
-
-
 class _Fold:
     """(key, base row or null, patches) → the row's text after them; what Spark's workers run for keys with patches."""
 
@@ -194,10 +186,10 @@ class _Fold:
         self._skip_missing = skip_missing
 
     def __call__(self, key: str, base: str | None, patches: Sequence[Any]) -> str | None:
-        row = None if base is None else _values(base)
+        row = None if base is None else json_text.values(base)
         for change in patches:
             row = self._after(row, key, change)
-        return None if row is None else _render(row, self._form)
+        return None if row is None else self._form.row_text(row)
 
     def _after(self, row: list[Any] | None, key: str, change: Any) -> list[Any] | None:
         form = self._forms.get((change["space_id"], change["schema_version"]))
@@ -209,7 +201,7 @@ class _Fold:
         patch = json_text.parse(change["patch"])
         if row is None:
             if change["upsert"] is not None:
-                return _values(change["upsert"])
+                return json_text.values(change["upsert"])
             if self._skip_missing:
                 return None
             raise JobError(

@@ -23,7 +23,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs import control_topics, tables
 from spark_jobs.audit.facts import (
     FLOOR_SCHEMA,
     LAST_IMAGE_SCHEMA,
@@ -142,8 +142,8 @@ class AuditSink(Sink):
         if stored_batch >= batch:
             self._publish(stored, batch, query)
             return
-        # What a control record says stands where others have their key: so one pass reads both.
-        told = records.withColumn("key", F.when(F.col("topic").isin(*self._control), F.col("value")).otherwise(F.col("key")))
+        # One pass reads events and control records.
+        told = control_topics.packed(records, self._control)
         cached = slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control)).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             found = self._judge(cached, state, batch, query)
@@ -305,8 +305,7 @@ class AuditSink(Sink):
 
     def _snapshot_records(self) -> list[dict[str, Any]]:
         """All that the topic holds now."""
-        rows = self._read_topic(self._topics.control("snapshot")).where("value is not null").orderBy("partition", "offset")
-        return [json.loads(row["text"]) for row in rows.select(F.col("value").cast("string").alias("text")).collect()]
+        return [json.loads(text) for text in control_topics.values(self._read_topic(self._topics.control("snapshot")))]
 
     def _chains(self, changes: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
         """Each row before is the row after of its key's previous change."""

@@ -18,7 +18,7 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import json_text
+from spark_jobs import control_topics, json_text
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import records
@@ -167,11 +167,11 @@ class InvalidationSink(Sink):
             self._learn(report.unknown)
             report = self._done(changes)
         if report.has_control:
-            completed = records.values(records_.where(F.col("topic") == snapshots))
-            for text in completed:
-                for _, space, seq in records.swept(text, snapshots):
-                    if seq > 0 and space in records.chosen(self._session, self._topics, [space]):
-                        report.truncated[space] = max(seq, report.truncated.get(space, -1))
+            told = control_topics.values(records_.where(F.col("topic") == snapshots))
+            swept = control_topics.swept(told, snapshots, "space")
+            for space in self._topics.chosen(self._session, swept):
+                if swept[space] > 0:
+                    report.truncated[space] = max(swept[space], report.truncated.get(space, -1))
         if report.truncated:
             self._empty(report.truncated)
         records.give_up(self.dead_letters, self._session, records_, report.refused)
@@ -216,7 +216,7 @@ class InvalidationSink(Sink):
     def _learn(self, wanted: Iterable[tuple[int, int]]) -> None:
         """The names of forms. Raises JobError where the schema topic lacks one."""
         topic = self._topics.control("schema")
-        forms = Forms(topic, records.values(self._read_topic(topic)))
+        forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         found = {
             (form.space_id, form.schema_version): frozenset(one.name for one in form.fields)
             for history in forms.histories()

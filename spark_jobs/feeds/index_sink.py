@@ -19,6 +19,7 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs import control_topics
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents, records
@@ -151,8 +152,11 @@ class SearchIndexSink(Sink):
             report = self._written(changes, plan)
         if report.has_control:
             self._learn()
-            for space_id, seq in records.sweeps(self._read_topic, self._topics.control("snapshot")).items():
-                report.truncated[space_id] = max(seq, report.truncated.get(space_id, _NEVER))
+            snapshots = self._topics.control("snapshot")
+            swept = control_topics.swept(control_topics.values(self._read_topic(snapshots)), snapshots, "space_id")
+            for space_id, seq in swept.items():
+                if seq > 0:
+                    report.truncated[space_id] = max(seq, report.truncated.get(space_id, _NEVER))
         for space_id, seq in report.truncated.items():
             self._raise_floor(space_id, seq)
         records.give_up(self.dead_letters, self._session, records_, report.refused)
@@ -169,9 +173,9 @@ class SearchIndexSink(Sink):
     def _learn(self) -> Plan:
         """Read the schema topic, and make indexes, mappings and aliases as it says."""
         topic = self._topics.control("schema")
-        self._forms = Forms(topic, records.values(self._read_topic(topic)))
+        self._forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         alive = set(self._forms.alive())
-        chosen = records.chosen(self._session, self._topics, alive)
+        chosen = self._topics.chosen(self._session, alive)
         histories = {history[-1].space_id: history for history in self._forms.histories()}
         wanted = {
             space_id: history

@@ -29,11 +29,6 @@ _APART: Final = "the interval"
 _NO_ROW: Final = " has an UPDATE without its row, which a history can't be made of. Leave the space out with --spaces."
 
 
-def packed(records: DataFrame, control: Sequence[str]) -> DataFrame:
-    """Kafka records in which what control records say stands where others have their key, which `parse` leaves as it is."""
-    return records.withColumn("key", F.when(F.col("topic").isin(*control), F.col("value")).otherwise(F.col("key")))
-
-
 def versions(changes: DataFrame) -> DataFrame:
     """One row per event of what `parse` gave of `packed` records, and one per control record.
 

@@ -13,9 +13,10 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.control_topics import packed
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
-from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, packed, versions
+from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, versions
 from spark_jobs.history.store import History
 from spark_jobs.job import Job, Sink, Task
 from spark_jobs.lake.event_table import EventTable

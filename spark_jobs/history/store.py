@@ -8,7 +8,6 @@ A space is known by its number, so what happened under its former names is in it
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,7 +15,7 @@ from delta.tables import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs import control_topics, tables
 from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
@@ -129,12 +128,13 @@ class History:
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:
         """What ends many versions at once: truncations, and snapshots that tell what is gone."""
         found = own.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"), "ts", "op")
-        swept = []
-        for row in self.versions().where("space = '~snapshot' and op = 'snapshot'").select("row").collect():
-            record = json.loads(row["row"])
-            for counted in record["spaces"] if record["status"] == "COMPLETED" else ():
-                if counted["sweep_seq"] > 0 and counted["space_id"] in space.ids:
-                    swept.append((counted["space_id"], counted["sweep_seq"], record["seq"], record["ts_ms"]))
+        records = self.versions().where("space = '~snapshot' and op = 'snapshot'").select("row").collect()
+        swept = [
+            (sweep.space_id, sweep.up_to, ended.seq, ended.ts_ms)
+            for ended in control_topics.completed([row["row"] for row in records], "<prefix>.snapshot")
+            for sweep in ended.sweeps
+            if sweep.space_id in space.ids
+        ]
         sweeps = self._session.createDataFrame(swept, "space_id bigint, up_to bigint, at bigint, ts_ms bigint")
         told = sweeps.select("space_id", "up_to", "at", F.timestamp_millis("ts_ms").alias("ts"), F.lit("snapshot").alias("op"))
         return found.unionByName(told).to(self._session.createDataFrame([], ENDING_SCHEMA).schema)

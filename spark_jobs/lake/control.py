@@ -6,15 +6,13 @@ there whole whenever there is something new in them.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs import tables
-from spark_jobs.errors import JobError
+from spark_jobs.control_topics import Completed, completed
 from spark_jobs.forms import Forms
 from spark_jobs.lake import delta_log
 
@@ -24,21 +22,13 @@ KINDS: Final = ("schema", "snapshot")
 _COLUMNS: Final = "kind string, position bigint, value string"
 
 
-@dataclass(frozen=True)
-class Completed:
-    """The end of a snapshot: `seq` was the last one given out before; of these spaces, rows up to a seq are gone."""
-
-    seq: int
-    sweeps: tuple[tuple[str, int], ...]
-
-
 class Control:
     """All that the control topics have told so far."""
 
     def __init__(self, schema: Iterable[str], snapshot: Iterable[str]) -> None:
         """The values of both topics, in order. Raises JobError for what is no record of them."""
         self.forms = Forms("<prefix>.schema", schema)
-        self.completed: Sequence[Completed] = tuple(found for text in snapshot if (found := _completed(text)) is not None)
+        self.completed: Sequence[Completed] = completed(snapshot, "<prefix>.snapshot")
 
     @property
     def last_seq(self) -> int:
@@ -48,7 +38,7 @@ class Control:
     def swept(self, space: str, up_to: int) -> int:
         """The seq up to which a space's rows were gone at a seq, as completed snapshots told; -1 if none has told any."""
         known = (ended for ended in self.completed if ended.seq <= up_to)
-        return max((seq for ended in known for name, seq in ended.sweeps if name == space), default=-1)
+        return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space == space), default=-1)
 
 
 class ControlTable:
@@ -77,14 +67,3 @@ class ControlTable:
 
 def _values(rows: Sequence[Row], kind: str) -> list[str]:
     return [row["value"] for row in sorted(rows, key=lambda row: int(row["position"])) if row["kind"] == kind]
-
-
-def _completed(text: str) -> Completed | None:
-    try:
-        record: dict[str, Any] = json.loads(text)
-        if record["status"] != "COMPLETED":
-            return None
-        sweeps = ((space["space"], space["sweep_seq"]) for space in record["spaces"] if space["sweep_seq"] > 0)
-        return Completed(record["seq"], tuple(sweeps))
-    except (ValueError, KeyError, TypeError) as error:
-        raise JobError(f"The topic <prefix>.snapshot holds something that is no snapshot record: {text[:300]}") from error

@@ -157,13 +157,13 @@ class Fold:
     @staticmethod
     def _shown(image: _Image, version: int, form: Form) -> str:
         """A row by the names that its fields have at an event."""
-        return image.text if image.version == version else _text(image.values, form)
+        return image.text if image.version == version else form.row_text(image.values)
 
     @staticmethod
     def _patched(image: _Image | None, key: str, event: Any, form: Form) -> _Image:
         if image is None:
             if event["upsert"] is not None:
-                return _Image(event["upsert"], _values(event["upsert"]), event["schema_version"])
+                return _Image(event["upsert"], json_text.values(event["upsert"]), event["schema_version"])
             raise JobError(
                 f"The UPDATE of {key} in {form.space} at seq {event['seq']} has no row to apply to: the job began after the row's"
                 " last whole image, or the space's primary key has become another one. Let the daemon take a snapshot"
@@ -179,16 +179,8 @@ class Fold:
                 " and the stream have parted: let the daemon take a snapshot, and start the job anew with another --path and"
                 " another --checkpoint."
             ) from error
-        return _Image(_text(values, form), values, event["schema_version"])
+        return _Image(form.row_text(values), values, event["schema_version"])
 
 
 def _image(text: str | None, version: int | None) -> _Image | None:
-    return None if text is None or version is None else _Image(text, _values(text), version)
-
-
-def _values(text: str) -> list[Any]:
-    return list(json_text.parse(text).values())
-
-
-def _text(values: Sequence[Any], form: Form) -> str:
-    return json_text.render({form.field_name(place): value for place, value in enumerate(values)})
+    return None if text is None or version is None else _Image(text, json_text.values(text), version)

@@ -8,7 +8,6 @@ so a batch that comes again makes the same events, which the table then has alre
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Callable
 from typing import Final
 
@@ -16,17 +15,17 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs import control_topics, tables
 from spark_jobs.envelope import parse
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, event_rows
+from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
 from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
 from spark_jobs.source import Topics
 
 _COMPACT_EVERY: Final = 20
-_CONTROL_COLUMNS: Final = "kind string, position bigint, value string"
 
 
 class Materialize(Job):
@@ -97,16 +96,10 @@ class MaterializeSink(Sink):
 
     def _learn(self) -> None:
         """Read the control topics, and keep what they tell beside the events."""
-        self._records = {kind: self._values(topic) for kind, topic in self._control.items()}
+        self._records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], self._records["schema"])
         told = [(kind, place, text) for kind, texts in self._records.items() for place, text in enumerate(texts)]
-        frame = self._session.createDataFrame(told, _CONTROL_COLUMNS)
-        frame.coalesce(1).write.format("delta").mode("overwrite").save(f"{self._path}/_control")
-
-    def _values(self, topic: str) -> list[str]:
-        records = self._read_topic(topic).where(F.col("value").isNotNull())
-        rows = records.select("partition", "offset", F.col("value").cast("string").alias("text")).collect()
-        return [row["text"] for row in sorted(rows, key=lambda row: (row["partition"], row["offset"]))]
+        ControlTable(self._session, self._path).write(told)
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
         """The forms that events refer to, as far as they are known."""
@@ -137,12 +130,8 @@ class MaterializeSink(Sink):
         if tables.exists(self._session, self._rows_path):
             earlier = tables.read(self._session, self._rows_path).where("key is null")
             found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at")))
-        swept = []
-        for text in (self._records or {}).get("snapshot", ()):
-            record = json.loads(text)
-            for space in record["spaces"] if record["status"] == "COMPLETED" else ():
-                if space["sweep_seq"] > 0:
-                    swept.append((space["space_id"], space["sweep_seq"], record["seq"]))
+        ends = control_topics.completed((self._records or {}).get("snapshot", ()), self._control["snapshot"])
+        swept = [(sweep.space_id, sweep.up_to, ended.seq) for ended in ends for sweep in ended.sweeps]
         return found.unionByName(self._session.createDataFrame(swept, ENDING_SCHEMA)).distinct()
 
     @staticmethod
