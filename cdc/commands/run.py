@@ -1,7 +1,11 @@
-"""`tarantool-cdc run` and `replay`: the daemon, until it is told to stop. SIGTERM and SIGINT stop it cleanly."""
+"""`tarantool-cdc run` and `replay`: the daemon, until it is told to stop.
+
+SIGTERM and SIGINT stop it cleanly; at SIGUSR2 it prints where each of its threads is, and goes on.
+"""
 
 from __future__ import annotations
 
+import faulthandler
 import signal
 from pathlib import Path
 
@@ -14,16 +18,17 @@ from cdc.daemon.supervisor import Daemon
 def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Follow the master. Raises the error that an operator must see."""
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _stopped_by_signals(Daemon(config, orders)).run(until_caught_up=until_caught_up)
+    _under_signals(Daemon(config, orders)).run(until_caught_up=until_caught_up)
 
 
 def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Read a server's files. Raises the error that an operator must see."""
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _stopped_by_signals(Replay(config, directory, follows=follows, orders=orders)).run()
+    _under_signals(Replay(config, directory, follows=follows, orders=orders)).run()
 
 
-def _stopped_by_signals(daemon: Daemon) -> Daemon:
+def _under_signals(daemon: Daemon) -> Daemon:
+    faulthandler.register(signal.SIGUSR2)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: daemon.stop())
     return daemon

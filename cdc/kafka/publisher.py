@@ -45,6 +45,9 @@ from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.open_transaction import OpenTransaction
 
 IDLE_SECONDS: Final = 0.5
+PROOF_SECONDS: Final = 5.0
+"""After so long without a commit the position is committed again. Only a commit tells that another daemon has taken the name, and
+Kafka forgets a transactional id that writes nothing for seven days (transactional.id.expiration.ms)."""
 COMPLAINT_SECONDS: Final = 10.0
 
 
@@ -365,7 +368,7 @@ class Publisher:
         interval = self._config.commit_interval_ms / 1000
         heartbeat_interval = self._config.heartbeat_interval_ms / 1000
         next_heartbeat = 0.0
-        last: Position | None = None
+        last = self.committed
         self._open = open_ = OpenTransaction()
         while True:
             # In the middle of a source transaction there is nothing to commit, so nothing is due.
@@ -394,10 +397,13 @@ class Publisher:
                     self._heartbeat(open_.end)
                 last = self._commit(open_)
                 self._open = open_ = OpenTransaction()
-            elif not open_.began_at and last and heartbeat_interval and now >= next_heartbeat:
-                next_heartbeat = now + heartbeat_interval
-                self._heartbeat(last)
-                self._commit_position(last, {})
+            elif not open_.began_at and last:
+                has_beat = bool(heartbeat_interval) and now >= next_heartbeat
+                if has_beat:
+                    next_heartbeat = now + heartbeat_interval
+                    self._heartbeat(last)
+                if has_beat or now >= self.statistics.last_commit_at + PROOF_SECONDS:
+                    self._commit_position(last, {}, has_events=has_beat)
             if self._is_drained and not open_.began_at:
                 self._state = _State.STOPPED
                 self._readability.await_end(self._delivery)
@@ -447,7 +453,12 @@ class Publisher:
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
 
     def _commit_position(
-        self, position: Position, stored: dict[int, StoredSpace | None], claims: Collection[Record] = ()
+        self,
+        position: Position,
+        stored: dict[int, StoredSpace | None],
+        claims: Collection[Record] = (),
+        *,
+        has_events: bool = True,
     ) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
@@ -458,7 +469,7 @@ class Publisher:
         self.statistics.recent_commit_seconds.append(ended - started)
         self.statistics.last_commit_at = ended
         self.statistics.trouble = None
-        self._readability.committed(started, ended)
+        self._readability.committed(started, ended, has_events=has_events)
         with self._lock:
             self._backlog.committed(ended, self._open_count)
             self._open_count = 0

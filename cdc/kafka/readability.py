@@ -51,10 +51,15 @@ class Readability:
         self.unreadable: str | None = None
         """Why it isn't known, after `await_end`, that readers can reach the last commit."""
 
-    def committed(self, started: float, ended: float) -> None:
-        """A commit has come through, by the monotonic clock."""
-        self._is_seen = False
-        self._committed_at = ended
+    def committed(self, started: float, ended: float, *, has_events: bool = True) -> None:
+        """A commit has come through, by the monotonic clock.
+
+        After one of the position alone there is nothing new to look for: it is repeated while it is quiet, and the next ends
+        what this one may have left.
+        """
+        if has_events:
+            self._is_seen = False
+            self._committed_at = ended
         if ended - started >= SLOW_COMMIT_SECONDS:
             self._doubtful_until = ended + DOUBT_SECONDS
 

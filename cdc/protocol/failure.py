@@ -34,8 +34,8 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.CFG: (
         Remedy.WAIT,
         "If the server says that this replica is connected already, an earlier connection of this name is still open there: that "
-        "of another daemon, which ends with its next commit if the name was taken from it (as soon as something changes on the "
-        "master) or when it is stopped; or of one that is gone, which the server notices within seconds.",
+        "of another daemon, which ends within seconds if the name was taken from it, or when it is stopped; or of one that is "
+        "gone, which the server notices within seconds.",
     ),
     ErrorCode.UNKNOWN_REPLICA: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
     ErrorCode.REPLICASET_UUID_MISMATCH: (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import sys
 import urllib.error
 import urllib.request
@@ -73,6 +75,10 @@ class DaemonProcess:
         for run in self._runs:
             run.kill()
 
+    def troubles(self) -> list[str]:
+        """The lines of its log, of all its runs, that are more than information."""
+        return [line for line in self._runs[0].log_text().splitlines() if "[info" not in line] if self._runs else []
+
     def status(self) -> dict[str, Any] | None:
         """What /status says, None if nothing answers."""
         try:
@@ -128,7 +134,10 @@ class DaemonProcess:
     def wait_for_end(self, timeout_seconds: float = 60) -> int:
         """Wait until it ends by itself; returns the exit status."""
         status = self.run.exit_status(wait_seconds=timeout_seconds)
-        assert status is not None, f"the daemon didn't end within {timeout_seconds:g} s:\n{self.run.log_tail()}"
+        if status is None:
+            os.kill(self.run.pid, signal.SIGUSR2)  # it prints where its threads are
+            wait_for("the daemon's stacks", lambda: "Current thread" in self.run.log_text(), 10)
+            raise AssertionError(f"the daemon didn't end within {timeout_seconds:g} s:\n{self.run.log_tail(100)}")
         return status
 
     @property

@@ -100,7 +100,11 @@ class Scene:
         """Hold the stream's own promises; what the master has done since isn't published."""
         with TopicReader(self.kafka.bootstrap_servers, self.prefix) as reader:
             stream = parse(reader)
-        stream.check()
+        try:
+            stream.check()
+        except AssertionError as error:
+            error.add_note("\n".join(["what the daemon's log has beside information:", *self.daemon.troubles()]))
+            raise
         return stream
 
     def check_as_promised(self) -> Counter[int]:

@@ -196,10 +196,13 @@ def spooled_bytes(scene: Scene) -> int:
 
 
 def test_second_daemon_of_the_name_ends_the_first_if_it_is_told_to(scene: Scene) -> None:
+    """Also while nothing changes on the master: the first has it to itself until it knows."""
     scene.workload.create(300)
     scene.workload.start(pause=0.01)
     scene.daemon.start()
     scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 300)
+    scene.workload.stop()
+    scene.catch_up()
     first, second = scene.daemon, scene.new_daemon()
     second.start("--take-over", "--rebuild-state")
     assert first.wait_for_end() == 1
@@ -207,7 +210,7 @@ def test_second_daemon_of_the_name_ends_the_first_if_it_is_told_to(scene: Scene)
     assert last.startswith("tarantool-cdc: another daemon has taken the name"), last
     scene.daemon = second
     second.wait_until_streaming()
-    scene.workload.stop()
+    scene.run_workload()
     scene.catch_up()
     assert second.terminate() == 0
     scene.check()

@@ -107,15 +107,19 @@ def test_logs_stay_while_the_daemon_is_away(scene: Scene) -> None:
         scene.tarantool.eval(
             "box.space.many:insert{..., 0, 'away'} box.space.many:update(1, {{'+', 2, 1}}) box.snapshot()", number
         )
-    snapshots = [int(path.stem) for path in scene.tarantool.work_dir.glob("*.snap")]
-    assert len(snapshots) == 1, "the master removes what it may"
+
+    def snapshots() -> list[int]:
+        return [int(path.stem) for path in scene.tarantool.work_dir.glob("*.snap")]
+
+    wait_for("the master removes what it may", lambda: len(snapshots()) == 1)
+    (snapshot,) = snapshots()
     # A log's name is the position at which it begins.
-    assert kept_from(scene)[0] <= acknowledged < snapshots[0]
+    assert kept_from(scene)[0] <= acknowledged < snapshot
     scene.daemon.start()
     scene.catch_up()
     assert "taking a snapshot" not in scene.daemon.run.log_text()
     assert "registering" not in scene.daemon.run.log_text()
-    wait_for("the master releases the logs", lambda: all(first >= snapshots[0] for first in kept_from(scene)), 20)
+    wait_for("the master releases the logs", lambda: all(first >= snapshot for first in kept_from(scene)), 20)
     assert scene.daemon.terminate() == 0
     assert news(scene.check(), 2 * ROWS) == {("many", "c"): 4, ("many", "u"): 4}
 
