@@ -40,8 +40,9 @@ _SERVER_FIXTURES = {
     *("opensearch", "redis_server", "memcached_server"),
 }
 
-MEMORY_FOR_BROKERS_BYTES = 4 * 1024**3
-"""That must be free where files are kept in memory; the brokers of all tests of a process have written a tenth of it."""
+_MEMORY = Path("/dev/shm")  # noqa: S108 - folders of our own are made in it
+_MEMORY_BYTES_MIN = 8 * 1024**3
+"""That must be free where files are kept in memory."""
 
 
 class TarantoolFactory(Protocol):
@@ -72,8 +73,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if given is not None:
         config.option.hypothesis_seed = str(given)
     profiles.spend(config.getoption("--budget"))
+    if config.option.basetemp is None and "TMPDIR" not in os.environ and _has_memory():
+        # All servers write, and a disk that stands still for some seconds, because somebody else writes, costs sessions and
+        # deadlines: tests fail that have nothing to do with it. Children take it from the environment.
+        os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
     if config.option.markexpr == "soak":
         config.pluginmanager.register(_TellsAtOnce())
+
+
+def _has_memory() -> bool:
+    """Whether there is enough room for the tests' files in memory."""
+    return _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES_MIN
 
 
 class _TellsAtOnce:
@@ -153,16 +163,8 @@ def tarantool(tarantool_factory: TarantoolFactory) -> TarantoolServer:
 
 @pytest.fixture(scope="session")
 def broker_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
-    """Makes a folder for a lasting broker's data: in memory, where there is enough of it.
-
-    A broker whose disk stands still for some seconds, because somebody else writes, loses its session, and tests fail that
-    have nothing to do with it.
-    """
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    if not (memory.is_dir() and shutil.disk_usage(memory).free > MEMORY_FOR_BROKERS_BYTES):
-        yield tmp_path_factory.mktemp
-        return
-    with tempfile.TemporaryDirectory(prefix="tarantool-cdc-", dir=memory) as folder:
+    """Makes a folder for a lasting broker's data, which is gone after the tests, however they end: it may be in memory."""
+    with tempfile.TemporaryDirectory(prefix="tarantool-cdc-") as folder:
 
         def make(name: str) -> Path:
             path = Path(folder) / name

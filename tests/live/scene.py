@@ -104,8 +104,17 @@ class Scene:
             stream.check()
         except AssertionError as error:
             error.add_note("\n".join(["what the daemon's log has beside information:", *self.daemon.troubles()]))
+            for committed in (True, False):
+                error.add_note(self._read_again(committed=committed))
             raise
         return stream
+
+    def _read_again(self, *, committed: bool) -> str:
+        """Which numbers another reader lacks: whether something isn't there, isn't committed, or wasn't read."""
+        with TopicReader(self.kafka.bootstrap_servers, self.prefix, committed=committed) as reader:
+            seqs = {event.seq for event in parse(reader, may_repeat=True).events}
+        lacking = sorted(set(range(1, max(seqs, default=0) + 1)) - seqs)
+        return f"another reader, of {'committed' if committed else 'all'} messages, lacks {len(lacking)} numbers: {lacking[:5]}"
 
     def check_as_promised(self) -> Counter[int]:
         """Hold what the daemon's way of delivery promises; returns how often each `seq` came. The daemon has caught up."""
