@@ -403,7 +403,7 @@ class Publisher:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(last)
                 if has_beat or now >= self.statistics.last_commit_at + PROOF_SECONDS:
-                    self._commit_position(last, {}, has_events=has_beat)
+                    self._commit_position(last, {})
             if self._is_drained and not open_.began_at:
                 self._state = _State.STOPPED
                 self._readability.await_end(self._delivery)
@@ -453,12 +453,7 @@ class Publisher:
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
 
     def _commit_position(
-        self,
-        position: Position,
-        stored: dict[int, StoredSpace | None],
-        claims: Collection[Record] = (),
-        *,
-        has_events: bool = True,
+        self, position: Position, stored: dict[int, StoredSpace | None], claims: Collection[Record] = ()
     ) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
@@ -469,7 +464,7 @@ class Publisher:
         self.statistics.recent_commit_seconds.append(ended - started)
         self.statistics.last_commit_at = ended
         self.statistics.trouble = None
-        self._readability.committed(started, ended, has_events=has_events)
+        self._readability.committed(started, ended, has_events=self._open_count > 0)
         with self._lock:
             self._backlog.committed(ended, self._open_count)
             self._open_count = 0

@@ -51,11 +51,11 @@ class Readability:
         self.unreadable: str | None = None
         """Why it isn't known, after `await_end`, that readers can reach the last commit."""
 
-    def committed(self, started: float, ended: float, *, has_events: bool = True) -> None:
+    def committed(self, started: float, ended: float, *, has_events: bool) -> None:
         """A commit has come through, by the monotonic clock.
 
-        After one of the position alone there is nothing new to look for: it is repeated while it is quiet, and the next ends
-        what this one may have left.
+        After one without events there is nothing to look for: the position alone is committed again and again while it is
+        quiet, and the next time ends what this time may have left.
         """
         if has_events:
             self._is_seen = False
