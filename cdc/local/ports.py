@@ -1,10 +1,19 @@
-"""Free TCP ports on 127.0.0.1."""
+"""Free TCP ports on 127.0.0.1, each given to one process at a time.
+
+That nothing listens on a port doesn't say that it is free: its server may not have been started yet, or be down between a kill
+and the restart. So a process that is given a port locks a byte of a file that all processes of this user share, and the system
+gives the lock back when the process ends, however it ends.
+"""
 
 from __future__ import annotations
 
+import fcntl
+import functools
+import os
 import random
 import socket
 import threading
+from pathlib import Path
 
 from cdc.local.errors import LocalServerError
 
@@ -13,27 +22,42 @@ from cdc.local.errors import LocalServerError
 _FIRST_PORT = 10_000
 _LAST_PORT = 32_000
 
+_LOCKS = Path(f"/tmp/tarantool-cdc-ports-{os.getuid()}")  # noqa: S108 - the same for all, whatever TMPDIR says; it has no content
 _handed_out: set[int] = set()
 _handed_out_lock = threading.Lock()
 _random = random.SystemRandom()  # processes that run side by side start their search at different places
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, and that this process hasn't been given before.
+    """A port that nothing listens on now, and that neither this process nor another one that runs has been given.
 
-    Somebody else may still take it before the caller binds it: a server that can't bind is to be started on another.
-    Raises `LocalServerError` if no port is free.
+    A program that doesn't ask here may still take it before the caller binds it: a server that can't bind is to be started on
+    another. Raises `LocalServerError` if no port is free.
     """
     with _handed_out_lock:
+        locks = _open_locks()
         start = _random.randrange(_FIRST_PORT, _LAST_PORT)
         for offset in range(_LAST_PORT - _FIRST_PORT):
             port = _FIRST_PORT + (start - _FIRST_PORT + offset) % (_LAST_PORT - _FIRST_PORT)
-            if port not in _handed_out and _can_bind(port):
+            if port not in _handed_out and _can_lock(locks, port) and _can_bind(port):
                 _handed_out.add(port)
                 return port
     raise LocalServerError(
         f"No TCP port of 127.0.0.1 between {_FIRST_PORT} and {_LAST_PORT} is free.", "End servers that are left over."
     )
+
+
+@functools.cache  # a process loses all its locks of a file when it closes the file once
+def _open_locks() -> int:
+    return os.open(_LOCKS, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _can_lock(locks: int, port: int) -> bool:
+    try:
+        fcntl.lockf(locks, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
 
 
 def _can_bind(port: int) -> bool:

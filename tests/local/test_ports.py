@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 from cdc.local.ports import free_port
@@ -12,6 +14,14 @@ def test_a_port_is_free_and_given_once() -> None:
     for port in ports:
         with socket.socket() as listener:
             listener.bind(("127.0.0.1", port))
+
+
+def test_a_port_is_given_to_one_process() -> None:
+    """Also while nothing listens on it."""
+    port = free_port()
+    ask = f"from cdc.local import ports; print(ports._can_bind({port}), ports._can_lock(ports._open_locks(), {port}))"
+    answer = subprocess.run([sys.executable, "-c", ask], capture_output=True, text=True, check=True)
+    assert answer.stdout.split() == ["True", "False"]
 
 
 def test_ports_are_none_that_the_system_gives_to_outgoing_connections() -> None:
