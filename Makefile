@@ -86,8 +86,9 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(STAMPS)/jars: cdc/local/jars.py $(STAMPS)/packages
+$(STAMPS)/jars: cdc/local/jars.py cdc/local/class_archives.py $(STAMPS)/packages
 	$(BIN)/python -m cdc.local.jars
+	$(BIN)/python -m cdc.local.class_archives
 	touch $@
 
 # setuptools and wheel are locked with the rest: they build pyspark and this project.

@@ -10,7 +10,7 @@ from pathlib import Path
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
-from cdc.local import jars
+from cdc.local import class_archives, jars
 from cdc.local.errors import LocalServerError
 from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
@@ -88,7 +88,8 @@ class Kafka(LocalServer):
         configuration = self._directory / "server.properties"
         settings = {**self._node_properties(), "log.dirs": str(data), **SINGLE_NODE_PROPERTIES, **self._properties}
         configuration.write_text("".join(f"{key}={value}\n" for key, value in settings.items()))
-        java = [jars.java_command(), "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={_LOG_CONFIGURATION}"]
+        java = [jars.java_command(), "-XX:+UseSerialGC", *class_archives.start_options(jars.KAFKA)]
+        java.append(f"-Dlog4j2.configurationFile={_LOG_CONFIGURATION}")
         tools = ["-cp", jars.class_path(jars.KAFKA)]
         self._cluster_id = _stored_cluster_id(data)
         if not self._cluster_id:

@@ -9,6 +9,7 @@ import os
 import shlex
 import sys
 
+from cdc.local import class_archives
 from cdc.local.errors import LocalServerError
 from cdc.local.jars import SPARK, class_path, java_command
 
@@ -39,7 +40,12 @@ def spark_submit_arguments() -> list[str]:
         "1g",
         # These programs end before better code would have paid for its compilation.
         "--driver-java-options",
-        "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+        shlex.join(
+            [
+                *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"),
+                *class_archives.start_options(SPARK),
+            ]
+        ),
         # On the driver's own class path, which in local mode is everybody's; `--jars` would copy them at each start.
         "--driver-class-path",
         class_path(SPARK),
