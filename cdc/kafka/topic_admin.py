@@ -199,15 +199,24 @@ class TopicAdmin:
                 cause = error.args[0]
                 if cause.code() == KafkaError.TOPIC_ALREADY_EXISTS:
                     continue
-                # A cluster whose brokers are just starting or ending says so with the code of a replication factor that is
-                # wrong.
-                is_early = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and "fenced" in cause.str()
-                if is_early or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+                lacks_brokers = cause.code() == KafkaError.INVALID_REPLICATION_FACTOR and (
+                    "fenced" in cause.str() or self._has_had_enough_brokers()
+                )
+                if lacks_brokers or cause.retriable() or cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
                     raise PublishAborted(f"the topic {topic} can't be created: {cause.str()}") from error
                 what = f"the topic {topic} can't be created"
                 raise operator_error(cause, what) or PublishError(
                     f"{what}: {cause.str()}", "Create it, or correct kafka.partitions and kafka.replication_factor."
                 ) from error
+
+    def _has_had_enough_brokers(self) -> bool:
+        """Whether a replication factor that can't be reached is no mistake: brokers are ending, starting, or away.
+
+        Kafka refuses a topic then with the same code. That there were enough shows in any topic that has so many replicas.
+        """
+        found = self._admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics.values()
+        most = max((len(partition.replicas) for topic in found for partition in topic.partitions.values()), default=0)
+        return most >= self._config.replication_factor
 
     def _await(self, created: list[str]) -> list[str]:
         """Topics that were just created are known to a broker a little later; returns those that aren't in time."""

@@ -34,6 +34,7 @@ class Cluster:
         self.delay = 1
         # What the client may not see.
         self.hidden: set[str] = set()
+        self.replicas = [1]
         self._new: dict[str, tuple[int, int]] = {}
 
     def list_topics(self, **_: object) -> object:
@@ -45,7 +46,7 @@ class Cluster:
                 del self._new[topic]
         return SimpleNamespace(
             topics={
-                topic: SimpleNamespace(partitions=dict.fromkeys(range(count)))
+                topic: SimpleNamespace(partitions=dict.fromkeys(range(count), SimpleNamespace(replicas=self.replicas)))
                 for topic, count in self.partitions.items()
                 if topic not in self.hidden
             }
@@ -136,6 +137,18 @@ def test_refusals(code: int, error: type[CdcError]) -> None:
         topics.ensure(["shop.things"])
     cluster.refusal = None
     topics.ensure(["shop.things"])
+
+
+def test_too_few_brokers_are_no_mistake_where_there_were_enough() -> None:
+    cluster = Cluster()
+    cluster.partitions, cluster.replicas = {"another": 1}, [1, 2]
+    cluster.refusal = KafkaError(KafkaError.INVALID_REPLICATION_FACTOR, "only 2 broker(s) are registered")
+    topics = admin(cluster, replication_factor=3)
+    with pytest.raises(PublishError, match=r"kafka\.replication_factor"):
+        topics.ensure(["shop.things"])
+    cluster.replicas = [1, 2, 3]
+    with pytest.raises(PublishAborted, match="only 2 broker"):
+        topics.ensure(["shop.things"])
 
 
 def test_topics_that_were_made_sure_of_and_are_gone() -> None:
