@@ -137,7 +137,7 @@ def test_an_index_is_looked_after_with_patience() -> None:
 Stored = Callable[[], dict[str, int]]
 
 
-@pytest.fixture(params=["fake", "real"])
+@pytest.fixture(params=["fake", pytest.param("real", marks=[pytest.mark.live, pytest.mark.xdist_group("spark")])])
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Writer, str, Stored]]:
     """A writer, an index to write to, and a function that shows its documents' versions."""
     index = f"bulk-{uuid.uuid4().hex[:8]}"

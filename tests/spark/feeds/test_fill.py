@@ -41,7 +41,12 @@ class Side:
         return None if found is not None and found.startswith(fill.MARK) else found
 
 
-@pytest.fixture(params=["fake redis", "fake memcached", "redis", "memcached"])
+@pytest.fixture(
+    params=[
+        *("fake redis", "fake memcached"),
+        *(pytest.param(kind, marks=pytest.mark.live) for kind in ("redis", "memcached")),
+    ]
+)
 def side(request: pytest.FixtureRequest) -> Iterator[Side]:
     template = Template.parsed("k:{id}").of("k")
     if request.param == "fake redis":
@@ -171,6 +176,7 @@ def test_a_value_is_kept_and_found_again(side: Side) -> None:
     assert side.shown(f"{key}2") is None
 
 
+@pytest.mark.live
 @pytest.mark.parametrize("kind", ["redis_server", "memcached_server"])
 def test_during_a_hold_nothing_is_kept(kind: str, request: pytest.FixtureRequest) -> None:
     server: Redis | Memcached = request.getfixturevalue(kind)
