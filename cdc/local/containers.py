@@ -10,7 +10,6 @@ import contextlib
 import functools
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -155,54 +154,6 @@ class TarantoolContainer(Tarantool):
         return False  # Docker refuses such a container before it runs
 
 
-class KafkaContainer(Kafka):
-    """`Kafka` in a container; its data lives in the container, until `close`."""
-
-    def __init__(
-        self,
-        directory: Path,
-        properties: Mapping[str, str] | None = None,
-        *,
-        port: int | None = None,
-        heap: str = "1g",
-        is_lasting: bool = False,
-        name: str = "Kafka",
-    ) -> None:
-        """As `Kafka`; `directory` isn't used."""
-        super().__init__(directory, properties, port=port, heap=heap, is_lasting=is_lasting, name=name)
-        self._container: Any = None
-
-    def close(self) -> None:
-        """Stop it for good, and remove the container."""
-        super().close()
-        _remove(self._container)
-        self._container = self._run = None
-
-    def _spawn(self) -> Supervised:
-        from testcontainers.core.container import DockerContainer
-
-        if self._container is not None:
-            container = self._container.get_wrapped_container()
-            log_start = len(container.logs())
-            container.start()
-            return ContainerRun(self.name, container, log_start)
-        self._container = DockerContainer(KAFKA_IMAGE).with_env("KAFKA_HEAP_OPTS", f"-Xmx{self._heap}")
-        self._container.with_env("KAFKA_OPTS", " ".join(self._compilation))
-        for key, value in {**self._node_properties(), **SINGLE_NODE_PROPERTIES, **self._properties}.items():
-            self._container.with_env(_image_variable(key), value)
-        return _start(self.name, self._container, self._port)
-
-    def _node_properties(self) -> dict[str, str]:
-        return {
-            **super()._node_properties(),
-            "listeners": f"PLAINTEXT://0.0.0.0:{self._port},{_CONTROLLER}",
-            "controller.quorum.voters": "1@localhost:9093",
-        }
-
-    def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
-        return False  # Docker refuses such a container before it runs
-
-
 class _Contained(LocalServer):
     """A server whose data lives in its container, until `close`."""
 
@@ -229,6 +180,26 @@ class _Contained(LocalServer):
 
     def _found_port_taken(self, log_text: str) -> bool:  # noqa: ARG002
         return False  # Docker refuses such a container before it runs
+
+
+class KafkaContainer(_Contained, Kafka):
+    """`Kafka` in a container; the `directory` isn't used."""
+
+    def _image(self) -> Any:
+        from testcontainers.core.container import DockerContainer
+
+        container = DockerContainer(KAFKA_IMAGE).with_env("KAFKA_HEAP_OPTS", f"-Xmx{self._heap}")
+        container.with_env("KAFKA_OPTS", " ".join(self._compilation))
+        for key, value in {**self._node_properties(), **SINGLE_NODE_PROPERTIES, **self._properties}.items():
+            container.with_env(_image_variable(key), value)
+        return container
+
+    def _node_properties(self) -> dict[str, str]:
+        return {
+            **super()._node_properties(),
+            "listeners": f"PLAINTEXT://0.0.0.0:{self._port},{_CONTROLLER}",
+            "controller.quorum.voters": "1@localhost:9093",
+        }
 
 
 class OpenSearchContainer(_Contained, OpenSearch):

@@ -21,9 +21,11 @@ import threading
 import time
 from collections.abc import Collection
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import structlog
+
+from cdc.errors import ConfigurationError
 
 CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 10.0
@@ -57,6 +59,34 @@ class BoundedServer(ThreadingHTTPServer):
         if ":" in address[0]:
             self.address_family = socket.AF_INET6
         super().__init__(address, handler)
+
+    @classmethod
+    def listening(
+        cls, key: str, address: tuple[str, int], handler: type[BoundedHandler], allowed_hosts: Collection[str] = ()
+    ) -> Self:
+        """One that listens where the configuration's `key` says. Raises ConfigurationError if the address can't be had."""
+        try:
+            return cls(address, handler, allowed_hosts=allowed_hosts)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{key} = {address[0]}:{address[1]} can't be had: {error.strerror}",
+                f"Choose another port, or an empty {key} to listen nowhere.",
+            ) from error
+
+    @property
+    def port(self) -> int:
+        """The port, which the system chose if 0 was asked for."""
+        port: int = self.server_address[1]
+        return port
+
+    def start(self) -> None:
+        """Serve, on a thread of its own, until `stop`."""
+        threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
+
+    def stop(self) -> None:
+        """End what `start` began, and stop listening."""
+        self.shutdown()
+        self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next connection. Where others have taken all descriptors, it isn't asked for at once again."""

@@ -6,35 +6,25 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Collection
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-from cdc.errors import ConfigurationError, RequestError
+from cdc.errors import RequestError
 from cdc.ops.backfill_queue import ANSWER_TIMEOUT_SECONDS
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer
 from cdc.ops.metrics import StatusCollector
 from cdc.ops.status import Status
 
 BODY_BYTES_MAX: Final = 1024 * 1024
+_KEY: Final = "http.listen"
 
 
 def try_to_listen(address: tuple[str, int]) -> None:
     """Raises ConfigurationError if nobody could listen at the address now."""
-    try:
-        BoundedServer(address, BoundedHandler).server_close()
-    except OSError as error:
-        raise _taken(address, error) from error
-
-
-def _taken(address: tuple[str, int], error: OSError) -> ConfigurationError:
-    return ConfigurationError(
-        f"http.listen = {address[0]}:{address[1]} can't be had: {error.strerror}",
-        "Choose another port, or an empty http.listen to listen nowhere.",
-    )
+    BoundedServer.listening(_KEY, address, BoundedHandler).server_close()
 
 
 class StatusServer:
@@ -94,18 +84,14 @@ class StatusServer:
             def _tell(self, code: int, value: dict[str, Any]) -> None:
                 self.answer(code, "application/json", json.dumps(value).encode())
 
-        try:
-            self._server = BoundedServer(address, Handler, allowed_hosts=allowed_hosts)
-        except OSError as error:
-            raise _taken(address, error) from error
-        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        self._server = BoundedServer.listening(_KEY, address, Handler, allowed_hosts)
+        self._server.start()
 
     @property
     def port(self) -> int:
         """The port, which the system chose if 0 was asked for."""
-        return self._server.server_address[1]
+        return self._server.port
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()

@@ -26,7 +26,8 @@ def _address(text: str) -> tuple[str, int]:
 
 async def _serve(config: Config, to: tuple[str, int] | None) -> None:
     server = TapServer(config, to)
-    page = Page(config.tap.http_address, server, config.name) if config.tap.http_address is not None else None
+    address = config.tap.http_address
+    page = Page(address, server, config.name, config.http.allowed_hosts) if address is not None else None
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.stop)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, generate_latest
@@ -13,7 +12,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
-from cdc.errors import ConfigurationError
 from cdc.feeds.tap.server import Client, TapServer
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer
 
@@ -101,8 +99,8 @@ def status(server: TapServer, name: str) -> dict[str, Any]:
 class Page:
     """Serves one server's state."""
 
-    def __init__(self, address: tuple[str, int], server: TapServer, name: str) -> None:
-        """Listen. Raises ConfigurationError if the address can't be had."""
+    def __init__(self, address: tuple[str, int], server: TapServer, name: str, allowed_hosts: Collection[str] = ()) -> None:
+        """Listen; answer also under the names `allowed_hosts`. Raises ConfigurationError if the address can't be had."""
         registry = CollectorRegistry()
         registry.register(_Collector(server))
 
@@ -119,17 +117,10 @@ class Page:
                     case _:
                         self.answer(404, "text/plain", b"there are /metrics, /health and /status\n")
 
-        try:
-            self._server = BoundedServer(address, Handler)
-        except OSError as error:
-            raise ConfigurationError(
-                f"tap.http = {address[0]}:{address[1]} can't be had: {error.strerror}",
-                "Choose another port, or an empty tap.http to listen nowhere.",
-            ) from error
-        self.port: int = self._server.server_address[1]
-        threading.Thread(target=self._server.serve_forever, name="http", daemon=True).start()
+        self._server = BoundedServer.listening("tap.http", address, Handler, allowed_hosts)
+        self.port = self._server.port
+        self._server.start()
 
     def close(self) -> None:
         """Stop listening."""
-        self._server.shutdown()
-        self._server.server_close()
+        self._server.stop()
