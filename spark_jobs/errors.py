@@ -59,16 +59,23 @@ class JobError(Exception):
     """What is wrong, and what to do about it, in sentences."""
 
 
-def sentence(error: BaseException) -> str:
-    """What an operator is told: a JobError's sentence, also of one that came back from a Spark worker inside Java's stack traces;
-    else what the error means, with its own words behind it.
-    """
+def of_worker(error: BaseException) -> JobError | None:
+    """The JobError that a worker has ended with, out of Java's stack traces, whatever step of Spark's has told it; else None."""
     if isinstance(error, JobError):
-        return str(error)
+        return error
     text = str(error)
     found = _WORKER_ERROR.search(text) or _RAISED_ERROR.search(text)
-    if found:
-        return found[1]
+    return JobError(found[1]) if found else None
+
+
+def sentence(error: BaseException) -> str:
+    """What an operator is told: a JobError's sentence, also of one that came back from a Spark worker; else what the error means,
+    with its own words behind it.
+    """
+    known = of_worker(error)
+    if known is not None:
+        return str(known)
+    text = str(error)
     for pattern, meaning in _MEANINGS:
         cause = pattern.search(text)
         if cause:

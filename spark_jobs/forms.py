@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 from spark_jobs import json_text
@@ -37,9 +38,16 @@ COLUMN_TYPES: Final[Mapping[str, str]] = {
 }
 """All other types are strings."""
 
-META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts", "_deleted")
+META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
+
+_RESERVED: Final = "_deleted"
+"""Iceberg's own; it marks deleted rows on their way into a table."""
 
 _FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=`]")
+
+
+Version = tuple[int, int]
+"""A form's space_id and schema_version, by which events name it."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +84,10 @@ class Form:
         """A row's JSON text, from the values of its fields."""
         return json_text.render({self.field_name(place): value for place, value in enumerate(values)})
 
+    def writes_as(self, later: Form) -> bool:
+        """Whether rows of this form have the names that `later` gives their fields, but for those past this format."""
+        return [field.name for field in self.fields] == [field.name for field in later.fields[: len(self.fields)]]
+
     def field_name(self, place: int) -> str:
         """What the field at this place (from 0) is called in messages."""
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
@@ -86,7 +98,7 @@ class Form:
         Spark tells names apart without regard to case, so a name that is taken gets its place as a suffix.
         """
         names: list[str] = []
-        taken = set(META_COLUMNS)
+        taken = {*META_COLUMNS, _RESERVED}
         for place, field in enumerate(self.fields, 1):
             name = _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field.name)
             while name.lower() in taken:
@@ -99,6 +111,11 @@ class Form:
         """Names and Spark types of the columns, in the order of the fields."""
         types = (COLUMN_TYPES.get(field.type, "string") for field in self.fields)
         return dict(zip(self.column_names(), types, strict=True))
+
+    @property
+    def point(self) -> str:
+        """What tables call it."""
+        return f"{self.space_id}:{self.schema_version}"
 
     def to_json(self) -> str:
         """For a table's properties."""
@@ -119,7 +136,7 @@ class Forms:
     def __init__(self, topic: str, records: Iterable[str]) -> None:
         """`records` are the values of the topic in the order of their offsets."""
         self._topic = topic
-        self._by_version: dict[tuple[int, int], Form] = {}
+        self._by_version: dict[Version, Form] = {}
         self._latest: dict[str, Form] = {}
         self._dropped: set[int] = set()
         for record in records:
@@ -152,6 +169,13 @@ class Forms:
         """The newest form of the space that has this name."""
         return self._latest.get(space)
 
+    def at(self, space: str, seq: int) -> Form | None:
+        """The form that the space of this name had after a seq; its first one, if that came later."""
+        known = [form for form in self._by_version.values() if form.space == space]
+        then = [form for form in known if form.seq <= seq]
+        order = _order_of_forms
+        return max(then, key=order) if then else min(known, key=order, default=None)
+
     @property
     def last_seq(self) -> int:
         """The seq of the newest form; -1 if there is none."""
@@ -160,6 +184,27 @@ class Forms:
     def names(self) -> set[str]:
         """All names that spaces have had."""
         return {form.space for form in self._by_version.values()}
+
+    def bounds(self) -> list[list[tuple[Form, Form]]]:
+        """Where a space got another name or another primary key: the form before and the one after it.
+
+        In order, those together that may have been made at once.
+        """
+        changes = [
+            (former, form)
+            for history in self.histories()
+            for former, form in pairwise(history)
+            if former.space != form.space or former.key_writing != form.key_writing
+        ]
+        rounds: list[list[tuple[Form, Form]]] = []
+        for change in sorted(changes, key=lambda change: _order_of_forms(change[1])):
+            last = rounds[-1] if rounds else []
+            same_time = last and last[0][1].seq == change[1].seq
+            if same_time and all(form.space_id != change[1].space_id for _, form in last):
+                last.append(change)
+            else:
+                rounds.append([change])
+        return rounds
 
     def alive(self) -> list[str]:
         """The names of the spaces that are there after the last record."""
@@ -172,6 +217,10 @@ class Forms:
         for (space_id, _), form in sorted(self._by_version.items()):
             histories.setdefault(space_id, []).append(form)
         return list(histories.values())
+
+
+def _order_of_forms(form: Form) -> tuple[int, int]:
+    return form.seq, form.schema_version
 
 
 def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:

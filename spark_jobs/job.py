@@ -90,6 +90,12 @@ class Sink(ABC):
         """With --available-now, once all that was there is written: the exit status. Raises JobError."""
         return 0
 
+    def check(self) -> None:  # noqa: B027 - most sinks do nothing beside their batches
+        """Asked every second, whether batches come or not: raises what has failed beside them."""
+
+    def close(self) -> None:  # noqa: B027 - most sinks do nothing beside their batches
+        """Once the query has ended, however it has: end what is done beside the batches. Raises JobError."""
+
 
 class Job(ABC):
     """A job's name, its options, and how its sink is made."""

@@ -8,26 +8,31 @@ Micro-batches leave small files, and merges leave files that no version needs an
   version, or that asks for an older one, would miss them; so Delta refuses less than a table's own
   `delta.deletedFileRetentionDuration`, which is a week unless it is set.
 * Events older than --forget-events-after-days go out of a changelog, whole days at a time.
+* Events that `current` has merged go out of its own table of events, once no version that --vacuum-hours keeps needs them.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Iterator
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
 from spark_jobs.job import Task
+from spark_jobs.lake.lake import CHANGES, Lake
 from spark_jobs.options import add_table_options
 from spark_jobs.tables import CatalogTable, Table
 
 _WEEK_HOURS: Final = 168
 _DEPTH: Final = 3
 _LOG: Final = "_delta_log"
-_OF_A_CHANGELOG: Final = frozenset({"date", "seq", "op", "kafka_offset"})
+_OF_A_CHANGELOG: Final = frozenset({"date", "seq", "op", "vclock"})
+"""Columns that a table of `changes` hasn't got, from which other tables may still be made."""
 _LARGE_BYTES: Final = 10 << 30
 
 
@@ -61,6 +66,13 @@ class Maintain(Task):
             metavar="N",
             help="take events out of a changelog that are older than N days; by default they stay",
         )
+        parser.add_argument(
+            "--forget-merged",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="take events out of what `current` keeps for itself that all versions of the last --vacuum-hours have merged"
+            " (default: yes)",
+        )
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
         """As `Task.run`."""
@@ -83,6 +95,8 @@ def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) 
     days = options.forget_events_after_days
     if days is not None and set(tables.read(session, table).columns) >= _OF_A_CHANGELOG:
         yield _forget(session, table, days, is_dry=options.dry_run)
+    if options.forget_merged and isinstance(table, str) and table.rpartition("/")[2] == CHANGES:
+        yield from _forget_merged(session, table, options.vacuum_hours, is_dry=options.dry_run)
     if options.optimize and files > 1:
         if options.dry_run:
             yield f"would optimize {files} files of {size} bytes"
@@ -130,6 +144,20 @@ def _forget(session: SparkSession, table: Table, days: int, *, is_dry: bool) -> 
     if rows and not is_dry:
         tables.delete(session, table, condition)
     return f"{'would forget' if is_dry else 'forgot'} {rows} events older than {days} days"
+
+
+def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: bool) -> Iterator[str]:
+    lake = Lake(session, table.rpartition("/")[0])
+    if not lake.has_watermark() or lake.changes_path != table:
+        return
+    forgettable = lake.forgettable(time.time() - hours * 3600)
+    condition = F.lit(False)
+    for space, seq in forgettable.items():
+        condition |= (F.col("space") == space) & (F.col("seq") <= seq)
+    rows = tables.read(session, table).where(condition).count()
+    if rows and not is_dry:
+        tables.delete(session, table, condition)
+    yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 
 
 def _tables(session: SparkSession, location: tables.Location) -> Iterator[Table]:

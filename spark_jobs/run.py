@@ -152,12 +152,14 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     job, topics, gate = JOBS[options.job], Topics.of(options), Gate()
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
+        stack.callback(sink.close)
         listeners: list[Listener] = [stack.enter_context(Log(job.name, shows_progress=options.available_now))]
         if options.metrics_listen is not None:
             host, port = options.metrics_listen
             listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, host, port, sink.counts)))
         query = _start(session, job, topics, options, sink, gate)
-        has_ended = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout).wait()
+        watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
+        has_ended = watch.wait()
     return sink.finish() if options.available_now and has_ended else 0
 
 

@@ -31,6 +31,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas",
     # Rows of a batch go to few partitions of a table: files side by side instead of a sort of all rows by partition.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
+    # Batches go on while tables are merged: else the one that is begun first would have all cores until it is done.
+    "spark.scheduler.mode": "FAIR",
 }
 
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {

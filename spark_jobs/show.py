@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pyspark.errors import PySparkException
 
 from spark_jobs import tables
-from spark_jobs.current import read_current
+from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, sentence
 from spark_jobs.session import build_session
 
@@ -21,16 +21,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table; the exit status."""
     parser = argparse.ArgumentParser(prog="spark_jobs.show", description="Print the rows of a table of `current`.")
     parser.add_argument("path", nargs="+", help="one space's folder under --path of the job")
+    parser.add_argument(
+        "--as-of",
+        choices=("watermark",),
+        help="the rows after the last source transaction up to which everything has been read, of all tables the same",
+    )
     options = parser.parse_args(arguments)
     try:
         session = build_session("tarantool-cdc show")
-        for path in options.path:
-            for row in read_current(session, tables.qualified(session, path)).select("_key", "_row", "_seq").toLocalIterator():
+        paths = {path: tables.qualified(session, path).rstrip("/") for path in options.path}
+        marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}
+        for path, found in paths.items():
+            rows = read_current(session, found, marks[_parent(found)]).select("_key", "_row", "_seq")
+            for row in rows.toLocalIterator():
                 print(f'{{"path":"{path}","key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
     except (JobError, PySparkException) as error:
         print(f"show: {sentence(error)}", file=sys.stderr)
         return 1
     return 0
+
+
+def _parent(path: str) -> str:
+    return path.rpartition("/")[0]
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from delta.exceptions import (
 )
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
-from pyspark.sql import DataFrame, DataFrameWriter, SparkSession
+from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_jobs.errors import JobError
@@ -182,21 +182,10 @@ def set_properties(session: SparkSession, table: Table, changed: Mapping[str, st
     session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})")
 
 
-def add_columns(session: SparkSession, table: Table, columns: Mapping[str, str]) -> None:
-    """New columns (name → type) at the end; null in the rows that are there."""
-    definitions = ", ".join(f"{_quoted(name)} {kind}" for name, kind in columns.items())
-    session.sql(f"ALTER TABLE {identifier(table)} ADD COLUMNS ({definitions})")
-
-
 def append_once(frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int) -> None:
     """Append a micro-batch; nothing happens if this application has appended this batch, or a later one, before."""
     writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
     _save(writer.option("txnAppId", application).option("txnVersion", batch), table)
-
-
-def append(frame: DataFrame, table: Table) -> None:
-    """Append rows to a table that is empty."""
-    _save(frame.write.format("delta").mode("append"), table)
 
 
 def overwrite(frame: DataFrame, table: Table) -> None:
@@ -204,22 +193,20 @@ def overwrite(frame: DataFrame, table: Table) -> None:
     _save(frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true"), table)
 
 
-def merge_newer(session: SparkSession, table: Table, rows: DataFrame) -> None:
-    """Insert rows with new `_key`s and replace those whose `_seq` is smaller; the others are left as they are."""
+def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:
+    """Take in rows by their `_key`: those marked `_deleted` go, the others are put in where they are newer by `_seq`."""
+    values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in newest.columns if name != "_deleted"}
 
     def merge() -> None:
-        builder = delta(session, table).alias("stored").merge(rows.alias("new"), "stored._key = new._key")
-        builder.whenMatchedUpdateAll("new._seq > stored._seq").whenNotMatchedInsertAll().execute()
+        builder = delta(session, table).alias("stored").merge(newest.alias("new"), "stored._key = new._key")
+        builder = builder.whenMatchedDelete("new._deleted and new._seq > stored._seq")
+        builder = builder.whenMatchedUpdate("new._seq > stored._seq", values)
+        builder.whenNotMatchedInsert("not new._deleted", values).execute()
 
     retried(merge)
 
 
-def update(session: SparkSession, table: Table, condition: str, changes: Mapping[str, str]) -> None:
-    """Set columns (name → SQL expression) of the rows that meet the condition."""
-    retried(lambda: delta(session, table).update(condition, dict(changes)))
-
-
-def delete(session: SparkSession, table: Table, condition: str) -> None:
+def delete(session: SparkSession, table: Table, condition: str | Column) -> None:
     """Take the rows out that meet the condition."""
     retried(lambda: delta(session, table).delete(condition))
 

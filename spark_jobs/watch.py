@@ -12,7 +12,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -79,19 +79,25 @@ class Watch:
         gate: Gate,
         *listeners: Listener,
         stop_timeout_seconds: float | None = None,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
-        """A query whose batches go through the gate."""
+        """A query whose batches go through the gate; `check` raises what has failed beside it."""
         self._session = session
         self._query = query
         self._gate = gate
         self._listeners = listeners
         self._stop_timeout_seconds = stop_timeout_seconds
+        self._check = check
         self._told = -1
         self._signals = 0
         self._is_canceled = False
+        self._has_failed = False
 
     def wait(self) -> bool:
-        """Until the query ends; whether it did so by itself, and not by a signal. Raises what it ended with."""
+        """Until the query ends; whether it did so by itself, and not by a signal. Raises what it ended with.
+
+        What has failed beside it ends it too, behind the batch that runs.
+        """
 
         def count(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
             # No more than this: the thread that is interrupted may be in the middle of a call to Java.
@@ -101,19 +107,28 @@ class Watch:
         try:
             while not self._query.awaitTermination(_CHECK_SECONDS):
                 self._tell()
+                self._check_beside()
                 if self._signals:
+                    print("Stopping when the batch that runs is done; a second signal cancels it.", file=sys.stderr)
                     self._stop()
             self._tell()
         except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
-            if not (self._is_canceled or (self._signals and self._java_ends())):
+            if self._has_failed or not (self._is_canceled or (self._signals and self._java_ends())):
                 raise
         finally:
             for number, handler in previous.items():
                 signal.signal(number, handler)
         return not self._signals
 
+    def _check_beside(self) -> None:
+        try:
+            self._check()
+        except BaseException:
+            self._has_failed = True
+            self._stop()
+            raise
+
     def _stop(self) -> None:
-        print("Stopping when the batch that runs is done; a second signal cancels it.", file=sys.stderr)
         self._gate.close()
         started = time.monotonic()
         while self._query.isActive:

@@ -35,10 +35,13 @@ class Control:
         """The highest seq that a record tells of."""
         return max((self.forms.last_seq, *(ended.seq for ended in self.completed)))
 
-    def swept(self, space: str, up_to: int) -> int:
-        """The seq up to which a space's rows were gone at a seq, as completed snapshots told; -1 if none has told any."""
+    def swept(self, space_id: int, up_to: int) -> int:
+        """The seq up to which a space's rows were gone at a seq, as completed snapshots told; -1 if none has told any.
+
+        By the space's id: its name may have been another space's before, with sweeps of its own.
+        """
         known = (ended for ended in self.completed if ended.seq <= up_to)
-        return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space == space), default=-1)
+        return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space_id == space_id), default=-1)
 
 
 class ControlTable:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from cdc.local.interface import KafkaServer
 from cdc.local.process import ChildProcess
@@ -26,7 +27,7 @@ _WARM_UP_SECONDS: Final = 3.0
 _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
-_SPARK_JOBS: Final = ("changelog", "current")
+_SPARK_JOBS: Final = ("changes", "changelog", "current")
 
 
 @dataclass
@@ -44,8 +45,6 @@ class Bench:
     backlog: int
     properties: dict[str, str | int] = field(default_factory=dict)
     """For the daemon's `kafka.properties`."""
-    published: str | None = None
-    """The prefix under which the rows have been published, once a section has done so."""
 
     def daemon(self, name: str, master: Master, delivery: Delivery, *, images: bool = False) -> Daemon:
         """A daemon with a name of this run."""
@@ -108,7 +107,6 @@ def _tail(bench: Bench, section: str, name: str, rows_per_transaction: int) -> I
             run = daemon.measure_tail(lsn)
             result = _of_run(section, delivery, rows, run, f"{run.commit_count} commits")
             yield bench.counted(result, daemon, delivery)
-            bench.published = bench.published or daemon.prefix
 
 
 def _raw(section: str, master: Master, start: VClock, lsn: int, rows: int) -> Result:
@@ -232,47 +230,40 @@ def backlog(bench: Bench) -> Iterator[Result]:
 
 
 def spark(bench: Bench) -> Iterator[Result]:
-    """The Spark jobs over what was published. A second run, which finds nothing to do, tells what start and end cost."""
-    if bench.published is None:
-        with bench.master("spark", bench.rows) as master:
-            daemon = bench.daemon("spark", master, "exactly_once")
-            daemon.catch_up()
-            master.fill(bench.rows, rows_per_transaction=500)
-            daemon.catch_up()
-            bench.published = daemon.prefix
-    directory = bench.directory / "spark"
-    directory.mkdir(exist_ok=True)
+    """The Spark jobs, warm and into tables that are full already (spark_load.py)."""
     for job in _SPARK_JOBS:
-        whole, idle = (_run_spark(bench, directory, job, bench.published) for _ in range(2))
-        yield Result(
-            section="spark",
-            what=job,
-            rows=bench.rows,
-            seconds=max(whole - idle, 0.001),
-            whole_seconds=whole,
-            note=f"start and end alone {idle:.1f} s",
-        )
+        directory = bench.directory / f"spark-{job}"
+        directory.mkdir()
+        whole = 0.0
+        for phase in _run_spark(bench, directory, job):
+            whole += phase["seconds"]
+            appended = phase.get("appended_seconds")
+            yield Result(
+                section="spark",
+                what=f"{job}, {phase['phase']}",
+                rows=phase["records"],
+                seconds=phase["seconds"],
+                whole_seconds=whole,
+                cpu_seconds=phase["cpu_seconds"],
+                note="" if appended is None else f"appended after {appended:.1f} s",
+            )
 
 
-def _run_spark(bench: Bench, directory: Path, job: str, prefix: str) -> float:
-    command = [sys.executable, "-m", "spark_jobs", job, "--available-now"]
-    command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", prefix]
-    command += ["--path", str(directory / job), "--checkpoint", str(directory / f"{job}-checkpoint")]
-    started = time.monotonic()
+def _run_spark(bench: Bench, directory: Path, job: str) -> list[dict[str, Any]]:
+    command = [sys.executable, "-m", "tests.bench.spark_load", "--job", job]
+    command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", f"bench-{bench.token}-{job}"]
+    command += ["--directory", str(directory), "--rows", str(bench.rows), "--changes", str(bench.rows)]
+    file = directory / "phases.log"
     process = ChildProcess(
-        f"the job {job}",
-        command,
-        log_file=directory / f"{job}.log",
-        working_directory=directory,
-        environment=spark_environment(),
+        f"the load of {job}", command, log_file=file, working_directory=Path.cwd(), environment=spark_environment()
     )
     try:
         status = process.exit_status(wait_seconds=_SPARK_TIMEOUT_SECONDS)
         if status != 0:
-            raise RuntimeError(f"the job {job} ended with status {status}:\n{process.log_tail()}")
-        return time.monotonic() - started
+            raise RuntimeError(f"the load of {job} ended with status {status}:\n{process.log_tail()}")
     finally:
         process.kill()
+    return [json.loads(line) for line in file.read_text().splitlines() if line.startswith('{"phase"')]
 
 
 def _of_run(section: str, what: str, rows: int, run: Run, note: str = "") -> Result:

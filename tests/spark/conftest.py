@@ -58,7 +58,6 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.databricks.delta.stats.collect": "false",
-            "spark.databricks.delta.stats.skipping": "false",
             # The one for several drivers starts sixteen processes (readlink) for each commit; this is the only driver here.
             "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
             # Without a file of checksums beside each file, which would be made, and given its rights by a process, as well.

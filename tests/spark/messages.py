@@ -16,7 +16,15 @@ GOLDEN = Path(__file__).parent.parent / "golden" / "published"
 PREFIX = "shop"
 SPACE_ID = 512
 
-RECORD_SCHEMA = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int"
+RECORD_COLUMNS = {
+    "key": "binary",
+    "value": "binary",
+    "topic": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "timestampType": "int",
+}
 
 COLUMNS = (("id", "unsigned"), ("name", "string"), ("balance", "number"))
 
@@ -92,7 +100,12 @@ class FakeTopics:
         ]
 
     def _frame(self, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
-        return self.session.createDataFrame(list(rows), RECORD_SCHEMA)
+        # Rows of a query's text are at hand without a Spark job; those of createDataFrame come from a Python worker each time.
+        values = ",".join(f"({','.join(map(_literal, row))})" for row in rows)
+        empty = f"SELECT {','.join(['null'] * len(RECORD_COLUMNS))} WHERE false"
+        frame = self.session.sql(f"SELECT * FROM VALUES {values}" if rows else empty)  # noqa: S608 - quoted
+        named = frame.toDF(*RECORD_COLUMNS)
+        return named.select(*(named[name].cast(kind).alias(name) for name, kind in RECORD_COLUMNS.items()))
 
     @staticmethod
     def _partitions(message: Message) -> Iterable[int]:
@@ -107,6 +120,14 @@ def _row(message: Message, partition: int, offset: int) -> tuple[Any, ...]:
     key = None if message.key is None else bytearray(message.key.encode())
     value = None if message.value is None else bytearray(message.value.encode())
     return key, value, message.topic, partition, offset, None, 0
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bytearray):
+        return f"X'{value.hex()}'"
+    return str(value) if isinstance(value, int) else "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
 
 
 def golden(name: str) -> list[Message]:

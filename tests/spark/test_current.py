@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import random
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.current import CurrentSink, read_current
-from spark_jobs.errors import JobError, sentence
-from spark_jobs.folders import folder
+from spark_jobs import run, tables
+from spark_jobs.current import CurrentSink, read_current, watermark
+from spark_jobs.errors import JobError
+from spark_jobs.forms import Field, Form
+from spark_jobs.lake.lake import lake_folder
 from spark_jobs.source import Topics
-from spark_jobs.space_table import SpaceTable
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,
@@ -39,17 +38,24 @@ TOPICS = Topics("nowhere:9092", "shop")
 
 
 class Job:
-    """The job over topics in memory; each batch by a sink of its own, as after a restart."""
+    """The job over topics in memory. Each second batch is given to a sink of its own, as after a restart."""
 
     def __init__(self, session: SparkSession, path: Path) -> None:
         self.session = session
         self.path = path
         self.topics = FakeTopics(session)
+        self.batch = 0
+        self._sink: CurrentSink | None = None
 
     def take(self, records: DataFrame, **options: Any) -> None:
-        """Give a batch to a new process of the job."""
-        sink = CurrentSink(self.session, TOPICS, str(self.path), read_topic=self.topics.read, **options)
-        sink.write(records, 0, "query")
+        """Give a batch to the job, with other options to a new process of it. One that fails ends the process."""
+        self.batch += 1
+        self.topics.took(records)
+        sink, self._sink = self._sink, None
+        if sink is None or options:
+            sink = CurrentSink(self.session, TOPICS, str(self.path), self.topics, **options)
+        sink.write(records, self.batch, "query")
+        self._sink = sink if self.batch % 2 and not options else None
 
     def send(self, *messages: Message, **options: Any) -> DataFrame:
         """Send messages and give them to the job."""
@@ -59,8 +65,19 @@ class Job:
 
     def rows(self, space: str = "users") -> dict[str, str]:
         """Keys and rows."""
-        frame = read_current(self.session, f"{self.path}/{space}")
-        return {row["_key"]: row["_row"] for row in frame.collect()}
+        return self.shown(read_current(self.session, f"{self.path}/{space}"))
+
+    def merged(self, space: str = "users") -> dict[str, str]:
+        """Keys and rows of the table itself."""
+        return self.shown(tables.read(self.session, f"{self.path}/{space}"))
+
+    @staticmethod
+    def shown(frame: DataFrame) -> dict[str, str]:
+        """Its keys and rows, each key once."""
+        rows = frame.collect()
+        found = {row["_key"]: row["_row"] for row in rows}
+        assert len(found) == len(rows)
+        return found
 
     def columns(self, *names: str, space: str = "users") -> list[tuple[Any, ...]]:
         """Columns of all rows, by key."""
@@ -85,6 +102,7 @@ def test_changes_of_every_kind(job: Job) -> None:
         put("c", {"id": 3, "name": "c"}, 3),
         update(1, plus(10), 4),
         upsert({"id": 4, "name": "d", "balance": 4}, plus(1), 5),
+        snapshot("COMPLETED", 1),
     )
     job.send(
         update(1, plus(100), 6),
@@ -104,7 +122,7 @@ def test_changes_of_every_kind(job: Job) -> None:
     assert job.rows() == expected
     assert job.columns("id", "name", "balance", "_seq")[0] == (1, "a", "111", 6)
     job.take(job.topics.read("shop.users"))
-    assert job.rows() == expected
+    assert job.rows() == job.merged() == expected
     # A row that comes back after its deletion.
     job.send(upsert({"id": 3, "name": "again"}, plus(1), 13))
     assert job.rows() == {**expected, '{"id":3}': '{"id":3,"name":"again"}'}
@@ -164,19 +182,35 @@ def test_values_of_every_type_are_exact_in_the_row_and_typed_in_columns(job: Job
     assert second[3:] == ("0.000", None, False, None, None, None, None, None, None)
 
 
+def test_a_truncation_alone_after_a_restart(job: Job) -> None:
+    job.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2))
+    job.send(truncate(3))
+    assert job.rows() == job.merged() == {}
+    job.send(put("c", {"id": 2}, 4))
+    assert job.rows() == job.merged() == {'{"id":2}': '{"id":2}'}
+    # What is merged needn't be kept, and may come again.
+    later = job.topics.send(put("u", {"id": 2, "name": "b"}, 5), put("c", {"id": 3}, 6))
+    job.take(later.where("string(key) = '{\"id\":2}'"))
+    maintain = ["maintain", "--path", str(job.path), "--no-vacuum", "--no-optimize"]
+    for more, left in ((["--dry-run", "--vacuum-hours", "0"], 5), ([], 5), (["--vacuum-hours", "0"], 1)):
+        assert run.main([*maintain, *more]) == 0
+        assert tables.read(job.session, f"{job.path}/_changes").count() == left
+    job.take(job.topics.read("shop.users"))
+    assert job.rows() == job.merged() == {'{"id":2}': '{"id":2,"name":"b"}', '{"id":3}': '{"id":3}'}
+
+
 def test_truncation_voids_what_is_older_also_if_it_is_read_later(job: Job) -> None:
     first = job.topics.send(schema(0), *(put("c", {"id": number}, number) for number in range(1, 5)))
     job.take(first.where("topic = 'shop.schema' or partition = 0"))
     everything = job.topics.send(truncate(5), put("c", {"id": 2}, 6), put("c", {"id": 9}, 7), update(9, plus(0), 8))
     assert len(job.rows()) == 2
     # The truncation is read from one partition while the other still has rows from before it.
-    with pytest.raises(PySparkException) as raised:
-        job.take(everything)
-    assert "at seq 8 doesn't fit the row" in sentence(raised.value)
     job.take(everything.where("offset < 4"))
     assert sorted(job.rows()) == ['{"id":2}', '{"id":9}']
-    job.take(first)
-    assert sorted(job.rows()) == ['{"id":2}', '{"id":9}']
+    assert job.merged() == {}
+    with pytest.raises(JobError) as raised:
+        job.take(first.union(everything))
+    assert "at seq 8 doesn't fit the row" in str(raised.value)
 
 
 def test_a_snapshot_sweeps_what_it_did_not_see_and_nothing_else(job: Job) -> None:
@@ -197,6 +231,9 @@ def test_a_snapshot_sweeps_what_it_did_not_see_and_nothing_else(job: Job) -> Non
     for batch in (first.where("topic = 'shop.users'"), second, first):
         job.take(batch)
     assert {key: json.loads(row)["name"] for key, row in job.rows().items()} == expected
+    # One that finds nothing ends where everything is merged already.
+    job.send(snapshot("STARTED", 10, snapshot_id="3"), snapshot("COMPLETED", 10, snapshot_id="3", sweep_seq=10))
+    assert job.rows() == job.merged() == {}
 
 
 def test_a_snapshot_that_names_what_is_gone_sweeps_nothing(job: Job) -> None:
@@ -211,10 +248,14 @@ def test_a_snapshot_that_names_what_is_gone_sweeps_nothing(job: Job) -> None:
 
 def test_an_update_without_its_row_is_an_error_with_a_remedy(job: Job) -> None:
     batch = job.topics.send(schema(0), update(1, plus(1), 7), put("c", {"id": 2}, 8))
-    with pytest.raises(PySparkException) as raised:
-        job.take(batch)
-    assert sentence(raised.value).startswith('The UPDATE of {"id":1} in users at seq 7 has no row to apply to')
-    job.take(batch, skip_missing=True)
+    job.topics.took(batch)
+    sink = CurrentSink(job.session, TOPICS, str(job.path), job.topics, is_background=True)
+    sink.write(batch, 0, "query")
+    for told in (sink.close, sink.check):  # by the end of the thread that merges, and by what asks for it until then
+        with pytest.raises(JobError) as raised:
+            told()
+        assert str(raised.value).startswith('The UPDATE of {"id":1} in users at seq 7 has no row to apply to')
+    job.take(batch, skips_missing_rows=True)
     assert job.rows() == {'{"id":2}': '{"id":2}'}
 
 
@@ -247,7 +288,6 @@ def test_spaces_that_swap_their_names_and_get_another_key(job: Job) -> None:
         *(put("c", {"id": number, "name": "of 600"}, number, space="a", space_id=600) for number in (1, 2)),
         put("c", {"id": 1, "name": "of 601"}, 3, space="b", space_id=601, version=2),
     )
-    # Of the rows from before, the job has read none: it must fetch them from the topics before it applies the patches.
     swapped = job.topics.send(
         schema(3, space="b", space_id=600, version=3),
         schema(3, space="a", space_id=601, version=4),
@@ -258,9 +298,13 @@ def test_spaces_that_swap_their_names_and_get_another_key(job: Job) -> None:
         "a": {'{"id":1}': '{"id":1,"name":"601"}'},
         "b": {'{"id":1}': '{"id":1,"name":"600"}', '{"id":2}': '{"id":2,"name":"of 600"}'},
     }
-    for batch in (swapped, first):
+    # What it means for rows that haven't been read isn't told before they have.
+    job.take(swapped)
+    assert {space: job.rows(space) for space in ("a", "b")} == {"a": {}, "b": {}}
+    for batch in (first, swapped.union(first)):
         job.take(batch)
-        assert {space: job.rows(space) for space in ("a", "b")} == expected
+        for rows in (job.rows, job.merged):
+            assert {space: rows(space) for space in ("a", "b")} == expected
     rekeyed = job.topics.send(
         schema(5, space="b", space_id=600, version=5, key=("name", "id")),
         event("d", {"name": "of 600", "id": 2}, 6, {}, space="b", space_id=600, version=5),
@@ -333,6 +377,21 @@ def test_renamed_part_of_the_primary_key_without_images(job: Job) -> None:
         assert set(found) == {'{"number":1}', '{"number":2}'}
 
 
+def test_rows_with_another_key_stay_until_a_later_truncation(job: Job) -> None:
+    job.send(schema(0), *(put("c", {"id": number, "name": "n", "balance": 0}, number) for number in (1, 2)))
+    changed = [1, 1, 2]  # 1 is in partition 0, 2 in the other one
+    renamed = job.topics.send(
+        schema(2, version=2, columns=RENAMED, key=("number",)),
+        *(event("u", {"number": number}, seq, {"patch": plus(5)}, version=2) for seq, number in enumerate(changed, 3)),
+        truncate(6, version=2),
+    )
+    job.take(renamed.where("partition = 0"))
+    merged = {json.loads(text)["number"]: json.loads(text)["balance"] for text in job.merged().values()}
+    assert (merged, job.rows()) == ({1: 5, 2: 0}, {})
+    job.take(renamed)
+    assert job.rows() == job.merged() == {}
+
+
 @pytest.mark.parametrize("has_images", [True, False])
 def test_primary_key_that_was_altered_in_a_gap_of_the_stream(job: Job, has_images: bool) -> None:
     """The table has rows that the new key has no place for, and two that would have the same; the snapshot tells what is so."""
@@ -354,30 +413,29 @@ def test_a_row_that_the_new_primary_key_has_no_place_for(job: Job) -> None:
     """There is no gap that would tell why; after a snapshot the job goes on, as the error says."""
     job.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2, "name": "b"}, 2))
     altered = job.topics.send(schema(2, version=2, key=("name",)))
-    with pytest.raises(PySparkException) as raised:
+    with pytest.raises(JobError) as raised:
         job.take(altered)
-    assert sentence(raised.value).startswith("The row {\"id\":1} of users has no value for the primary key ['name']")
+    assert str(raised.value).startswith("The row {\"id\":1} of users has no value for the primary key ['name']")
     row = event("r", {"name": "b"}, 3, {"after": {"id": 2, "name": "b"}}, version=2)
     later = job.topics.send(snapshot("STARTED", 2), row, snapshot("COMPLETED", 3, sweep_seq=2))
     for batch in (altered, later):
         job.take(batch)
-        assert set(job.rows()) <= {'{"name":"b"}'}
-    assert job.rows() == {'{"name":"b"}': '{"id":2,"name":"b"}'}
+    assert job.rows() == job.merged() == {'{"name":"b"}': '{"id":2,"name":"b"}'}
 
 
 def test_each_space_has_its_table_whatever_it_is_called(job: Job) -> None:
     outside = job.path
     job.path = outside / "in" / "lake"
-    names = ["..", "a/b", "a_b"]
+    names = ["..", "a/b", "a_b", "_changes"]
     messages = []
     for version, name in enumerate(names, 1):
         which: dict[str, Any] = {"space": name, "space_id": 600 + version, "version": version}
         messages += [schema(2 * version, **which), put("c", {"id": version, "name": name}, 2 * version + 1, **which)]
     job.send(*messages)
-    assert [job.rows(folder(name)) for name in names] == [
+    assert [job.rows(lake_folder(name)) for name in names] == [
         {f'{{"id":{version}}}': compact({"id": version, "name": name})} for version, name in enumerate(names, 1)
     ]
-    assert sorted(found.name for found in job.path.iterdir()) == sorted(map(folder, names))
+    assert sorted(found.name for found in job.path.iterdir()) == sorted([*map(lake_folder, names), "_changes", "_watermark"])
     assert list(job.path.parent.iterdir()) == [job.path]
     assert list(outside.iterdir()) == [job.path.parent]
 
@@ -392,6 +450,37 @@ def test_a_table_where_an_earlier_version_made_it(job: Job) -> None:
     (job.path / "a_b").rename(job.path / "a~2fb")
     job.take(job.topics.read("shop.a/b"))
     assert job.rows("a~2fb") == {'{"id":1}': '{"id":1,"name":"a"}', '{"id":2}': '{"id":2,"name":"b"}'}
+
+
+def test_a_table_that_an_earlier_version_made(job: Job) -> None:
+    """It kept deleted rows, marked, and what it had done for other names stood in a property; its events it hadn't kept."""
+    columns = "_key string, _row string, _seq bigint, _ts timestamp, _deleted boolean, id decimal(20,0)"
+    form = Form("users", 512, 2, 2, ("id",), (Field("id", "unsigned"),))
+    former = {"prefix": "shop", "form": form.to_json(), "floor": "-1", "settled": ",512:2"}
+    rows = [
+        (f'{{"id":{number}}}', None if number == 2 else f'{{"id":{number}}}', number, None, number == 2, None)
+        for number in (1, 2)
+    ]
+    table = f"{job.path}/users"
+    job.session.createDataFrame(rows, columns).write.format("delta").save(table)
+    tables.set_properties(job.session, table, {f"tarantool_cdc.{name}": value for name, value in former.items()})
+    id_only = [("id", "unsigned")]
+    sent = job.topics.send(
+        schema(0, space="people", columns=id_only),
+        schema(2, version=2, columns=id_only),
+        put("c", {"id": 9}, 1, space="people"),  # and was deleted, or has another key now: the earlier version has applied it
+        put("c", {"id": 3}, 3, version=2),
+    )
+    job.take(sent.where("topic <> 'shop.users'"))
+    with pytest.raises(JobError, match="no watermark"):
+        watermark(job.session, str(job.path))
+    assert list(job.rows()) == ['{"id":1}']
+    job.take(sent)
+    expected = {f'{{"id":{number}}}': f'{{"id":{number}}}' for number in (1, 3)}
+    assert job.rows() == job.merged() == expected
+    assert (job.rows("people"), watermark(job.session, str(job.path))) == ({}, 3)
+    with pytest.raises(JobError, match="have been made from a table of its own, and now they would be from --changes"):
+        job.send(put("c", {"id": 4}, 4, version=2), changes_path=f"{job.path}/elsewhere")
 
 
 def test_a_hash_index_in_place_of_a_tree_without_images(job: Job) -> None:
@@ -411,14 +500,6 @@ def test_a_hash_index_in_place_of_a_tree_without_images(job: Job) -> None:
     assert {key: json.loads(text)["balance"] for key, text in job.rows().items()} == {'{"id":"1"}': 3, '{"id":"1.00"}': 6}
 
 
-def test_deleted_rows_can_be_forgotten(job: Job) -> None:
-    job.send(schema(0), put("c", {"id": 1}, 1), delete(2, 2))
-    table = SpaceTable(job.session, f"{job.path}/users", "shop")
-    assert table.rows().count() == 2
-    job.send(put("c", {"id": 3}, 3), forget_after=timedelta(hours=1))
-    assert sorted(row["_key"] for row in table.rows().collect()) == ['{"id":1}', '{"id":3}']
-
-
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_any_cut_and_repetition_of_the_partitions_gives_the_same_rows(job: Job, seed: int) -> None:
     chance = random.Random(seed)
@@ -432,7 +513,8 @@ def test_any_cut_and_repetition_of_the_partitions_gives_the_same_rows(job: Job, 
         start = {place: max(0, done[place] - chance.choice((0, 0, 15))) for place in ends}
         job.take(job.topics.slice({place: (start[place], goal[place]) for place in ends}))
         done = goal
-    assert {key: json.loads(row) for key, row in job.rows().items()} == model
+    for rows in (job.rows(), job.merged()):
+        assert {key: json.loads(row) for key, row in rows.items()} == model
 
 
 def _random_workload(topics: FakeTopics, chance: random.Random) -> dict[str, dict[str, Any]]:

@@ -44,6 +44,6 @@ def test_what_is_no_schema_record_is_refused() -> None:
 
 
 def test_columns_get_names_that_tables_can_have() -> None:
-    names = ("ID", "_row", "a b;c", "a_b_c", "a`b")
+    names = ("ID", "_row", "a b;c", "a_b_c", "a`b", "_deleted")
     form = forms(schema(0, columns=[("id", "unsigned"), *((name, "string") for name in names)]).value).of(512, 1)
-    assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5", "a_b")
+    assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5", "a_b", "_deleted__7")

@@ -12,7 +12,7 @@ from spark_jobs import run, tables
 
 pytestmark = pytest.mark.spark
 
-EVENT = "string('c') op, 1L kafka_offset"
+EVENT = ("string('c') op", "'{}' vclock")
 
 
 def test_tables_are_compacted_and_old_files_and_events_go(
@@ -20,9 +20,9 @@ def test_tables_are_compacted_and_old_files_and_events_go(
 ) -> None:
     changelog, users = str(tmp_path / "changelog"), str(tmp_path / "current" / "users")
     for seq, date in enumerate(("date'2001-01-01'", "current_date()", "current_date()")):
-        spark.range(1).selectExpr(f"{seq}L seq", f"{date} date", EVENT.split(", ")[0], EVENT.split(", ")[1]).write.format(
-            "delta"
-        ).partitionBy("date").mode("append").save(changelog)
+        spark.range(1).selectExpr(f"{seq}L seq", f"{date} date", *EVENT).write.format("delta").partitionBy("date").mode(
+            "append"
+        ).save(changelog)
         spark.range(seq, seq + 1).write.format("delta").mode("append").save(users)
     (tmp_path / "current" / "checkpoint" / "offsets").mkdir(parents=True)
     arguments = ["maintain", "--path", str(tmp_path)]

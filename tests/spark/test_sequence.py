@@ -9,15 +9,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import sequence
+from spark_jobs.current import CurrentSink
+from spark_jobs.source import Topics
+from tests.spark.messages import FakeTopics, delete, put, schema
 
 pytestmark = pytest.mark.spark
 
 
 def test_the_first_that_fails_ends_the_sequence(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, missing = str(tmp_path / "users"), str(tmp_path / "missing")
-    rows = [('{"id":1}', '{"id":1,"name":"a"}', 7, False), ('{"id":2}', None, 8, True)]
-    frame = spark.createDataFrame(rows, "_key string, _row string, _seq bigint, _deleted boolean")
-    frame.write.format("delta").save(path)
+    topics = FakeTopics(spark)
+    row = {"id": 1, "name": "a"}
+    topics.took(records := topics.send(schema(6), put("c", row, 7), put("c", {"id": 2}, 8), delete(2, 9)))
+    CurrentSink(spark, Topics("nowhere:9092", "shop"), str(tmp_path), topics).write(records, 0, "query")
     assert sequence.main(["show", path, "then", "show", missing, "then", "show", path]) == 1
     shown = capsys.readouterr()
     row, done = map(json.loads, shown.out.splitlines())

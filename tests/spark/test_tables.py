@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
@@ -47,16 +48,18 @@ def test_every_step_works_with_both_kinds(spark: SparkSession, tmp_path: Path, s
         tables.append_once(rows, table, partition_by=["part"], application="query", batch=0)
     filled = tables.version(spark, table)
     tables.set_properties(spark, table, {"tarantool_cdc.prefix": "shop"})
-    tables.add_columns(spark, table, {"more": "int"})
-    newer = spark.createDataFrame([("1", 5, "x", 7), ("2", 1, "x", 8)], "_key string, _seq bigint, part string, more int")
-    tables.merge_newer(spark, table, newer)
-    tables.update(spark, table, "_key = '2'", {"more": "9"})
-    assert sorted(tuple(row) for row in tables.read(spark, table).collect()) == [("1", 5, "x", 7), ("2", 2, "x", 9)]
+    columns = "_key string, _seq bigint, part string"
+    newer = spark.createDataFrame([("1", 5, "y"), ("2", 1, "y"), ("4", 6, "x")], columns)
+    gone = [("2", 1, "x"), ("3", 5, "x"), ("4", 7, "x")]
+    marked = spark.createDataFrame(gone, columns).withColumn("_deleted", F.lit(True))
+    tables.merge_rows(spark, table, newer.withColumn("_deleted", F.lit(False)))
+    tables.merge_rows(spark, table, marked)
+    assert sorted(tuple(row) for row in tables.read(spark, table).collect()) == [("1", 5, "y"), ("2", 2, "x")]
     assert sorted(tuple(row) for row in tables.read(spark, table, filled).collect()) == [("1", 1, "x"), ("2", 2, "x")]
-    tables.delete(spark, table, "_key = '1'")
-    tables.append(newer.where("_key = '1'"), table)
-    tables.overwrite(tables.read(spark, table).where("_seq > 2").drop("more"), table)
-    assert [tuple(row) for row in tables.read(spark, table).collect()] == [("1", 5, "x")]
+    tables.delete(spark, table, "_key = '2'")
+    assert [tuple(row) for row in tables.read(spark, table).collect()] == [("1", 5, "y")]
+    tables.overwrite(tables.read(spark, table).withColumn("more", F.lit(7)), table)
+    assert [tuple(row) for row in tables.read(spark, table).collect()] == [("1", 5, "y", 7)]
     assert tables.describe(spark, table)[0]["tarantool_cdc.prefix"] == "shop"
 
 

@@ -17,6 +17,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run
+from spark_jobs.errors import JobError
 from spark_jobs.job import Job, Sink
 from spark_jobs.progress import Batch
 from spark_jobs.report import Log
@@ -40,8 +41,17 @@ class Scripted(Job, Sink):
         self.steps: dict[int, Callable[[DataFrame], object]] = {}
         self.done: list[tuple[int, int]] = []
         self.failed: list[int] = []
+        self.closed = 0
+        self.failure: JobError | None = None
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def check(self) -> None:
+        if self.failure is not None and self.done:
+            raise self.failure
+
+    def close(self) -> None:
+        self.closed += 1
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:  # noqa: ARG002
         return self
@@ -112,7 +122,7 @@ def test_a_signal_ends_a_job_behind_the_batch_that_runs_and_a_second_one_in_it(
     # The batch goes on to its end; the next one, which is there, finds the gate closed.
     job.steps[0] = signaled
     assert start() == 0
-    assert job.done == [(0, 2)]
+    assert (job.done, job.closed) == ([(0, 2)], 1)
     assert [path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")] == ["0"]
     shown = capsys.readouterr().err
     assert re.search(
@@ -154,7 +164,7 @@ def test_a_signal_ends_a_job_behind_the_batch_that_runs_and_a_second_one_in_it(
 
 
 @pytest.mark.usefixtures("spark")
-def test_a_batch_that_fails_while_the_job_stops_is_an_error(
+def test_a_batch_that_fails_while_the_job_stops_is_an_error_and_so_is_what_fails_beside_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], closed: threading.Event
 ) -> None:
     monkeypatch.setattr(
@@ -173,8 +183,12 @@ def test_a_batch_that_fails_while_the_job_stops_is_an_error(
         records.selectExpr("raise_error('the disk is full')").collect()
 
     job.steps[0] = fails
-    status = run.main(
-        ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
-    )
-    assert (status, job.done) == (1, [])
+    arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
+    assert (run.main(arguments), job.done, job.closed) == (1, [], 1)
     assert "scripted: the disk is full" in capsys.readouterr().err
+
+    # Told while no batch comes; the one before is committed.
+    job.steps, job.failure = {}, JobError("A merge has failed.")
+    assert (run.main(arguments), job.done, job.closed) == (1, [(0, 1)], 2)
+    assert capsys.readouterr().err.endswith("scripted: A merge has failed.\n")
+    assert [path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")] == ["0"]

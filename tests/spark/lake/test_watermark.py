@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_jobs.lake.watermark import Seqs, advance, covers, seqs
+from spark_jobs.lake.watermark import Behind, Seqs, advance, covers, seq_before, seqs
 
 BUCKET = 32768
 
@@ -55,6 +55,13 @@ def test_where_everything_has_been_read_gaps_are_none() -> None:
     assert advance(found(13, {14: "b", 15: "b"}), [], -1, is_all=False) == 14
 
 
+def test_what_is_missing_before_a_stream_that_begins_late_takes_no_room() -> None:
+    late = 1 << 50
+    assert advance(found(0, {}), [], late, is_all=True) == late
+    bucket = late // BUCKET + 1
+    assert [seq_before(buckets) for buckets in ([], [1, 2], [bucket + 1, bucket])] == [0, 0, late]
+
+
 def test_a_snapshot_is_one_unit() -> None:
     present = whole("b-sss")
     assert advance(found(0, present), [], 5, is_all=True) == 2
@@ -89,16 +96,31 @@ def test_it_never_goes_back_nor_past_what_is_complete(seed: int) -> None:
 
 
 def test_bitmaps_of_buckets_become_bits_behind_a_seq() -> None:
-    def bitmap(*places: int) -> bytes:
-        return sum(1 << place for place in places).to_bytes(BUCKET // 8, "little")
-
-    buckets = [(3, bitmap(0, 5), bitmap(0), bitmap(5)), (1, bitmap(BUCKET - 1), bitmap(BUCKET - 1), bitmap())]
+    buckets = {3: (0b100001, 0b1, 0b100000), 1: (1 << BUCKET - 1, 1 << BUCKET - 1, 0)}
     read = seqs(BUCKET - 3, buckets)
     assert read == Seqs(
         BUCKET - 3, 0b100 | (1 << (BUCKET + 3)) | (1 << (BUCKET + 8)), 0b100 | (1 << (BUCKET + 3)), 1 << (BUCKET + 8)
     )
     assert read.last == 2 * BUCKET + 6
-    assert seqs(2 * BUCKET + 3, buckets[:1]) == Seqs(2 * BUCKET + 3, 0b100, 0, 0b100)
+    assert seqs(2 * BUCKET + 3, {3: buckets[3]}) == Seqs(2 * BUCKET + 3, 0b100, 0, 0b100)
+
+
+def test_what_is_behind_is_gathered_from_batches_and_counted_when_it_is_passed() -> None:
+    def bitmap(*seqs: int) -> bytes:
+        return sum(1 << (seq - 1) % BUCKET for seq in seqs).to_bytes(BUCKET // 8, "little")
+
+    behind = Behind()
+    behind.add("users", 1, bitmap(3, 5), bitmap(3), bitmap())
+    behind.add("orders", 1, bitmap(4), bitmap(4), bitmap(4))
+    behind.add("users", 1, bitmap(5, 6), bitmap(6), bitmap())
+    behind.add("users", 2, bitmap(BUCKET + 1), bitmap(), bitmap())
+    assert behind.seqs(2) == Seqs(2, 0b1111 | 1 << (BUCKET - 2), 0b1011, 0b10)
+    assert behind.pass_by(2, 5) == {"users": 2, "orders": 1}
+    assert behind.pass_by(5, 5) == {}
+    assert behind.seqs(5) == Seqs(5, 0b1 | 1 << (BUCKET - 5), 0b1, 0)
+    assert behind.pass_by(5, BUCKET + 1) == {"users": 2}
+    behind.add("users", 9, bitmap(8 * BUCKET + 1), bitmap(8 * BUCKET + 1), bitmap())
+    assert behind.seqs(BUCKET + 1).last == 8 * BUCKET + 1
 
 
 def test_partitions_that_hold_nothing_need_not_be_read() -> None:

@@ -1,0 +1,377 @@
+"""Merges events into the tables of the spaces, seldom and many at once, and publishes the watermark.
+
+Only what the watermark says is complete is merged, so nothing can come late: an event up to what is merged is one that came
+before. That is why the tables need no marks of deleted rows.
+
+A space is merged when enough has gathered: a share of its rows or many changes, or some time has passed. A large share is put in
+by writing the table anew; a small one by MERGE, which marks the rows it replaces in deletion vectors and leaves their files.
+Where a space gets another name or another primary key, its rows are brought over before anything behind that is merged.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Final
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.errors import of_worker
+from spark_jobs.forms import META_COLUMNS, Form
+from spark_jobs.lake import delta_log
+from spark_jobs.lake.base_table import BaseTable
+from spark_jobs.lake.control import Control
+from spark_jobs.lake.current_rows import Base, in_form, newest_rows
+from spark_jobs.lake.lake import LAST, Lake
+from spark_jobs.lake.positions import Positions
+from spark_jobs.lake.watermark import Behind, Ends, advance, bitmaps, covers
+from spark_jobs.source import Topics
+from spark_jobs.transforms import rekey, typed
+
+SHARE: Final = 0.2
+"""Of a table's rows: so many changes are worth writing it anew."""
+
+CHANGES_MAX: Final = 1_000_000
+_PARALLEL: Final = 4
+_PAUSE: Final = 4
+"""A merge that took long comes again after this many times as long, however short the interval is; and not before it took once
+more as long, however much has gathered.
+"""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """That the table of events has all batches up to one, in a version of it, and so all events up to some offsets; and where the
+    topics ended afterwards.
+
+    `control` is what the control topics had told before.
+    """
+
+    batch: int
+    version: int
+    read: Ends
+    ends: Ends
+    control: Control
+
+    @property
+    def is_all(self) -> bool:
+        """Whether nothing was left to read."""
+        return covers(self.read, self.ends)
+
+
+@dataclass
+class _Space:
+    """What is known of a space's table between two steps; `swept` tells which sweeps it has had, by the space's id."""
+
+    table: BaseTable
+    unmerged: int
+    merged_at: float
+    took_seconds: float = 0.0
+    swept: dict[int, int] = field(default_factory=dict)
+    counted: int | None = None
+
+    @property
+    def rows(self) -> int:
+        """How many the table has."""
+        if self.counted is None:
+            self.counted = self.table.count()
+        return self.counted
+
+
+@dataclass
+class Merger:
+    """See the module."""
+
+    lake: Lake
+    topics: Topics
+    interval_seconds: float = 60.0
+    skips_missing_rows: bool = False
+    share: float = SHARE
+    _spaces: dict[str, _Space] = field(default_factory=dict)
+    _mark: int = -1
+    _published: int = -1
+    _settled: int = -1
+    _behind: Behind = field(default_factory=Behind)
+    _batch: int = -1
+    _taken_over: int = -1
+    _candidate: tuple[int, Ends] | None = None
+    _looked_at: Evidence | None = None
+
+    def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> None:
+        """Advance the watermark and do what is due; with `merges_all`, merge whatever isn't. Raises JobError."""
+        try:
+            self._step(evidence, merges_all=merges_all)
+        except (PySparkException, Py4JError) as error:
+            # Which of the two it is depends on what Spark was at.
+            known = of_worker(error)
+            if known is None:
+                raise
+            raise known from error
+
+    def _step(self, evidence: Evidence | None, *, merges_all: bool) -> None:
+        if (evidence is None or evidence is not self._looked_at) and not self._look(evidence):
+            return
+        self._looked_at = evidence
+        now = time.monotonic()
+        due = [space for space, known in self._spaces.items() if known.unmerged and (merges_all or self._is_due(known, now))]
+        self._merge_all(due, self._settled)
+
+    def _look(self, evidence: Evidence | None) -> bool:
+        """See what has come, and what it means for the watermark and for names and keys; whether anything is there at all."""
+        # Of a batch that comes behind one that was looked at, only what is new is read.
+        is_next = evidence is not None and 0 <= self._batch < evidence.batch
+        events = self.lake.changes(None if evidence is None or is_next else evidence.version)
+        if events is None:
+            return False
+        # Not what has come since: of that, the events may not be there.
+        control = self.lake.control_table.read() if evidence is None else evidence.control
+        if self._mark < 0:
+            # Nothing is merged that isn't published, so what an earlier run has merged is not behind it.
+            self._published = self.lake.watermark() if self.lake.has_watermark() else -1
+            self._mark = max(self._published, 0)
+            self._take_over(control)
+        fresh = events.where(F.col("seq") > self._mark)
+        if evidence is not None and is_next:
+            fresh = fresh.where((F.col("batch") > self._batch) & (F.col("batch") <= evidence.batch))
+        else:
+            self._behind = Behind()
+        for row in bitmaps(fresh).collect():
+            self._behind.add(*row)
+        self._batch = -1 if evidence is None else evidence.batch
+        since, is_quiet = self._mark, self._advance(control, evidence)
+        self._look_at(events, control, since)
+        self._settled = self._settle(control, is_quiet=is_quiet)
+        if self._settled > max(self._published, self._taken_over - 1):
+            self.lake.publish(self._settled)
+            self._published = self._settled
+        return True
+
+    def _advance(self, control: Control, evidence: Evidence | None) -> bool:
+        """Raise the watermark; whether all topics are read to their ends."""
+        found = self._behind.seqs(self._mark)
+        is_quiet = evidence is not None and evidence.is_all
+        # Control records tell of events in topics that aren't read, too.
+        known = max(found.last, evidence.control.last_seq, self._taken_over) if evidence is not None and is_quiet else -1
+        if evidence is not None and not is_quiet:
+            if self._candidate is not None and covers(evidence.read, self._candidate[1]):
+                known, self._candidate = self._candidate[0], None
+            self._candidate = self._candidate or (found.last, evidence.ends)
+        completed = [ended.seq for ended in control.completed]
+        if found.after == self._mark or known >= found.after:
+            mark = advance(found, completed, known, is_all=is_quiet)
+            # Before that the tables have what is behind it.
+            self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
+        return is_quiet
+
+    def _look_at(self, events: DataFrame, control: Control, since: int) -> None:
+        """Count what is there to merge, and make tables of spaces that have none."""
+        wanted = {space for space in control.forms.alive() if self._is_chosen(space)}
+        if not self._spaces:
+            # An earlier run may have left something to do in tables of spaces that are gone.
+            names = control.forms.names() - wanted
+            wanted |= {space for space in names if self._is_chosen(space) and self.lake.table(space).exists}
+        counts = {space: count for space, count in self._behind.pass_by(since, self._mark).items() if self._is_chosen(space)}
+        for space in {*wanted, *counts}:
+            known = self._spaces.get(space)
+            if known is None:
+                table = self._table(space, control)
+                behind = events.where((F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= self._mark))
+                unmerged = counts.get(space, 0) if max(table.merged, 0) == since else behind.count()
+                known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
+            else:
+                known.unmerged += counts.get(space, 0)
+            form = control.forms.at(space, self._mark)
+            if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
+                known.unmerged = max(known.unmerged, 1)
+
+    def _table(self, space: str, control: Control) -> BaseTable:
+        table = self.lake.table(space, self.topics.prefix)
+        form = control.forms.at(space, self._mark)
+        if form is not None:
+            self.lake.check_folder(space)
+            table.create(form)
+        return table
+
+    def _is_chosen(self, space: str) -> bool:
+        return bool(self.topics.chosen(self.lake.session, [space]))
+
+    def _is_due(self, known: _Space, now: float) -> bool:
+        waited = now - known.merged_at
+        if waited >= max(self.interval_seconds, _PAUSE * known.took_seconds):
+            return True
+        has_enough = known.unmerged >= min(CHANGES_MAX, max(self.share * known.rows, 1))
+        return has_enough and waited >= known.took_seconds
+
+    def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
+        """Several at a time; each has its own table. `forms` are those of spaces where they aren't the latest."""
+        if spaces:
+            with ThreadPoolExecutor(min(_PARALLEL, len(spaces))) as threads:
+                list(threads.map(lambda space: self._merge(space, up_to, (forms or {}).get(space)), spaces))
+
+    def _merge(self, space: str, up_to: int, form: Form | None) -> None:
+        """Merge a space up to an event: nothing else may be there before it that isn't complete."""
+        self.lake.session.sparkContext.setLocalProperty("spark.scheduler.pool", "merge")
+        known = self._spaces[space]
+        started = time.monotonic()
+        form = form or self.lake.form_at(space, up_to, known.table)[0]
+        if known.table.merged < up_to:
+            self._take_in(space, up_to, form)
+        swept = self.lake.control_table.read().swept(form.space_id, up_to)
+        if swept > known.swept.get(form.space_id, -1):
+            known.table.sweep(swept)
+            known.swept[form.space_id] = swept
+        known.counted = None
+        known.unmerged = 0 if up_to == self._mark else 1
+        known.merged_at = time.monotonic()
+        known.took_seconds = known.merged_at - started
+
+    def _take_in(self, space: str, up_to: int, form: Form) -> None:
+        """Put the events up to one into a space's table."""
+        known = self._spaces[space]
+        found = self.lake.space_rows(space, up_to, known.table, form)
+        fails = not self.skips_missing_rows
+        base, unmerged = found.base, found.unmerged
+        is_in_form = base is not None and base.form == form
+        may_merge = is_in_form and not found.is_truncated and known.table.merged >= 0 and not known.table.is_former
+        if unmerged is None and is_in_form:
+            known.table.advance(up_to)
+        elif base is not None and unmerged is not None and may_merge and known.unmerged < self.share * known.rows:
+            known.table.merge(newest_rows(base.rows, unmerged, form, fails_without_row=fails), up_to)
+        else:
+            known.table.replace(found.rows(fails_without_row=fails), form, up_to)
+
+    # Other names and other primary keys.
+
+    def _settle(self, control: Control, *, is_quiet: bool) -> int:
+        """Bring rows over where that is due; the seq up to which all is done."""
+        for changes in control.forms.bounds():
+            seq = changes[0][1].seq
+            if all(self._is_settled(former, form, control) for former, form in changes):
+                continue
+            # What the change itself brings, the truncation of a new primary key, comes right behind it.
+            if seq > self._mark or (seq == self._mark and not is_quiet):
+                return min(seq, self._mark)
+            # All of them, also if a former run has done one: only all tell which table's rows have gone where.
+            self._carry_out(changes, control)
+        return self._mark
+
+    def _take_over(self, control: Control) -> None:
+        """Find tables of an earlier version of this job, which has merged events that aren't in the table of events.
+
+        Of those that it has applied, some may be read once more, or now for the first time by another partition: they are void
+        where it had emptied a table, or had brought its rows over to another name or key.
+        """
+        names = [space for space in control.forms.names() if self._is_chosen(space)]
+        former = {space: table for space in names if (table := self.lake.table(space, self.topics.prefix)).is_former}
+        void = {}
+        for space, table in former.items():
+            void[space], last = table.former_seqs()
+            self._taken_over = max(self._taken_over, void[space], last)
+        for changes in control.forms.bounds():
+            for before, form in changes:
+                if form.space in former and form.point in former[form.space].former_points():
+                    for space in {before.space, form.space} & set(names):
+                        table = self._known(space, control)
+                        table.settle(None, table.form, form)
+                        void[space] = max(form.seq, void.get(space, -1))
+                        self._taken_over = max(self._taken_over, form.seq)
+        for space, seq in void.items():
+            table = self._known(space, control)
+            if table.merged < seq:
+                table.advance(seq)
+
+    def _is_settled(self, former: Form, form: Form, control: Control) -> bool:
+        chosen = {space for space in (former.space, form.space) if self._is_chosen(space)}
+        return all(self._known(space, control).is_settled(form) for space in chosen)
+
+    def _known(self, space: str, control: Control) -> BaseTable:
+        if space not in self._spaces:
+            self._spaces[space] = _Space(self._table(space, control), 0, time.monotonic())
+        return self._spaces[space].table
+
+    def _carry_out(self, changes: Sequence[tuple[Form, Form]], control: Control) -> None:
+        """Bring rows of forms over to those that followed them. Of several spaces at one time: they may swap their names.
+
+        Each step may be repeated: which version of the other table is taken over is kept before any of them is changed.
+        """
+        spaces = {form.space for change in changes for form in change if self._is_chosen(form.space)}
+        before = {former.space: former for former, _ in changes}
+        sources = [(former, form) for former, form in changes if former.space in spaces]
+        targets = [(former, form) for former, form in changes if form.space in spaces]
+        for form in (*(former for former, _ in sources), *(form for _, form in targets)):
+            self._known(form.space, control).create(form)
+        for space in spaces:
+            known = self._spaces[space]
+            known.unmerged = max(known.unmerged, 1)
+        if not any(self._known(space, control).is_settled(form) for space in spaces for _, form in changes):
+            self._merge_all(spaces, changes[0][1].seq, before)
+        for former, form in targets:
+            table = self._known(form.space, control)
+            if former.space in spaces and table.awaits(form) is None and not table.is_settled(form):
+                table.await_rows(form, self._known(former.space, control).version)
+        taken = {}
+        for former, form in targets:
+            table = self._known(form.space, control)
+            if not table.is_settled(form):
+                is_known = former.space in spaces
+                base = self._known(former.space, control).base(table.awaits(form)) if is_known else table.base()
+                assert base is not None
+                # Of a space that isn't read the rows aren't known.
+                rows = base if is_known else Base(base.rows.limit(0), base.form)
+                taken[form.point] = self._brought_over(rows, former, form)
+        for _, form in targets:
+            if form.point in taken:
+                self._known(form.space, control).settle(taken[form.point], form, form)
+        filled = {form.space for _, form in targets}
+        for former, form in sources:
+            source = self._known(former.space, control)
+            if former.space in filled:
+                source.settle(None, source.form, form)
+            else:
+                base = source.base()
+                assert base is not None
+                source.settle(base.rows.limit(0), source.form, form)
+        for space in spaces:
+            self._spaces[space].counted = None
+
+    def _brought_over(self, base: Base, former: Form, form: Form) -> DataFrame:
+        """A space's rows under its next name or primary key."""
+        rows = in_form(base, form).where(F.col("_seq") <= form.seq).select(*META_COLUMNS)
+        if former.key_writing != form.key_writing:
+            void, doomed = self._void_up_to(form)
+            kept = rows.where(F.col("_seq") > void)
+            # What will be gone anyway needs no key; until then it has one where that is possible, as patches may refer to it.
+            keyed = kept.withColumn("_key", rekey(form, doomed)("_key", "_row", "_seq")).where("_key is not null")
+            # If the stream has a gap, rows that are gone since may stand here beside others that got their values.
+            rows = keyed.groupBy("_key").agg(F.max_by(F.struct(*META_COLUMNS), "_seq").alias("newest")).select("newest.*")
+        return typed(rows, form)
+
+    def _void_up_to(self, form: Form) -> tuple[int, int]:
+        """The seqs up to which rows from before this form are gone with it, and later, as far as that is known.
+
+        With images, a truncation follows the form and all rows come again: then there is nothing to bring over, nor need it be
+        possible.
+        """
+        events = self.lake.changes()
+        assert events is not None
+        later = events.where((F.col("space") == form.space) & (F.col("space_id") == form.space_id) & (F.col("seq") > form.seq))
+        truncated = F.max(F.when(F.col("op") == "t", F.col("seq")))
+        first, last = later.agg(F.min(F.struct("seq", "op")), truncated).collect()[0]
+        swept = self.lake.control_table.read().swept(form.space_id, LAST)
+        void = first["seq"] if first is not None and first["op"] == "t" else -1
+        return void, max(-1 if last is None else last, swept)
+
+
+def evidence(lake: Lake, positions: Positions, batch: int) -> Evidence:
+    """Of the table of events as it is now, after a batch."""
+    read = positions.read_up_to(batch)
+    state = delta_log.state(lake.session, lake.changes_path)
+    assert state is not None
+    control = lake.control_table.read()
+    # Where the topics end is asked for last, so that all that is known by now lies before.
+    return Evidence(batch, state.version, read, positions.ends(), control)

@@ -1,0 +1,190 @@
+"""One Spark job, warm and into full tables: what a record costs, and how soon it is seen.
+
+Runs in a process of its own, with one Spark session for everything, and prints a JSON object per phase. The table is filled,
+then the same number of changes again warms everything up; only what comes after that is measured. The records are written here
+as the daemon writes them, a thousand times faster than a master could make them: three spaces (70, 25 and 5 %), four partitions
+each, transactions of one to five changes with both images, random keys.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+from pyspark.sql import SparkSession
+
+from cdc.local.jars import SPARK, jar_folder
+from spark_jobs import run
+from spark_jobs.current import read_current
+from spark_jobs.session import build_session
+from spark_jobs.source import Topics
+
+PARTITIONS: Final = 4
+BATCH: Final = 500_000
+FRESH: Final = 256
+_SPACES: Final = ("users",) * 14 + ("orders",) * 5 + ("audit",)
+_TIMEOUT_SECONDS: Final = 120.0
+_COLUMNS: Final = (("id", "unsigned"), ("name", "string"), ("email", "string"), ("balance", "number"), ("city", "string"))
+_COLUMNS_MORE: Final = (("created", "datetime"), ("tags", "array"), ("active", "boolean"))
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Load:
+    """A stream of changes of `rows` keys."""
+
+    def __init__(self, bootstrap_servers: str, prefix: str, rows: int) -> None:
+        """Makes the topics."""
+        self.prefix = prefix
+        self.seq = 0
+        self._rows = rows
+        self._chance = random.Random(1)
+        self._producer = Producer({"bootstrap.servers": bootstrap_servers, "transactional.id": prefix, "linger.ms": 20})
+        spaces = sorted(set(_SPACES))
+        topics = [NewTopic(f"{prefix}.{space}", PARTITIONS, 1) for space in spaces]
+        topics += [NewTopic(f"{prefix}.{name}", 1, 1) for name in ("schema", "snapshot")]
+        for created in AdminClient({"bootstrap.servers": bootstrap_servers}).create_topics(topics).values():
+            created.result(_TIMEOUT_SECONDS)
+        self._producer.init_transactions(_TIMEOUT_SECONDS)
+        self._producer.begin_transaction()
+        for space in spaces:
+            self._producer.produce(f"{prefix}.schema", _form(space), key=f'{{"space_id":{_id(space)},"schema_version":1}}')
+        self._producer.commit_transaction(_TIMEOUT_SECONDS)
+
+    def fill(self) -> None:
+        """An insert of each key."""
+        self._send(("c", number) for number in range(self._rows))
+
+    def change(self, count: int) -> None:
+        """Updates of random keys."""
+        self._send(("u", self._chance.randrange(self._rows)) for _ in range(count))
+
+    def _send(self, changes: Iterator[tuple[str, int]]) -> None:
+        self._producer.begin_transaction()
+        first, left = self.seq + 1, self._chance.randrange(1, 6)
+        for op, number in changes:
+            self.seq += 1
+            if left == 0:
+                first, left = self.seq, self._chance.randrange(1, 6)
+                if self.seq % 50_000 < 5:
+                    self._producer.commit_transaction(_TIMEOUT_SECONDS)
+                    self._producer.begin_transaction()
+            left -= 1
+            space = _SPACES[number % len(_SPACES)]
+            value = _event(op, number, space, self.seq, first)
+            self._produce(f"{self.prefix}.{space}", value, f'{{"id":{number}}}', number // len(_SPACES) % PARTITIONS)
+        self._producer.commit_transaction(_TIMEOUT_SECONDS)
+
+    def _produce(self, topic: str, value: str, key: str, partition: int) -> None:
+        while True:
+            try:
+                self._producer.produce(topic, value, key=key, partition=partition)
+                return
+            except BufferError:
+                self._producer.poll(0.1)
+
+
+def _id(space: str) -> int:
+    return 512 + sorted(set(_SPACES)).index(space)
+
+
+def _form(space: str) -> str:
+    columns = [
+        {"name": name, "typeName": kind, "position": place} for place, (name, kind) in enumerate(_COLUMNS + _COLUMNS_MORE, 1)
+    ]
+    source = {"snapshot": "false", "table": space, "space_id": _id(space), "schema_version": 1, "seq": 0}
+    table = {"primaryKeyColumnNames": ["id"], "columns": columns}
+    return json.dumps({"source": source, "tableChanges": [{"type": "CREATE", "id": f'"{space}"', "table": table}]})
+
+
+def _event(op: str, number: int, space: str, seq: int, first: int) -> str:
+    row = (
+        f'{{"id":{number},"name":"user {number}","email":"user.{number}@example.com","balance":%d.25,"city":"Oslo",'
+        f'"created":"2024-02-29T23:59:58.{number % 1000000:06d}Z","tags":["a","b"],"active":true}}'
+    )
+    before = "null" if op == "c" else row % (seq * 5 % 10_007)
+    after = row % (seq * 7 % 10_007)
+    return (
+        f'{{"op":"{op}","before":{before},"after":{after},"source":{{"version":"0.1.0","connector":"tarantool","name":"shop",'
+        f'"ts_ms":1732180000123,"ts_us":{1732180000123456 + seq},"ts_ns":1732180000123456768,"snapshot":"false","db":"",'
+        f'"sequence":"[\\"{first - 1}\\",\\"{seq}\\"]","table":"{space}","space_id":{_id(space)},"replica_id":1,"lsn":{seq},'
+        f'"tsn":{first},"row":{seq - first},"seq":{seq},"schema_version":1,"server_uuid":"aaaaaaaa-0000-4000-8000-000000000001",'
+        f'"vclock":{{"1":{seq}}}}},"transaction":{{"id":"1:{first}","total_order":{seq - first + 1},"data_collection_order":1}},'
+        f'"ts_ms":1732180000124,"ts_us":1732180000124000,"ts_ns":1732180000124000000}}'
+    )
+
+
+def cpu_seconds(session: SparkSession) -> float:
+    """User and system time of Java and of this process."""
+    gateway: Any = session.sparkContext._gateway
+    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (os.getpid(), gateway.proc.pid))
+    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+
+
+def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """The phases, each with its records, seconds and CPU seconds."""
+    settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"}
+    session = build_session("bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings)
+    session.sparkContext.setLogLevel("ERROR")
+    load = Load(options.bootstrap_servers, options.prefix, options.rows)
+    given = ["--bootstrap-servers", options.bootstrap_servers, "--prefix", options.prefix, "--available-now"]
+    places = ["--path", f"{options.directory}/lake", "--checkpoint", f"{options.directory}/checkpoint"]
+    job = run.parse_options(options.job, [*given, *places])
+    topics = replace(Topics.of(job), max_offsets_per_trigger=BATCH)
+
+    def process() -> None:
+        run.start(session, run.JOBS[options.job], topics, job).awaitTermination()
+
+    phases = [
+        ("fill", load.fill, options.rows),
+        ("warm up", load.change, options.changes),
+        ("warm", load.change, options.changes),
+    ]
+    for name, send, count in phases:
+        send() if name == "fill" else send(count)  # type: ignore[operator]
+        started, used = time.monotonic(), cpu_seconds(session)
+        process()
+        yield _phase(name, count, time.monotonic() - started, cpu_seconds(session) - used)
+    for _ in range(3):
+        load.change(FRESH)
+        started, used = time.monotonic(), cpu_seconds(session)
+        process()
+        appended = time.monotonic() - started
+        if options.job == "current":
+            frames = [read_current(session, f"{options.directory}/lake/{space}") for space in sorted(set(_SPACES))]
+            newest = max(frame.agg({"_seq": "max"}).collect()[0][0] for frame in frames)
+            assert newest == load.seq
+        seen = _phase(f"{FRESH} records", FRESH, time.monotonic() - started, cpu_seconds(session) - used)
+        yield {**seen, "appended_seconds": appended}
+
+
+def _phase(name: str, records: int, seconds: float, cpu: float) -> dict[str, Any]:
+    return {"phase": name, "records": records, "seconds": seconds, "cpu_seconds": cpu}
+
+
+def main() -> int:
+    """Measure one job."""
+    parser = argparse.ArgumentParser(prog="tests.bench.spark_load", description=__doc__)
+    parser.add_argument("--bootstrap-servers", required=True)
+    parser.add_argument("--prefix", required=True)
+    parser.add_argument("--directory", required=True)
+    parser.add_argument("--job", required=True, choices=sorted(run.JOBS))
+    parser.add_argument("--rows", type=int, required=True, help="so many keys are stored first")
+    parser.add_argument("--changes", type=int, required=True, help="so many changes of them are measured")
+    for phase in measure(parser.parse_args()):
+        print(json.dumps(phase), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
