@@ -219,9 +219,12 @@ class Merger:
         known = self._spaces[space]
         started = time.monotonic()
         form = form or self.lake.form_at(space, up_to, known.table)[0]
+        control = self.lake.control_table.read()
+        swept = control.swept(form.space_id, up_to)
         if known.table.merged < up_to:
-            self._take_in(space, up_to, form)
-        swept = self.lake.control_table.read().swept(form.space_id, up_to)
+            # In one commit with the events between which it came: who reads the table by its path sees no half of a snapshot.
+            is_swept = swept > control.swept(form.space_id, known.table.merged)
+            self._take_in(space, up_to, form, is_swept=is_swept)
         if swept > known.swept.get(form.space_id, -1):
             known.table.sweep(swept)
             known.swept[form.space_id] = swept
@@ -230,15 +233,15 @@ class Merger:
         known.merged_at = time.monotonic()
         known.took_seconds = known.merged_at - started
 
-    def _take_in(self, space: str, up_to: int, form: Form) -> None:
-        """Put the events up to one into a space's table."""
+    def _take_in(self, space: str, up_to: int, form: Form, *, is_swept: bool) -> None:
+        """Put the events up to one into a space's table; `is_swept` if rows are gone without an event that says so."""
         known = self._spaces[space]
         found = self.lake.space_rows(space, up_to, known.table, form)
         fails = not self.skips_missing_rows
         base, unmerged = found.base, found.unmerged
         is_in_form = base is not None and base.form == form
-        may_merge = is_in_form and not found.is_truncated and known.table.merged >= 0 and not known.table.is_former
-        if unmerged is None and is_in_form:
+        may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0 or known.table.is_former)
+        if unmerged is None and is_in_form and not is_swept:
             known.table.advance(up_to)
         elif base is not None and unmerged is not None and may_merge and known.unmerged < self.share * known.rows:
             known.table.merge(newest_rows(base.rows, unmerged, form, fails_without_row=fails), up_to)
