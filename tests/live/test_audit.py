@@ -55,7 +55,7 @@ box.space.empty:drop()
 
 @pytest.mark.spark
 def test_a_real_day_is_clean(scene: Scene, tmp_path: Path) -> None:
-    """In two parts, so that the second run goes on from what the first one kept."""
+    """With a daemon that is killed at noon, in several batches."""
     scene.daemon.settings["kafka"]["partitions"] = 3
     scene.tarantool.eval(BEFORE)
     scene.daemon.start()
