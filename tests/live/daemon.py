@@ -14,7 +14,7 @@ from typing import Any
 
 from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
-from tests.live.waiting import wait_for
+from tests.live.waiting import PATIENCE_SECONDS, wait_for
 
 Settings = dict[str, dict[str, Any]]
 
@@ -66,7 +66,7 @@ class DaemonProcess:
         self.kill()
         self.start()
 
-    def terminate(self, timeout_seconds: float = 60) -> int:
+    def terminate(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
         """SIGTERM; returns the exit status."""
         return self.run.terminate(timeout_seconds)
 
@@ -98,7 +98,9 @@ class DaemonProcess:
                 raise
             return False
 
-    def wait_until(self, what: str, holds: Callable[[dict[str, Any]], object], timeout_seconds: float = 60) -> dict[str, Any]:
+    def wait_until(
+        self, what: str, holds: Callable[[dict[str, Any]], object], timeout_seconds: float = PATIENCE_SECONDS
+    ) -> dict[str, Any]:
         """Wait until /status fulfils `holds`. Raises AssertionError, with the log's end, if the daemon ends before that."""
 
         def ask() -> dict[str, Any] | None:
@@ -116,11 +118,11 @@ class DaemonProcess:
         assert status is not None
         return status
 
-    def wait_until_streaming(self, timeout_seconds: float = 60) -> dict[str, Any]:
+    def wait_until_streaming(self, timeout_seconds: float = PATIENCE_SECONDS) -> dict[str, Any]:
         """Wait until changes flow."""
         return self.wait_until("it streams", lambda status: status["state"] == "streaming", timeout_seconds)
 
-    def wait_until_caught_up(self, vclock: Mapping[int, int], timeout_seconds: float = 120) -> dict[str, Any]:
+    def wait_until_caught_up(self, vclock: Mapping[int, int], timeout_seconds: float = 2 * PATIENCE_SECONDS) -> dict[str, Any]:
         """Wait until everything up to `vclock` is durable, local changes (origin 0) aside."""
 
         def is_there(status: dict[str, Any]) -> bool:
@@ -131,7 +133,7 @@ class DaemonProcess:
 
         return self.wait_until(f"it is at {dict(vclock)}", is_there, timeout_seconds)
 
-    def wait_for_end(self, timeout_seconds: float = 60) -> int:
+    def wait_for_end(self, timeout_seconds: float = PATIENCE_SECONDS) -> int:
         """Wait until it ends by itself; returns the exit status."""
         status = self.run.exit_status(wait_seconds=timeout_seconds)
         if status is None:

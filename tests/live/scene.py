@@ -20,7 +20,7 @@ from tests.live.daemon import DaemonProcess, Settings
 from tests.live.proxy import Proxy, Straight
 from tests.live.stream import Stream, distinct, parse, partial
 from tests.live.topics import Look, TopicReader
-from tests.live.waiting import wait_for
+from tests.live.waiting import PATIENCE_SECONDS, wait_for
 from tests.live.workload import Workload
 
 
@@ -84,7 +84,7 @@ class Scene:
         self.workload.start(steps=steps)
         self.workload.wait()
 
-    def catch_up(self, timeout_seconds: float = 120) -> None:
+    def catch_up(self, timeout_seconds: float = 2 * PATIENCE_SECONDS) -> None:
         """Wait until everything that the master has is durable in Kafka."""
         self.daemon.wait_until_caught_up(self.tarantool.vclock(), timeout_seconds)
 

@@ -32,7 +32,7 @@ PASSWORD = "correct-horse-battery"
 PREFIX = "tarantool-cdc: "
 
 
-def complaint(daemon: DaemonProcess, timeout_seconds: float = 60) -> str:
+def complaint(daemon: DaemonProcess, timeout_seconds: float = 120) -> str:
     """Start it; what it says at its end, with status 1."""
     daemon.start()
     assert daemon.wait_for_end(timeout_seconds) == 1, daemon.run.log_text()

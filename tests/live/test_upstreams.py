@@ -50,7 +50,7 @@ def several(scene_factory: SceneFactory, kafka: KafkaServer, cluster: Cluster) -
     return scene
 
 
-def followed(daemon: DaemonProcess, address: str, timeout_seconds: float = 60) -> dict[str, Any]:
+def followed(daemon: DaemonProcess, address: str, timeout_seconds: float = 120) -> dict[str, Any]:
     """Wait until the daemon follows the member at this address."""
 
     def is_followed(status: dict[str, Any]) -> bool:

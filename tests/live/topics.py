@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined] # its annotations don't re-export it
 
-from tests.live.waiting import wait_for
+from tests.live.waiting import PATIENCE_SECONDS, wait_for
 
 _CALL_SECONDS = 10.0
 Place = tuple[str, int]
@@ -60,13 +60,13 @@ class TopicReader:
         self.partition_counts: dict[str, int] = {}
         self._read_to: Look = {}
 
-    def look(self, timeout_seconds: float = 60) -> Look:
+    def look(self, timeout_seconds: float = PATIENCE_SECONDS) -> Look:
         """Where all topics end now, having read that far; waits for the first. Raises KafkaException while Kafka is away."""
         ends = wait_for("the topics' ends", self._ends_once_there, timeout_seconds)
         self._read(ends, timeout_seconds)
         return ends
 
-    def look_at_rest(self, timeout_seconds: float = 60) -> Look:
+    def look_at_rest(self, timeout_seconds: float = PATIENCE_SECONDS) -> Look:
         """As `look`, once no transaction is open: a commit is over before Kafka has shown it in all partitions."""
 
         def is_at_rest() -> bool:
