@@ -237,7 +237,6 @@ def spark(bench: Bench) -> Iterator[Result]:
         whole = 0.0
         for phase in _run_spark(bench, directory, job):
             whole += phase["seconds"]
-            appended = phase.get("appended_seconds")
             yield Result(
                 section="spark",
                 what=f"{job}, {phase['phase']}",
@@ -245,7 +244,6 @@ def spark(bench: Bench) -> Iterator[Result]:
                 seconds=phase["seconds"],
                 whole_seconds=whole,
                 cpu_seconds=phase["cpu_seconds"],
-                note="" if appended is None else f"appended after {appended:.1f} s",
             )
 
 
@@ -254,9 +252,10 @@ def _run_spark(bench: Bench, directory: Path, job: str) -> list[dict[str, Any]]:
     command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", f"bench-{bench.token}-{job}"]
     command += ["--directory", str(directory), "--rows", str(bench.rows), "--changes", str(bench.rows)]
     file = directory / "phases.log"
-    process = ChildProcess(
-        f"the load of {job}", command, log_file=file, working_directory=Path.cwd(), environment=spark_environment()
-    )
+    environment = spark_environment()
+    # They are for programs that end before better code would have paid for its compilation.
+    del environment["PYSPARK_SUBMIT_ARGS"]
+    process = ChildProcess(f"the load of {job}", command, log_file=file, working_directory=Path.cwd(), environment=environment)
     try:
         status = process.exit_status(wait_seconds=_SPARK_TIMEOUT_SECONDS)
         if status != 0:

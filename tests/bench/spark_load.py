@@ -53,7 +53,8 @@ class Load:
         spaces = sorted(set(_SPACES))
         topics = [NewTopic(f"{prefix}.{space}", PARTITIONS, 1) for space in spaces]
         topics += [NewTopic(f"{prefix}.{name}", 1, 1) for name in ("schema", "snapshot")]
-        for created in AdminClient({"bootstrap.servers": bootstrap_servers}).create_topics(topics).values():
+        admin = AdminClient({"bootstrap.servers": bootstrap_servers})
+        for created in admin.create_topics(topics).values():
             created.result(_TIMEOUT_SECONDS)
         self._producer.init_transactions(_TIMEOUT_SECONDS)
         self._producer.begin_transaction()
@@ -155,17 +156,23 @@ def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         started, used = time.monotonic(), cpu_seconds(session)
         process()
         yield _phase(name, count, time.monotonic() - started, cpu_seconds(session) - used)
-    for _ in range(3):
+    if options.job == "current":
+        yield from _until_seen(session, load, topics, run.parse_options(options.job, [*given[:-1], *places]))
+
+
+def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """How long it takes until those who read see a few changes of full tables, while the job follows the topics."""
+    query = run.start(session, run.JOBS[job.job], topics, job)
+    spaces = [f"{job.path}/{space}" for space in sorted(set(_SPACES))]
+    for _ in range(4):
         load.change(FRESH)
-        started, used = time.monotonic(), cpu_seconds(session)
-        process()
-        appended = time.monotonic() - started
-        if options.job == "current":
-            frames = [read_current(session, f"{options.directory}/lake/{space}") for space in sorted(set(_SPACES))]
-            newest = max(frame.agg({"_seq": "max"}).collect()[0][0] for frame in frames)
-            assert newest == load.seq
-        seen = _phase(f"{FRESH} records", FRESH, time.monotonic() - started, cpu_seconds(session) - used)
-        yield {**seen, "appended_seconds": appended}
+        started, used, newest = time.monotonic(), cpu_seconds(session), 0
+        while newest < load.seq:
+            newest = max(read_current(session, space).agg({"_seq": "max"}).collect()[0][0] for space in spaces)
+            if not query.isActive:
+                raise RuntimeError(f"the job has ended: {query.exception()}")
+        yield _phase(f"{FRESH} records until they are seen", FRESH, time.monotonic() - started, cpu_seconds(session) - used)
+    query.stop()
 
 
 def _phase(name: str, records: int, seconds: float, cpu: float) -> dict[str, Any]:

@@ -322,7 +322,11 @@ RENAMED = [("number", "unsigned"), *COLUMNS[1:]]
 
 
 @pytest.mark.parametrize(
-    ("columns", "part"), [pytest.param(COLUMNS, "name", id="altered"), pytest.param(RENAMED, "number", id="renamed")]
+    ("columns", "part"),
+    [
+        pytest.param(COLUMNS, "name", id="altered"),
+        pytest.param(RENAMED, "number", id="renamed", marks=pytest.mark.soak),
+    ],
 )
 def test_another_primary_key_with_images(job: Job, columns: list[tuple[str, str]], part: str) -> None:
     """All rows come again behind the truncation; what comes late of the former key is void, however the partitions are read."""
