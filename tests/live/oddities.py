@@ -322,11 +322,11 @@ class Oddities:
 
     # What has no JSON.
 
-    def shapes(self, spaces: int, rows: int) -> None:
-        """A form of 2,000 fields, tuples of 5,000, so many empty spaces and so many rows in one transaction."""
+    def shapes(self, spaces: int) -> None:
+        """A form of 2,000 fields, tuples of 5,000, and so many empty spaces."""
         self.tarantool.eval(
             """
-            local space_count, row_count = ...
+            local space_count = ...
             local format = {{'id', 'unsigned'}}
             for i = 2, 2000 do format[i] = {'f' .. i, 'any', is_nullable = true} end
             local wide = box.schema.space.create('wide', {format = format})
@@ -337,15 +337,9 @@ class Oddities:
                 wide:replace(row)
             end
             for i = 1, 40 do wide:update(i, {{'=', 3, 'three'}, {'=', i * 20, i}}) end
-            local long = box.schema.space.create('long')
-            long:create_index('pk')
-            box.begin()
-            for i = 1, row_count do long:replace({i, 'a row of a long transaction'}) end
-            box.commit()
             for i = 1, space_count do box.schema.space.create('one of many ' .. i):create_index('pk') end
             """,
             spaces,
-            rows,
         )
 
     def unencodable(self, name: str) -> int:
