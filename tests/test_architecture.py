@@ -53,6 +53,7 @@ PURE_FEEDS: Final = [
     "cdc.feeds.tap.wire",
     "cdc.feeds.tap.keys",
     "cdc.feeds.tap.changes",
+    "cdc.feeds.tap.folding",
     "cdc.feeds.tap.merging",
     "cdc.feeds.tap.session",
     "cdc.feeds.tap.window",

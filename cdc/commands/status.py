@@ -59,6 +59,11 @@ def readable_tap(tap: dict[str, Any]) -> list[str]:
     lines = [
         ("tap", f"{tap['connections']} connections, {tap['sessions']} sessions, at seq {tap['seq']}" + _problem(tap["error"]))
     ]
+    store = tap["store"]
+    if store is not None:
+        state = "being filled" if store["is_loading"] else f"at seq {store['seq']}, {store['lag']} behind"
+        lacking = f"; rows may be missing of {', '.join(store['incomplete'])}" if store["incomplete"] else ""
+        lines.append(("tap store", f"{store['rows']} rows, {store['bytes']} bytes, {state}{lacking}"))
     lines += [
         (
             "tap client",

@@ -462,7 +462,7 @@ def _placed(config: Config, directory: Path) -> Config:
 
 
 def _placed_tap(tap: TapSection, directory: Path) -> TapSection:
-    files = {"path": tap.path, "tls_certificate": tap.tls_certificate, "tls_key": tap.tls_key}
+    files = {"path": tap.path, "store_path": tap.store_path, "tls_certificate": tap.tls_certificate, "tls_key": tap.tls_key}
     return tap.model_copy(update={name: directory / file for name, file in files.items() if file is not None})
 
 

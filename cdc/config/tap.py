@@ -49,6 +49,9 @@ class TapSection(Section):
     """Who gets less: the first whose `name` fits a client's name says which spaces it gets."""
     path: Path = Path("tap")
     """Where sessions are kept. Relative to the configuration's directory."""
+    store_path: Path | None = None
+    """Where the server keeps rows of its own, from the topics, to fill clients from; for where it can't read the daemon's store.
+    Relative to the configuration's directory."""
     vbuckets: int = Field(default=1024, ge=1, le=32_768)
     """A power of two."""
     clients_max: int = Field(default=2_000, ge=1, le=60_000)

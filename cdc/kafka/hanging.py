@@ -139,6 +139,12 @@ def _events(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[
     return found
 
 
+def written_ends(admin: AdminClient, partition_counts: Mapping[str, int]) -> dict[Place, int]:
+    """Where partitions end, with what isn't committed. Raises ConnectionLostError."""
+    places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
+    return _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
+
+
 def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel) -> dict[Place, int]:
     wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
     found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import urllib.request
 from typing import Any
 
 from cdc.local.ports import free_port
@@ -23,11 +24,12 @@ class TapProcess:
         """Nothing is started yet; `settings` are those of the section `tap`."""
         self._scene = scene
         self.port = free_port()
+        self._http_port = free_port()
         sections: dict[str, dict[str, Any]] = {
             **scene.daemon.settings,
             "tap": {
                 "listen": f"127.0.0.1:{self.port}",
-                "http": "",
+                "http": f"127.0.0.1:{self._http_port}",
                 "path": str(scene.directory / "tap"),
                 **settings,
             },
@@ -38,6 +40,26 @@ class TapProcess:
         """Start it, and wait until clients can connect."""
         self.process.start(command="tap")
         wait_for("the TAP server to listen", self._is_listening)
+
+    def keep_rows(self) -> None:
+        """It is on another machine than the daemon: it has a store of its own, and doesn't see the daemon's."""
+        directory = self._scene.directory
+        self.process.settings["tap"]["store_path"] = str(directory / "tap-rows")
+        self.process.settings["state"] = {"path": str(directory / "not-there")}
+
+    def status(self) -> dict[str, Any]:
+        """What it says of itself."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/status", timeout=30) as answer:
+            found: dict[str, Any] = json.loads(answer.read())
+            return found
+
+    def dumped(self) -> TapClient:
+        """A client that was given everything, and let go."""
+        with self.connect() as client:
+            client.connect("dump", is_dump=True).start()
+            client.wait_closed()
+            assert client.backfills_ended == 1
+            return client
 
     def connect(self) -> TapClient:
         """A connection."""
@@ -78,7 +100,7 @@ def expected_contents(scene: Scene) -> dict[str, Any]:
             continue
         assert event.key is not None
         if event.value["after"] is None:
-            rows[space].pop(event.key, None)
+            rows.setdefault(space, {}).pop(event.key, None)
         else:
             rows.setdefault(space, {})[event.key] = list(event.value["after"].values())
     return {f"{names[space]}:{_joined(key)}": row for space, found in rows.items() for key, row in found.items()}

@@ -6,10 +6,14 @@ import random
 from collections.abc import Iterator
 
 import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
+from confluent_kafka.admin import AdminClient
 
+from cdc.events import topics
 from tests.feeds.tap.client import FUTURE, TapClient
 from tests.live.scene import Scene
 from tests.live.tap import TapProcess, decoded, expected_contents
+from tests.live.test_state import command
 from tests.live.waiting import wait_for
 
 
@@ -97,6 +101,64 @@ def test_clients_that_come_and_go_while_everything_is_killed(scene: Scene, tap: 
     for name in ("all", "lagging"):
         assert decoded(clients[name].contents) == expected
     assert clients["keys"].keys_told >= clients["all"].keys_told & expected.keys()
+
+
+def test_from_a_store_of_its_own(scene: Scene, tap: TapProcess) -> None:
+    """On a machine without the daemon's store: filled from the topics, through kills and expired topics."""
+    tap.keep_rows()
+    scene.workload.create(2_000)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    tap.start()
+    scene.workload.start(pause=0.01, rows_max=300)
+    for _ in range(3):
+        assert len(tap.dumped().contents) >= 1_000
+        tap.process.kill()
+        tap.start()
+    client = _connected(tap, "follower", None)
+    client.wait_filled()
+    told = len(client.told)
+    wait_for("some changes", lambda: len(client.told) > told + 50)
+    scene.workload.stop()
+    scene.catch_up()
+    expected = expected_contents(scene)
+    wait_for("the follower's contents", lambda: decoded(client.contents) == expected)
+    assert not client.older_over_newer
+    # A view may be some seconds old.
+    found = tap.dumped()
+    while decoded(found.contents) != expected:
+        found = tap.dumped()
+    # A row has the number of its last change, whether it came as a row or as the change.
+    assert all(found.cas[key] == client.cas[key] for key in expected)
+    wait_for("what is gone to be removed", lambda: tap.status()["store"]["rows"] == len(expected))
+    client.close()
+    # What comes while it is away has expired by the time it is back: it says so, until all rows come once more.
+    tap.process.kill()
+    scene.run_workload()
+    scene.catch_up()
+    _expire(scene)
+    scene.run_workload()
+    scene.catch_up()
+    tap.start()
+    incomplete = wait_for("the gap to be noticed", lambda: tap.status()["store"]["incomplete"])
+    asked = command(scene.daemon, "snapshot", *incomplete)
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    wait_for("all rows", lambda: not tap.status()["store"]["incomplete"])
+
+
+def _expire(scene: Scene) -> None:
+    """Take from the spaces' topics all that they hold."""
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    found = admin.list_topics(timeout=30).topics
+    control = {f"{scene.prefix}.{name}" for name in topics.CONTROL}
+    places = [
+        TopicPartition(name, number, OFFSET_END)
+        for name, topic in found.items()
+        if name.startswith(f"{scene.prefix}.") and name not in control
+        for number in topic.partitions
+    ]
+    for answer in admin.delete_records(places).values():
+        answer.result()
 
 
 def _connected(tap: TapProcess, name: str, former: TapClient | None) -> TapClient:

@@ -19,11 +19,14 @@ import structlog
 from cdc.config import Config
 from cdc.errors import CdcError
 from cdc.feeds.tap.changes import Change, Changes
+from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
+from cdc.feeds.tap.rows import BusyError, Rows, RowStore
 from cdc.feeds.tap.session import Cursor, Session
 from cdc.feeds.tap.stream import SlowError
-from cdc.feeds.tap.views import BusyError, DaemonStore, Rows
+from cdc.feeds.tap.topic_store import TopicStore
+from cdc.feeds.tap.views import DaemonStore
 
 _RETRY_SECONDS: Final = 0.05
 _START_RETRY_SECONDS: Final = 1.0
@@ -52,7 +55,16 @@ class Feed:
         )
         self._topics = Topics(config.name, config.kafka)
         template, view_seconds_max = self._changes.template, tap.view_ms_max / 1000
-        self._store = DaemonStore(config.state.path / "images", config.name, template, tap.vbuckets, view_seconds_max)
+        self._store: RowStore
+        self.own_store: TopicStore | None = None
+        """The store that the server keeps itself, if it does (tap.store_path)."""
+        if tap.store_path is None:
+            self._store = DaemonStore(config.state.path / "images", config.name, template, tap.vbuckets, view_seconds_max)
+        else:
+            self._store = self.own_store = TopicStore(
+                tap.store_path, config.kafka.topic_prefix, tap.spaces, template, tap.vbuckets, view_seconds_max
+            )
+        self.keeper: Keeper | None = None
         self._ring = Ring(0, tap.buffer_bytes_max)
         self._grown = asyncio.Event()
         self._reader: LiveReader | None = None
@@ -64,17 +76,19 @@ class Feed:
         self._is_view_old = False
         self._swept_seq = 0
         self.renamed_version = 0
-        """The schema's version with which a space got another name last."""
+        """Clients that were filled from rows of an older version have keys that nobody can name (Rows.version)."""
         self._renamed: set[str] = set()
         self._keeps_all = config.snapshot.mode != "never"
 
     async def start(self, stopping: asyncio.Event) -> bool:
         """Begin to read; whether there was still something to begin."""
+        loop = asyncio.get_running_loop()
+        if self.own_store is not None:
+            await self._start_keeping(self.own_store, loop)
         after = await self._first_seq(stopping)
         if after is None:
             return False
         self._ring = Ring(after, self._config.buffer_bytes_max)
-        loop = asyncio.get_running_loop()
         self._reader = LiveReader(
             self._topics,
             self._changes,
@@ -87,8 +101,23 @@ class Feed:
         self._reader.start()
         return True
 
+    async def _start_keeping(self, store: TopicStore, loop: asyncio.AbstractEventLoop) -> None:
+        await asyncio.to_thread(store.open)
+        self.renamed_version = store.position.epoch
+        self.keeper = Keeper(
+            self._topics,
+            store,
+            self._is_wanted,
+            on_reset=lambda epoch: _call(loop, self._store_was_reset, epoch),
+            on_end=lambda failure: _call(loop, self._reader_ended, failure),
+        )
+        self.keeper.start()
+
     async def stop(self) -> None:
         """End reading, and let go of the store."""
+        if self.keeper is not None:
+            self.keeper.stop()
+            await asyncio.to_thread(self.keeper.join)
         if self._reader is not None:
             self._reader.stop()
             await asyncio.to_thread(self._reader.join)
@@ -116,7 +145,8 @@ class Feed:
         """Where to begin to read the topics: where the store is, or at their end. None if there is nothing to begin any more."""
         while not stopping.is_set():
             try:
-                return await asyncio.to_thread(self._store.seq)
+                if self.own_store is None:  # that one may be far behind
+                    return await asyncio.to_thread(self._store.seq)
             except BusyError as error:
                 self._log.info("the daemon's store can't be read yet", why=str(error))
             try:
@@ -147,12 +177,20 @@ class Feed:
         grown.set()
 
     def _swept(self, seq: int) -> None:
-        self._swept_seq = max(self._swept_seq, seq)
-        self._tell_all()
+        if self.own_store is None:  # which tells by itself when it has come so far
+            self._swept_seq = max(self._swept_seq, seq)
+            self._tell_all()
 
     def _was_renamed(self, version: int, space: str) -> None:
-        self.renamed_version = max(self.renamed_version, version)
         self._renamed.add(space)
+        if self.own_store is None:
+            self.renamed_version = max(self.renamed_version, version)
+            self._tell_all()
+
+    def _store_was_reset(self, epoch: int) -> None:
+        """The server's own store has lost keys that nobody can name."""
+        self.renamed_version = max(self.renamed_version, epoch)
+        self._is_view_old = True
         self._tell_all()
 
     def _reader_ended(self, failure: CdcError | None) -> None:
@@ -305,7 +343,7 @@ class Feed:
             except BusyError as error:
                 if not is_told:
                     is_told = True
-                    self._log.info("clients wait for the daemon's store", why=str(error))
+                    self._log.info("clients wait for the store", why=str(error))
                 await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when it can be read
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:

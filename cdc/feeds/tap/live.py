@@ -194,6 +194,21 @@ def locate(
     return low
 
 
+def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
+    """What is wrong for now, while reading goes on: what was `known` before, or this. Raises an error where it can't."""
+    if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
+        raise ConnectionLostError(f"{topic} has lost what was read of it: {error.str()}")
+    if not error.retriable() and error.code() not in (
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_PARTITION,
+        KafkaError._UNKNOWN_TOPIC,
+    ):
+        raise reading_error(error, f"{topic} can't be read")
+    return known if known is not None else error.str()
+
+
 class LiveReader:
     """Hands on everything behind a change, until it is stopped."""
 
@@ -350,18 +365,8 @@ class LiveReader:
             self._ended[_place(message)] = message.offset() or 0
             if not self.is_at_end:
                 self.is_at_end = self._begun <= self._ended.keys()
-        elif error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-            raise ConnectionLostError(f"{message.topic()} has lost what was read of it: {error.str()}")
-        elif not error.retriable() and error.code() not in (
-            KafkaError._ALL_BROKERS_DOWN,
-            KafkaError._TRANSPORT,
-            KafkaError.UNKNOWN_TOPIC_OR_PART,
-            KafkaError._UNKNOWN_PARTITION,
-            KafkaError._UNKNOWN_TOPIC,
-        ):
-            raise reading_error(error, f"{message.topic()} can't be read")
-        elif self.error is None:
-            self.error = error.str()
+        else:
+            self.error = check_error(message.topic(), error, self.error)
 
     def _hold_back(self, consumer: Consumer) -> None:
         """Bound what waits: don't read partitions that are ahead."""

@@ -15,11 +15,31 @@ from prometheus_client.registry import Collector
 from cdc.feeds.tap.server import Client, TapServer
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer
 
+
+def _own(server: TapServer) -> dict[str, Any]:
+    """Of the server's own store, if there is one."""
+    store = server.feed.own_store
+    if store is None:
+        return {"rows": 0, "bytes": 0, "seq": 0, "lag": 0, "is_loading": False, "incomplete": []}
+    return {
+        "rows": store.row_count,
+        "bytes": store.size_bytes,
+        "seq": store.position.seq,
+        "lag": max(0, server.feed.last - store.position.seq),
+        "is_loading": store.position.is_loading,
+        "incomplete": store.incomplete,
+    }
+
+
 SERVER: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
     "tarantool_cdc_tap_connections": ("Connections, those that have asked for no feed yet too", lambda s: s.connection_count),
     "tarantool_cdc_tap_sessions": ("Clients that may go on where they were, whether connected or not", lambda s: s.session_count),
     "tarantool_cdc_tap_seq": ("The newest change that has been read", lambda s: s.feed.last),
     "tarantool_cdc_tap_buffer_bytes": ("Of the newest changes in memory", lambda s: s.feed.ring.byte_count),
+    "tarantool_cdc_tap_store_rows": ("In the server's own store (tap.store_path)", lambda s: _own(s)["rows"]),
+    "tarantool_cdc_tap_store_bytes": ("Of its file", lambda s: _own(s)["bytes"]),
+    "tarantool_cdc_tap_store_lag": ("How many changes it is behind the newest", lambda s: _own(s)["lag"]),
+    "tarantool_cdc_tap_store_incomplete": ("Spaces of which it may lack rows", lambda s: len(_own(s)["incomplete"])),
 }
 SERVER_COUNTERS: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
     "tarantool_cdc_tap_dropped": ("Clients that were dropped because they stood still or fell behind", lambda s: s.dropped_count),
@@ -68,11 +88,14 @@ class _Collector(Collector):
 def status(server: TapServer, name: str) -> dict[str, Any]:
     """For /status and `tarantool-cdc status`."""
     now = time.time()
-    reader, sink = server.feed.reader, server.sink
+    reader, keeper, sink = server.feed.reader, server.feed.keeper, server.sink
+    error = reader.error if reader is not None else None
+    if error is None and keeper is not None:
+        error = keeper.error
     return {
         "name": name,
         "seq": server.feed.last,
-        "error": reader.error if reader is not None else None,
+        "error": error,
         "connections": server.connection_count,
         "sessions": server.session_count,
         "clients": [
@@ -85,6 +108,7 @@ def status(server: TapServer, name: str) -> dict[str, Any]:
             }
             for client, found in list(server.clients.items())
         ],
+        "store": _own(server) if server.feed.own_store is not None else None,
         "memcached": None
         if sink is None
         else {

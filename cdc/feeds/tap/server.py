@@ -53,10 +53,10 @@ class TapServer:
     def __init__(self, config: Config, sink: tuple[str, int] | None = None) -> None:
         """`sink` is the address of a memcached that is to be kept filled."""
         tap = config.tap
-        if config.state.images == "none":
+        if config.state.images == "none" and tap.store_path is None:
             raise ConfigurationError(
                 'state.images = "none": there is no store of rows that clients could be filled from',
-                'Let the daemon keep one (state.images = "full"), on the machine where this server runs.',
+                'Let the daemon keep one (state.images = "full") on the machine where this server runs, or set tap.store_path.',
             )
         self._config = tap
         self._log = structlog.get_logger()

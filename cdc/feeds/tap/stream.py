@@ -22,8 +22,8 @@ from cdc.feeds.tap import wire
 from cdc.feeds.tap.changes import Change
 from cdc.feeds.tap.live import ExpiredError
 from cdc.feeds.tap.merging import Batch, Selection
+from cdc.feeds.tap.rows import FILL_OPAQUE, Rows
 from cdc.feeds.tap.session import Cursor, Place, Session
-from cdc.feeds.tap.views import FILL_OPAQUE, Rows
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import EngineMessage, VBucketState
 

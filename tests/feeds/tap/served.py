@@ -14,9 +14,9 @@ from cdc.feeds.tap.changes import Change, Kind
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.keys import vbucket_of
 from cdc.feeds.tap.merging import Batch, Ring, Selection
+from cdc.feeds.tap.rows import Rows
 from cdc.feeds.tap.server import TapServer
 from cdc.feeds.tap.session import Cursor, Session
-from cdc.feeds.tap.views import Rows
 from tests.feeds.tap.client import TapClient
 
 _MASK = 1023

@@ -1,0 +1,305 @@
+"""What messages of the topics make of a store of rows: the last value of every key, whatever order partitions are read in.
+
+Each row has the `seq` of the change that made it, and what is older changes nothing. What empties a space says only up to which
+`seq` its rows are gone, its `floor`; who reads the rows leaves out those, and they are removed at leisure.
+
+    change of a key        the row, if its seq is higher than what the key has
+    t                      floor = its seq
+    COMPLETED, sweep_seq   floor = sweep_seq
+    COMPLETED, and all of the space's rows came in it     floor = the seq at which it began
+
+The last one heals a store that lacks changes, because the topics don't go back far enough: `gap` is the last number that may be
+missing, and what is above the floor is complete if the floor isn't below the gap.
+
+Rows are kept by the space's id and the primary key as the topics have it: another name for a space moves nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from cdc.feeds.tap.changes import MalformedError
+
+_NULL: Final = b"null"
+_ROW_BYTES: Final = 200
+"""What a change takes in memory beside its bytes."""
+
+
+class Row(NamedTuple):
+    """A key has another value, or is gone."""
+
+    seq: int
+    space_id: int
+    table: str
+    """The space's name then."""
+    key: bytes
+    value: bytes | None
+    snapshot_id: int
+    """Of the snapshot that told it; 0: of none."""
+
+
+class Emptied(NamedTuple):
+    """All rows of a space are gone."""
+
+    seq: int
+    space_id: int
+
+
+class _Source(msgspec.Struct):
+    name: str
+    table: str
+    space_id: int
+    seq: int
+    snapshot_id: str | None = None
+
+
+class _Event(msgspec.Struct):
+    op: str
+    source: _Source
+    after: msgspec.Raw = msgspec.Raw(_NULL)
+
+
+class _Completed(msgspec.Struct):
+    space_id: int
+    rows: int = 0
+    sweep_seq: int = 0
+
+
+class SnapshotRecord(msgspec.Struct):
+    """STARTED or COMPLETED."""
+
+    snapshot_id: str
+    status: str
+    seq: int
+    spaces: list[_Completed] = []
+
+
+class _Table(msgspec.Struct):
+    primaryKeyColumnNames: list[str] = []  # noqa: N815 - the record's name for it
+
+
+class _TableChange(msgspec.Struct):
+    type: str
+    table: _Table | None = None
+
+
+class _SchemaSource(msgspec.Struct):
+    name: str
+    table: str
+    space_id: int
+    schema_version: int
+    seq: int = 0
+
+
+class _SchemaRecord(msgspec.Struct):
+    source: _SchemaSource
+    tableChanges: list[_TableChange] = []  # noqa: N815 - the record's name for it
+
+
+class SchemaRecord(NamedTuple):
+    """A space has another form."""
+
+    seq: int
+    space_id: int
+    version: int
+    name: str
+    key_columns: list[str]
+    is_dropped: bool
+
+
+_event: Final = msgspec.json.Decoder(_Event).decode
+_snapshot: Final = msgspec.json.Decoder(SnapshotRecord).decode
+_schema: Final = msgspec.json.Decoder(_SchemaRecord).decode
+
+
+def event_of(name: str, key: bytes | None, value: bytes | None) -> Row | Emptied | None:
+    """A message of a space's topic; None for a tombstone, and for what another program wrote. Raises MalformedError."""
+    if value is None:
+        return None
+    try:
+        event = _event(value)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise MalformedError(f"a message with the key {(key or b'')[:100]!r} is no event: {error}") from error
+    source = event.source
+    if source.name != name:
+        return None
+    if event.op == "t":
+        return Emptied(source.seq, source.space_id)
+    after, snapshot_id = bytes(event.after), source.snapshot_id
+    # An event without images says that the key has changed and not how: nobody here has its value.
+    return Row(
+        source.seq,
+        source.space_id,
+        source.table,
+        key or b"",
+        after if after != _NULL else None,
+        int(snapshot_id) if snapshot_id is not None and snapshot_id.isdecimal() else 0,
+    )
+
+
+def snapshot_of(value: bytes | None) -> SnapshotRecord | None:
+    """A record of `<prefix>.snapshot`; None for anything else."""
+    try:
+        record = _snapshot(value or b"")
+    except msgspec.MsgspecError:
+        return None
+    return record if record.snapshot_id.isdecimal() else None
+
+
+def schema_of(name: str, value: bytes | None) -> SchemaRecord | None:
+    """A record of `<prefix>.schema`; None for anything else."""
+    try:
+        record = _schema(value or b"")
+    except msgspec.MsgspecError:
+        return None
+    source = record.source
+    if source.name != name or not record.tableChanges:
+        return None
+    change = record.tableChanges[0]
+    columns = change.table.primaryKeyColumnNames if change.table is not None else []
+    return SchemaRecord(
+        source.seq, source.space_id, source.schema_version, source.table, columns, is_dropped=change.type == "DROP"
+    )
+
+
+class SpaceState(msgspec.Struct):
+    """What is known of a space; kept beside its rows."""
+
+    name: str
+    version: int = -1
+    """Of the schema record that gave it its name."""
+    key_columns: list[str] = []
+    is_dropped: bool = False
+    floor: int = 0
+    """Rows up to here are gone."""
+    gap: int = 0
+    """Changes up to here may be missing."""
+    swept: int = 0
+    """Up to where rows that are gone have been removed."""
+    snapshot_id: int = 0
+    """The last snapshot that told a row of it."""
+    shown: int = 0
+    """How many it told."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all of its rows are there."""
+        return self.floor >= self.gap
+
+
+class Found(NamedTuple):
+    """The newest change of a key."""
+
+    seq: int
+    value: bytes | None
+
+
+class Fold:
+    """Changes that aren't in the store yet, and what is known of its spaces with them."""
+
+    def __init__(self, spaces: dict[int, SpaceState], is_wanted: Callable[[str], bool]) -> None:
+        """`spaces` are those of the store, and are changed; `is_wanted` says of which names rows are kept."""
+        self.spaces = spaces
+        self.rows: dict[tuple[int, bytes], Found] = {}
+        self.byte_count = 0
+        self.is_reset = False
+        """Whether keys went that nobody can name."""
+        self.is_outgrown = False
+        """Whether a space is wanted now whose rows weren't kept: all must be read once more."""
+        self._is_wanted = is_wanted
+        self._wanted: dict[tuple[int, str], bool] = {}
+        self._starts: dict[int, int] = {}
+
+    def add(self, event: Row | Emptied) -> None:
+        """One change, in any order."""
+        if isinstance(event, Emptied):
+            space = self.spaces.get(event.space_id)
+            if space is not None:
+                space.floor = max(space.floor, event.seq)
+            else:
+                self.spaces[event.space_id] = SpaceState("", is_dropped=True, floor=event.seq)
+            return
+        seq, space_id, table, key, value, snapshot_id = event
+        wanted = self._wanted.get((space_id, table))
+        if wanted is None:
+            wanted = self._looked_at(space_id, table)
+        if snapshot_id and value is not None:
+            self._count(self.spaces[space_id], snapshot_id)
+        if not wanted:
+            return
+        place = space_id, key
+        found = self.rows.get(place)
+        if found is None or found[0] < seq:
+            self.rows[place] = Found(seq, value)
+            self.byte_count += _ROW_BYTES + len(key) + (len(value) if value is not None else 0)
+
+    def schema(self, record: SchemaRecord) -> None:
+        """A space has another form; one that is known already changes nothing."""
+        space = self.spaces.setdefault(record.space_id, SpaceState(record.name))
+        # A DROP has the version of the form that it ends.
+        if (record.version, record.is_dropped) <= (space.version, space.is_dropped):
+            return
+        is_known = space.version >= 0
+        if is_known and not record.is_dropped and not space.is_dropped and record.name != space.name:
+            self.is_reset = True
+            self.is_outgrown |= self._is_wanted(record.name) and not self._is_wanted(space.name)
+        # Keys of another form can't be told from these. With images `t` follows, and all rows.
+        if is_known and not space.is_dropped and record.key_columns and record.key_columns != space.key_columns:
+            space.gap = max(space.gap, record.seq)
+        space.name, space.version, space.is_dropped = record.name, record.version, record.is_dropped
+        if record.key_columns:
+            space.key_columns = record.key_columns
+        self._wanted.clear()
+
+    def snapshot(self, record: SnapshotRecord) -> None:
+        """A snapshot has begun, or is complete; all its rows must have been added by then."""
+        number = int(record.snapshot_id)
+        if record.status == "STARTED":
+            self._starts[number] = record.seq
+            return
+        for told in record.spaces:
+            space = self.spaces.get(told.space_id)
+            if space is None:
+                continue
+            floor = told.sweep_seq
+            shown = space.shown if space.snapshot_id == number else 0
+            if not space.is_complete and shown >= told.rows:
+                floor = max(floor, self._starts.get(number, 0))
+            if floor > space.floor:
+                space.floor = floor
+                self.is_reset = True
+
+    def lacks(self, space_id: int, gap: int) -> None:
+        """Changes of a space up to a number may be missing."""
+        space = self.spaces.get(space_id)
+        if space is not None:
+            space.gap = max(space.gap, gap)
+
+    def _looked_at(self, space_id: int, table: str) -> bool:
+        space = self.spaces.get(space_id)
+        if space is None:
+            space = self.spaces[space_id] = SpaceState(table)
+        elif not space.name:
+            space.name, space.is_dropped = table, False
+        wanted = self._wanted[space_id, table] = self._is_wanted(space.name) or self._is_wanted(table)
+        return wanted
+
+    @staticmethod
+    def _count(space: SpaceState, snapshot_id: int) -> None:
+        if snapshot_id > space.snapshot_id:
+            space.snapshot_id, space.shown = snapshot_id, 0
+        if snapshot_id == space.snapshot_id:
+            space.shown += 1
+
+
+def decoded_spaces(value: bytes) -> dict[int, SpaceState]:
+    """What `encoded_spaces` gave."""
+    return msgspec.msgpack.decode(value, type=dict[int, SpaceState])
+
+
+def encoded_spaces(spaces: dict[int, SpaceState]) -> Any:
+    """As the store keeps them."""
+    return msgspec.msgpack.encode(spaces)

@@ -1,0 +1,396 @@
+"""Keeps the server's own store from the topics, on a thread of its own.
+
+It begins with what there is: a target is asked for, the highest number that readers can reach, and each partition is read up to
+it, in whatever order they come. A partition is done when it has shown a later number, or when it has been read to where it ended
+after the target was known. What may be missing below the target (compacted topics, deleted ones) is of no moment then.
+
+From there on changes are taken in the one order, without a gap, so each commit leaves the store at one number. Where the next
+number stays away, it begins again as at the start.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from cdc.errors import CdcError, ConfigurationError, Remedy
+from cdc.events.topics import TopicNames
+from cdc.feeds.tap.changes import MalformedError
+from cdc.feeds.tap.folding import Emptied, Fold, Row, SchemaRecord, SnapshotRecord, SpaceState, event_of, schema_of, snapshot_of
+from cdc.feeds.tap.live import Topics, check_error
+from cdc.feeds.tap.topic_store import StorePosition, TopicStore
+from cdc.kafka.clients import Admin
+from cdc.kafka.errors import reading_error
+from cdc.kafka.hanging import Place, written_ends
+from cdc.kafka.topic_admin import list_topics
+
+_POLL_SECONDS: Final = 0.02
+_MESSAGES: Final = 4_000
+_TOPICS_SECONDS: Final = 2.0
+_HOLE_TOPICS_SECONDS: Final = 0.25
+_HOLE_SECONDS: Final = 10.0
+"""How long a missing number is waited for."""
+_RETRY_SECONDS: Final = 1.0
+_COMMIT_SECONDS: Final = 0.1
+_LOAD_BYTES: Final = 16 * 1024 * 1024
+"""Of changes, in one commit while everything is read."""
+_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
+"""Of changes whose turn it isn't yet; past it partitions that are ahead aren't read."""
+_WAITING_BYTES: Final = 300
+_UNORDERED_SECONDS: Final = 5.0
+"""At least once: so long a message of one partition may come after a later one of another."""
+
+
+class Keeper:
+    """Keeps a store up to date, until it is stopped."""
+
+    def __init__(
+        self,
+        source: Topics,
+        store: TopicStore,
+        is_wanted: Callable[[str], bool],
+        on_reset: Callable[[int], None],
+        on_end: Callable[[CdcError | None], None],
+    ) -> None:
+        """`on_reset` is told each epoch of the store that begins, `on_end` the error that ended it."""
+        self._source = source
+        self._store = store
+        self._is_wanted = is_wanted
+        self._on_reset = on_reset
+        self._on_end = on_end
+        self._stopping = threading.Event()
+        self._log = structlog.get_logger()
+        self.error: str | None = None
+        """Why nothing comes, for now."""
+        self._malformed_count = 0
+        self._begin_anew({}, StorePosition(0))
+        self._thread = threading.Thread(target=self._run, name="tap-store", daemon=True)
+
+    def start(self) -> None:
+        """Begin; the store must be open."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End soon."""
+        self._stopping.set()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        failure: CdcError | None = None
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._follow()
+                except CdcError as error:
+                    if error.remedy is not Remedy.WAIT:
+                        raise
+                    if self.error is None:
+                        self._log.warning("the store can't be kept from the topics, trying again", error=str(error))
+                    self.error = str(error)
+                    self._stopping.wait(_RETRY_SECONDS)
+        except CdcError as error:
+            failure = error
+        except KafkaException as error:
+            failure = reading_error(error.args[0], "the topics can't be read")
+        finally:
+            self._on_end(failure)
+
+    def _begin_anew(self, spaces: dict[int, SpaceState], position: StorePosition) -> None:
+        self._fold = Fold(spaces, self._is_wanted)
+        self._seq = position.seq
+        self._is_loading = True
+        self._target = 0
+        self._offsets: dict[Place, int] = {}
+        self._heads: dict[Place, int] = {}
+        self._waiting: dict[int, tuple[Row | Emptied, Place, int]] = {}
+        self._waiting_bytes = 0
+        self._waiting_counts: dict[Place, int] = {}
+        self._controls: list[SchemaRecord | SnapshotRecord] = []
+        self._ended: dict[Place, int] = {}
+        self._paused: set[Place] = set()
+        self._gaps: dict[Place, int] = {}
+        """Partitions that have lost messages, with the offset up to which they had been read; until the first one comes."""
+        self._topics: dict[str, set[int]] = {}
+        self._is_late = False
+        self._is_changed = False
+
+    # One life of a consumer.
+
+    def _follow(self) -> None:
+        source, store = self._source, self._store
+        position = store.position
+        self._begin_anew(store.spaces(), position)
+        is_first = not position.places
+        self._target = max(source.newest_seq(), position.seq)
+        if source.config.delivery == "at_least_once":
+            self._stopping.wait(_UNORDERED_SECONDS)
+        admin = source.clients.admin()
+        self._counts = source.counts(admin)
+        begins = source.begins(admin, self._counts)
+        ends = written_ends(admin, self._counts) if begins else {}
+        for place, begin in begins.items():
+            offset, seq = position.places.get(_name(place), (0, 0))
+            if offset < begin or offset > ends[place]:
+                self._gaps[place], offset = offset, begin
+            self._offsets[place], self._heads[place] = offset, seq
+        consumer = source.clients.consumer("read_committed")
+        try:
+            self._read_controls(admin, consumer)
+            if is_first:
+                # Nothing was kept of what these tell of.
+                self._fold.is_reset = self._fold.is_outgrown = False
+            consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in self._offsets.items()])
+            while not self._stopping.is_set() and self._is_loading:
+                self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+                self._hold_back(consumer)
+                if self._is_loaded(ends):
+                    self._finish_load()
+                elif self._fold.byte_count > _LOAD_BYTES:
+                    self._commit(is_loading=True)
+            self._stay(admin, consumer)
+        finally:
+            consumer.close()
+
+    def _read_controls(self, admin: Admin, consumer: Consumer) -> None:
+        """All records of forms and snapshots so far: spaces' names are needed before their rows."""
+        there = list_topics(admin, self._source.config.bootstrap_servers)
+        places = {(topic, 0) for topic in (self._source.schemas, self._source.snapshots) if topic in there}
+        consumer.assign([TopicPartition(*place, 0) for place in places])
+        while not places <= self._ended.keys() and not self._stopping.is_set():
+            self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+        self._control_places = places
+        kept = []
+        for record in self._controls:
+            if isinstance(record, SchemaRecord) and record.seq <= self._target:
+                self._fold.schema(record)
+            else:
+                kept.append(record)
+        self._controls = kept
+
+    def _stay(self, admin: Admin, consumer: Consumer) -> None:
+        looked_at = committed_at = time.monotonic()
+        hole_since = 0.0
+        while not self._stopping.is_set():
+            before = self._seq
+            self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+            self._advance()
+            self._hold_back(consumer)
+            now = time.monotonic()
+            if self._is_changed and now - committed_at >= _COMMIT_SECONDS:
+                self._commit(is_loading=False)
+                committed_at = now
+                if self._fold.is_outgrown:
+                    self._log.info("a space is wanted under its new name: the store is filled from the topics once more")
+                    self._store.clear()
+                    self._on_reset(self._store.position.epoch)
+                    return
+            if not self._is_changed:
+                self._store.sweep_some(self._fold.spaces)
+            hole_since = (hole_since or now) if self._waiting and self._seq == before else 0.0
+            if hole_since and now - hole_since > _HOLE_SECONDS:
+                return
+            if now - looked_at > (_HOLE_TOPICS_SECONDS if self._waiting else _TOPICS_SECONDS):
+                looked_at = now
+                self._look_for_topics(admin, consumer)
+
+    # Messages.
+
+    def _take(self, messages: list[Message]) -> None:
+        name, snapshots, schemas = self._source.prefix, self._source.snapshots, self._source.schemas
+        heads, offsets, gaps = self._heads, self._offsets, self._gaps
+        is_well = False
+        for message in messages:
+            place, error = (message.topic() or "", message.partition() or 0), message.error()
+            offset = (message.offset() or 0) + 1
+            if error is not None:
+                if error.code() == KafkaError._PARTITION_EOF:
+                    self._reached_end(place, offset - 1)
+                    is_well = True
+                else:
+                    self.error = check_error(message.topic(), error, self.error)
+                continue
+            is_well = True
+            if place[0] == snapshots or place[0] == schemas:
+                record = snapshot_of(message.value()) if place[0] == snapshots else schema_of(name, message.value())
+                if record is not None:
+                    self._control(record)
+                continue
+            try:
+                event = event_of(name, message.key(), message.value())
+            except MalformedError as problem:
+                self._malformed_count += 1
+                if self._malformed_count == 1:
+                    self._log.warning("a message is passed over", topic=place[0], offset=offset - 1, why=str(problem))
+                continue
+            if event is None or event.seq <= heads.get(place, 0):
+                continue
+            if place in gaps:
+                del gaps[place]
+                self._lacks(place, event.seq - 1)
+            heads[place] = event.seq
+            if event.seq <= self._seq or (self._is_loading and event.seq <= self._target):
+                self._take_old(event)
+                offsets[place] = offset
+                self._is_changed = True
+            elif event.seq not in self._waiting:
+                self._waiting[event.seq] = event, place, offset
+                self._waiting_bytes += _size(event)
+                self._waiting_counts[place] = self._waiting_counts.get(place, 0) + 1
+        if is_well:
+            self.error = None
+
+    def _lacks(self, place: Place, gap: int) -> None:
+        for space_id in self._topics.get(place[0], ()):
+            self._fold.lacks(space_id, min(gap, self._target))
+
+    def _take_old(self, event: Row | Emptied) -> None:
+        """One whose place in the order is behind the store already, or will be once everything is read."""
+        if not self._is_loading:
+            space = self._fold.spaces.get(event.space_id)
+            if isinstance(event, Emptied) and space is not None and space.floor >= event.seq:
+                return  # it comes once in every partition
+            self._is_late = True
+        self._fold.add(event)
+
+    def _control(self, record: SchemaRecord | SnapshotRecord) -> None:
+        self._controls.append(record)
+        if isinstance(record, SchemaRecord):
+            try:
+                topic = TopicNames(self._source.prefix).of_space(record.space_id, record.name)
+            except ConfigurationError:
+                return  # the daemon doesn't publish it either
+            self._topics.setdefault(topic, set()).add(record.space_id)
+
+    def _reached_end(self, place: Place, offset: int) -> None:
+        self._ended[place] = offset
+        if not self._waiting_counts.get(place) and place in self._offsets and self._offsets[place] != offset:
+            self._offsets[place] = offset
+            self._is_changed = True
+
+    def _advance(self) -> None:
+        """Take all changes whose turn it is, and what is told of the time up to them."""
+        pop, add = self._waiting.pop, self._fold.add
+        while (found := pop(self._seq + 1, None)) is not None:
+            event, place, offset = found
+            add(event)
+            self._seq += 1
+            self._offsets[place] = max(offset, self._offsets.get(place, 0))
+            self._waiting_counts[place] -= 1
+            self._waiting_bytes -= _size(event)
+            self._is_changed = True
+        if self._controls:
+            self._tell_controls()
+
+    def _tell_controls(self) -> None:
+        due = [record for record in self._controls if record.seq <= self._seq]
+        if not due:
+            return
+        self._controls = [record for record in self._controls if record.seq > self._seq]
+        for record in due:
+            if isinstance(record, SchemaRecord):
+                self._fold.schema(record)
+            else:
+                self._fold.snapshot(record)
+        self._is_changed = True
+
+    # The end of the load, and commits.
+
+    def _is_loaded(self, ends: dict[Place, int]) -> bool:
+        heads, ended, target = self._heads, self._ended, self._target
+        return all(heads.get(place, 0) > target or ended.get(place, -1) >= end for place, end in ends.items())
+
+    def _finish_load(self) -> None:
+        self._seq = self._target
+        for place in self._gaps:
+            self._lacks(place, self._target)
+        self._gaps.clear()
+        self._tell_controls()
+        self._is_loading = False
+        self._commit(is_loading=False, is_ordered=False)
+        store = self._store
+        self._log.info("the server's own store is up to date", seq=self._seq, rows=store.row_count)
+        if store.incomplete:
+            self._log.warning(
+                "the topics don't go back far enough: rows of these spaces may be missing, or old, until all of them come in a "
+                "snapshot (tarantool-cdc snapshot SPACE)",
+                spaces=", ".join(store.incomplete),
+            )
+
+    def _commit(self, *, is_loading: bool, is_ordered: bool | None = None) -> None:
+        fold, store = self._fold, self._store
+        is_reset = fold.is_reset or self._is_late
+        was_incomplete = store.incomplete
+        limit = self._target if self._is_loading else self._seq
+        position = StorePosition(
+            store.position.epoch + is_reset,
+            store.position.seq if is_loading else self._seq,
+            is_loading,
+            # What is missing before a partition's first message is noticed again as long as none has come.
+            {
+                _name(place): (self._gaps.get(place, offset), min(self._heads.get(place, 0), limit))
+                for place, offset in self._offsets.items()
+            },
+        )
+        if is_ordered is None:
+            is_ordered = not is_loading and not self._is_late
+        store.commit(fold, position, is_ordered=is_ordered)
+        fold.rows.clear()
+        fold.byte_count = 0
+        fold.is_reset = self._is_late = self._is_changed = False
+        if is_reset:
+            self._on_reset(position.epoch)
+        if was_incomplete and not store.incomplete:
+            self._log.info("all rows are there again", seq=self._seq)
+
+    # Partitions.
+
+    def _hold_back(self, consumer: Consumer) -> None:
+        """Bound what waits: don't read partitions that are ahead."""
+        if self._waiting_bytes > _WAITING_BYTES_MAX:
+            limit = self._target if self._is_loading else self._seq + 1
+            ahead = {place for place, seq in self._heads.items() if seq > limit} - self._paused
+            consumer.pause([TopicPartition(*place) for place in ahead])
+            self._paused |= ahead
+        elif self._paused and self._waiting_bytes < _WAITING_BYTES_MAX // 2:
+            consumer.resume([TopicPartition(*place) for place in self._paused])
+            self._paused.clear()
+
+    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
+        counts = self._source.counts(admin)
+        there = list_topics(admin, self._source.config.bootstrap_servers)
+        controls = {(topic, 0) for topic in (self._source.schemas, self._source.snapshots) if topic in there}
+        rows = {(name, number) for name, count in counts.items() for number in range(count)}
+        new, gone = rows - self._offsets.keys(), self._offsets.keys() - rows
+        if gone:
+            consumer.incremental_unassign([TopicPartition(*place) for place in gone])
+            for place in gone:
+                for known in (self._offsets, self._heads, self._ended, self._waiting_counts):
+                    known.pop(place, None)
+                self._paused.discard(place)
+            self._is_changed = True
+        if new:
+            begins = self._source.begins(admin, counts)
+            self._offsets |= {place: begins[place] for place in new}
+        if new or controls - self._control_places:
+            added = [TopicPartition(*place, self._offsets[place]) for place in new]
+            added += [TopicPartition(*place, 0) for place in controls - self._control_places]
+            self._control_places = controls
+            consumer.incremental_assign(added)
+
+
+def _name(place: Place) -> str:
+    return f"{place[0]}/{place[1]}"
+
+
+def _size(event: Row | Emptied) -> int:
+    if isinstance(event, Emptied):
+        return _WAITING_BYTES
+    return _WAITING_BYTES + len(event.key) + (len(event.value) if event.value is not None else 0)

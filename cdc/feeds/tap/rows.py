@@ -1,0 +1,203 @@
+"""The rows that clients are filled from, whichever store has them: views of an LMDB file, each of one moment and short.
+
+LMDB shows a reader the store as it was at one commit, with the position in it. As long as somebody reads, pages of that moment
+aren't used again and the file grows, so all clients share one view, nobody's slowness keeps it open, and after `view_ms_max` the
+next one is taken. A client that is filled over several views is brought from one to the next by the changes between them
+(cdc.feeds.tap.stream).
+
+    RowStore ◀── DaemonStore (cdc.feeds.tap.views)   what the daemon keeps on this machine, read beside it
+             ◀── TopicStore (cdc.feeds.tap.topic_store)   what this process keeps itself, from the topics
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol
+
+from cdc.errors import StateError
+from cdc.feeds.tap import wire
+from cdc.feeds.tap.changes import packed
+from cdc.feeds.tap.keys import vbucket_of
+from cdc.feeds.tap.merging import Selection
+from cdc.feeds.tap.session import Cursor
+from cdc.schema.keys import space_prefix
+
+FILL_OPAQUE: Final = 0x8000_0000
+"""Opaques of rows have this bit."""
+_LOOK_ROWS: Final = 64
+"""How often it is looked whether the view has become old."""
+_OPAQUE_COUNT: Final = 0x7FFF_FFFF
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Some rows of one view, as frames."""
+
+    seq: int
+    """The last change that is in them."""
+    version: int
+    """Grows whenever keys went that nobody can name: the schema's version, or a number of the store's own."""
+    frames: list[bytes]
+    keys: list[bytes]
+    """What clients call them."""
+    cursor: Cursor | None
+    """The last of them; None if there are no more."""
+
+
+class BusyError(StateError):
+    """The store can't be read for the moment."""
+
+
+class ViewedSpace(Protocol):
+    """A space as a view has it."""
+
+    @property
+    def number(self) -> int:
+        """What its rows' keys begin with in the store."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The store at one commit."""
+
+    transaction: Any
+    rows: Any
+    """LMDB's database of the rows."""
+    seq: int
+    version: int
+    spaces: Sequence[Any]
+    """Each a ViewedSpace, by their numbers."""
+    doubtful: frozenset[bytes] = frozenset()
+    """Keys whose rows may not be shown."""
+    opened_at: float = field(default_factory=time.monotonic)
+
+
+class RowStore(ABC):
+    """Rows that clients are filled from. Its methods may be called by any thread, one at a time."""
+
+    def __init__(self, vbucket_count: int, view_seconds_max: float) -> None:
+        self._mask = vbucket_count - 1
+        self._view_seconds_max = view_seconds_max
+        self._lock = threading.Lock()
+        self._view: View | None = None
+        self._names: list[str] = []
+
+    def seq(self) -> int:
+        """The last change that is in the store now. Raises BusyError, or StateError if it can't be read at all."""
+        with self._lock, self._errors():
+            self._release()
+            return self._current().seq
+
+    def read(self, cursor: Cursor, selection: Selection, *, is_packed: bool, count_max: int, bytes_max: int) -> Rows:
+        """The rows behind a cursor, at most so many. Raises as `seq`."""
+        with self._lock, self._errors():
+            view = self._current()
+            frames: list[bytes] = []
+            keys: list[bytes] = []
+            size = 0
+            until = view.opened_at + self._view_seconds_max
+            for place, (key, row, space) in enumerate(_rows_behind(view, cursor, selection)):
+                if key in view.doubtful:
+                    continue
+                made = self._made(key, row, space, view, selection, len(frames), is_packed=is_packed)
+                if made is not None:
+                    frames.append(made[1])
+                    keys.append(made[0])
+                    size += len(made[1])
+                if len(frames) >= count_max or size >= bytes_max:
+                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+                # Of what the client doesn't get, there may be much.
+                if not place % _LOOK_ROWS and time.monotonic() > until:
+                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+            return Rows(view.seq, view.version, frames, keys, None)
+
+    def names(self) -> list[str]:
+        """The spaces that the last view had."""
+        return self._names
+
+    def close_old_view(self) -> None:
+        """Let go of a view that is old, if nobody has asked for the next one."""
+        with self._lock:
+            if self._view is not None and time.monotonic() - self._view.opened_at > self._view_seconds_max:
+                self._release()
+
+    def close(self) -> None:
+        """Let go of the store."""
+        with self._lock:
+            self._release()
+            self._close()
+
+    # What differs.
+
+    @abstractmethod
+    def _open_view(self) -> View:
+        """The store as it is now. Raises BusyError or StateError."""
+
+    @abstractmethod
+    def _made(
+        self, key: bytes, row: bytes, space: Any, view: View, selection: Selection, place: int, *, is_packed: bool
+    ) -> tuple[bytes, bytes] | None:
+        """A row's key at the client, and its frame; None if the client doesn't get it."""
+
+    @abstractmethod
+    def _errors(self) -> AbstractContextManager[None]:
+        """Turns LMDB's errors into this project's."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of the files; there is no view any more."""
+
+    # What they share.
+
+    def _current(self) -> View:
+        view = self._view
+        if view is not None and time.monotonic() - view.opened_at <= self._view_seconds_max:
+            return view
+        self._release()
+        view = self._view = self._open_view()
+        self._names = [space.name for space in view.spaces]
+        return view
+
+    def _release(self) -> None:
+        if self._view is not None:
+            self._view.transaction.abort()
+            self._view = None
+
+    def _frame(
+        self, key: bytes, row: bytes, seq: int, number: int, selection: Selection, *, is_packed: bool
+    ) -> tuple[bytes, bytes] | None:
+        """A key as the client knows it, and its frame; None if the client doesn't get it. `number` makes the opaque."""
+        vbucket = vbucket_of(key, self._mask)
+        if (selection.vbuckets is not None and vbucket not in selection.vbuckets) or vbucket in selection.lost:
+            return None
+        opaque = FILL_OPAQUE | number & _OPAQUE_COUNT
+        if selection.is_keys_only:
+            return key, wire.changed_key(key, vbucket, opaque, seq)
+        return key, wire.mutation(key, packed(row) if is_packed else row, vbucket, opaque, seq)
+
+
+def _rows_behind(view: View, cursor: Cursor, selection: Selection) -> Iterator[tuple[bytes, bytes, Any]]:
+    for space in view.spaces:
+        if space.number < cursor.space or (selection.spaces is not None and space.name not in selection.spaces):
+            continue
+        prefix = space_prefix(space.number)
+        after = cursor.key if space.number == cursor.space else b""
+        with view.transaction.cursor(view.rows) as found:
+            is_there = found.set_range(max(after, prefix))
+            if is_there and found.key() == after:
+                is_there = found.next()
+            if not is_there:
+                continue
+            for key, row in found.iternext():
+                if not key.startswith(prefix):
+                    break
+                yield key, row, space
