@@ -165,10 +165,11 @@ class Watcher:
         self._stopping.set()
         self._thread.join(60)
 
-    def check(self, stream: Stream) -> int:
+    def check(self, stream: Stream, share_with_more: float = 0.0) -> int:
         """Hold that at no look more than the one commit that Kafka was just showing was in sight in part.
 
-        `stream` is everything, read later. Returns how many source transactions were met in part.
+        `stream` is everything, read later. Returns how many source transactions were met in part. Where partitions change their
+        leaders, each new one finds out by itself how far it may be read: some looks may have more than one commit in part.
         """
         if self._failure is not None:
             raise self._failure
@@ -179,7 +180,7 @@ class Watcher:
             if all(look.get(place, 0) >= end for place, end in looks[-1].items()):
                 looks.append(look)
         assert looks[-1] == self.looks[-1], "what was in sight is gone"
-        return stream.check_looks(looks)
+        return stream.check_looks(looks, share_with_more)
 
     def _watch(self) -> None:
         try:

@@ -209,10 +209,10 @@ class Stream:
             assert form["table"] == event.source["table"]
             assert form["seq"] < event.seq
 
-    def check_looks(self, looks: Sequence[Look]) -> int:
+    def check_looks(self, looks: Sequence[Look], share_with_more: float = 0.0) -> int:
         """What earlier looks had in sight in part was of one commit at each; returns how many transactions that were.
 
-        This stream is a later one, that knows all commits.
+        This stream is a later one, that knows all commits. At that share of the looks it may have been of more than one.
         """
         ends = {place: [look.get(place, 0) for look in looks] for place in self.records}
         # The first look that had the event in sight.
@@ -225,8 +225,10 @@ class Stream:
             torn_count += min(firsts) < max(firsts)
             for number in range(min(firsts), max(firsts)):
                 torn_at[number].add(bisect.bisect_left(boundaries, events[-1].seq))
-        for number, commits in torn_at.items():
-            assert len(commits) == 1, f"look {number} of {len(looks)} had transactions of {len(commits)} commits in sight in part"
+        with_more = [number for number, commits in torn_at.items() if len(commits) > 1]
+        assert len(with_more) <= share_with_more * len(looks), (
+            f"{len(with_more)} of {len(looks)} looks had transactions of more than one commit in sight in part: {with_more[:20]}"
+        )
         return torn_count
 
 

@@ -181,5 +181,5 @@ def test_drills(broker_scene: Scene, kafka_cluster: KafkaCluster, seed: int) -> 
         scene.workload.stop()
         scene.catch_up(600)
         assert scene.daemon.terminate() == 0
-    watcher.check(scene.check())
+    watcher.check(scene.check(), share_with_more=0.01)
     assert drill.longest_freeze_seconds < SILENCE_SECONDS_MAX, drill.log
