@@ -23,7 +23,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import structlog
@@ -98,6 +98,8 @@ class Daemon:
         self._publisher: Publisher | None = None
         # What the publishers before this one committed.
         self._committed: Position | None = None
+        # The topics that they have made sure of.
+        self._topics_seen: Mapping[str, str | None] = {}
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._foothold: Foothold | None = None
@@ -397,7 +399,11 @@ class Daemon:
     def _start_publisher(self) -> Publisher:
         has_store = self._config.state.images == "full"
         publisher = Publisher(
-            self._config.name, self._config.kafka, Writer(self._writer_id, has_store), statistics=self.status.kafka
+            self._config.name,
+            self._config.kafka,
+            Writer(self._writer_id, has_store),
+            statistics=self.status.kafka,
+            topics_seen=self._topics_seen,
         )
         takes_prefix = self._orders.take_prefix and not self._writers
         try:
@@ -434,6 +440,7 @@ class Daemon:
         assert self._publisher is not None
         self._committed = self._publisher.committed or self._committed
         _discard(self._publisher)
+        self._topics_seen = self._publisher.topics_seen
         self._publisher = None
 
     def _go_back(self) -> None:

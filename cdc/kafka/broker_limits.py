@@ -14,6 +14,8 @@ from typing import Any, Final
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[attr-defined]  # it is documented
 
+from cdc.errors import PublishError
+
 ASK_SECONDS: Final = 3.0
 """For all brokers together: one that is frozen must not keep the daemon from starting."""
 
@@ -27,6 +29,15 @@ class BrokerLimits:
 
     transaction_timeout_ms: int | None = None
     request_bytes: int | None = None
+
+    def check(self, message_bytes_max: int) -> None:
+        """Raises PublishError if a message may be larger than the brokers take."""
+        if self.request_bytes is not None and message_bytes_max > self.request_bytes:
+            raise PublishError(
+                f"kafka.message_bytes_max is {message_bytes_max}, and a broker hangs up on a request of more than "
+                f"{self.request_bytes} bytes",
+                "Lower kafka.message_bytes_max, or raise socket.request.max.bytes on all brokers.",
+            )
 
 
 def broker_limits(admin: AdminClient) -> BrokerLimits:

@@ -17,8 +17,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
 from enum import Enum, auto
 from typing import Final
 
@@ -33,6 +32,8 @@ from cdc.kafka.broker_limits import broker_limits
 from cdc.kafka.clients import KafkaClients, answer_seconds
 from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
+from cdc.kafka.lost_topics import LostTopics
+from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
@@ -58,24 +59,6 @@ class _State(Enum):
     STOPPED = auto()
 
 
-@dataclass(slots=True)
-class PublisherStatistics:
-    """Counters since the start, and what waits; written by the publisher's thread, read by anybody."""
-
-    event_count: int = 0
-    byte_count: int = 0
-    commit_count: int = 0
-    abort_count: int = 0
-    commit_seconds: float = 0.0
-    last_commit_at: float = 0.0
-    backlog: Backlog = field(default_factory=Backlog)
-    trouble: str | None = None
-    """The newest complaint of Kafka's client; None once a commit has come through again."""
-    failure: str | None = None
-    """Why the newest Kafka transaction was aborted; None once another has been committed."""
-    recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
-
-
 class Publisher:
     """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
 
@@ -86,8 +69,9 @@ class Publisher:
         writer: Writer,
         clients: KafkaClients | None = None,
         statistics: PublisherStatistics | None = None,
+        topics_seen: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`statistics` are those of the publisher before this one, if there was one: what it left waiting waits still."""
+        """`statistics` and `topics_seen` are those of the publisher before this one: what it left waiting waits still."""
         self._name = name
         self._config = config
         self._writer = writer
@@ -101,7 +85,9 @@ class Publisher:
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, self._is_stopping)
-        self._topic_admin = TopicAdmin(config, self._clients.admin(), self._is_stopping)
+        admin = self._clients.admin()
+        self._topic_admin = TopicAdmin(config, admin, self._is_stopping, topics_seen)
+        self._lost_topics = LostTopics(config, admin, self._topic_admin)
         self._started: Delivery | None = None
         self._open = OpenTransaction()
         # How long a transaction with events may be open.
@@ -185,6 +171,9 @@ class Publisher:
         if not takes_prefix:
             ownership.check(stored, self._config.topic_prefix, self._name)
         claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
+        forms = self._lost_topics.begin(stored)
+        if forms is not None:
+            self._delivery.produce(forms)
         # From here on a reader of the checkpoint knows that this process has the name.
         self._commit_position(stored.position or Position(), {}, claims)
         if claims:
@@ -209,6 +198,11 @@ class Publisher:
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self._state is _State.STOPPED
+
+    @property
+    def topics_seen(self) -> Mapping[str, str | None]:
+        """Topics that were there, for the publisher after this one."""
+        return self._topic_admin.seen
 
     @property
     def open_seconds(self) -> float | None:
@@ -381,7 +375,7 @@ class Publisher:
                     # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
                     last = self._commit(open_)
                     self._open = open_ = OpenTransaction()
-                self._topic_admin.ensure(batch.topics)
+                self._topic_admin.ensure(batch.topics, batch.begins_anew)
                 self._delivery.produce(batch)
                 open_.add(batch, time.monotonic())
                 with self._lock:
@@ -410,6 +404,8 @@ class Publisher:
                 return
             if self._is_stopping.is_set() or self._is_drained:
                 raise PublishAborted("stopped before everything was committed")
+            if not open_.began_at:
+                self._lost_topics.look()
             if not open_.began_at and self._readability.is_look_due(time.monotonic(), is_idle=batch is None):
                 self._readability.look(self._delivery)
 
@@ -528,12 +524,7 @@ class Publisher:
         topic = self._topics.control(topics.CHECKPOINT)
         stopping: Callable[[], bool] = self._is_stopping.is_set
         limits = broker_limits(self._clients.admin())
-        if limits.request_bytes is not None and self._config.message_bytes_max > limits.request_bytes:
-            raise PublishError(
-                f"kafka.message_bytes_max is {self._config.message_bytes_max}, and a broker hangs up on a request of more than "
-                f"{limits.request_bytes} bytes",
-                "Lower kafka.message_bytes_max, or raise socket.request.max.bytes on all brokers.",
-            )
+        limits.check(self._config.message_bytes_max)
         timeout_ms = self._clients.transaction_timeout_ms(limits)
         transactional = self._clients.transactional(self._complain, timeout_ms)
         self._transaction_seconds = timeout_ms / 1000

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 import structlog
@@ -16,7 +17,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.kafka.clients import Admin
-from cdc.kafka.errors import FORBIDDEN, operator_error, reading_error
+from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 CREATE_TIMEOUT_SECONDS: Final = 30.0
@@ -90,16 +91,36 @@ def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
     return found
 
 
+def snapshot_remedy(space: str) -> str:
+    """What brings the rows of a space back into a topic that has lost them."""
+    return f"`tarantool-cdc snapshot --config FILE {shlex.quote(space)}` sends its rows again"
+
+
 class TopicAdmin:
     """Makes sure that topics exist, with sensible settings, before anything is written to them."""
 
-    def __init__(self, config: KafkaSection, admin: Admin, is_stopping: threading.Event) -> None:
+    def __init__(
+        self, config: KafkaSection, admin: Admin, is_stopping: threading.Event, former: Mapping[str, str | None] | None = None
+    ) -> None:
+        """`former` is what another one had `seen`."""
         self._config = config
         self._admin = admin
         self._is_stopping = is_stopping
         self._known: set[str] = set()
-        # Those that were made sure of before something was wrong with Kafka.
-        self._former: set[str] = set()
+        # Those that must be there, as they were made sure of before, with the names of the spaces whose rows they have had.
+        self._former: dict[str, str | None] = dict(former or {})
+        self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
+
+    @property
+    def seen(self) -> dict[str, str | None]:
+        """The topics that are known to have been there, but for that of forms, with the names of spaces as far as known."""
+        found = dict.fromkeys(self._known) | self._former
+        found.pop(self._schema_topic, None)
+        return found
+
+    def remember(self, spaces: Mapping[str, str], others: Iterable[str] = ()) -> None:
+        """These have been there: topics of spaces, with the names of those, and others."""
+        self._former |= {**spaces, **dict.fromkeys(others)}
 
     def is_ready(self, wanted: Iterable[str]) -> bool:
         """Whether all these topics have been made sure of."""
@@ -107,23 +128,27 @@ class TopicAdmin:
 
     def forget(self) -> None:
         """Something is wrong with Kafka: make sure of every topic anew."""
-        self._former |= self._known
+        self._former = dict.fromkeys(self._known) | self._former
         self._known.clear()
 
-    def ensure(self, wanted: Iterable[str]) -> None:
+    def ensure(self, wanted: Iterable[str], begins_anew: Callable[[str], bool] = lambda _: False) -> None:
         """Create what is missing of these topics, all at once.
 
-        Raises PublishAborted while Kafka is away, PublishError for good.
+        A topic that has to be made again is told, unless what is written there now `begins_anew`. Raises PublishAborted while
+        Kafka is away, ProducerLostError if the topic of forms was deleted, PublishError for good.
         """
         unknown = [topic for topic in wanted if topic not in self._known]
         if not unknown:
             return
         missing = self._missing(unknown)
+        if self._schema_topic in missing and self._schema_topic in self._former:
+            # What it has to have, a publisher knows that begins.
+            raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         if missing and self._config.create_topics:
-            self._create(missing)
-            created, missing = missing, self._await(missing)
+            created = self._create(missing)
+            missing = self._await(missing)
             for topic in created:
-                if topic in self._former and topic not in missing:
+                if topic in self._former and topic not in missing and not begins_anew(topic):
                     structlog.get_logger().warning(self._loss(topic))
         if missing:
             raise self._absence(missing)
@@ -136,19 +161,25 @@ class TopicAdmin:
         if refusal is not None and refusal.code() in FORBIDDEN:
             return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
         if refusal is not None and refusal.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
+            remedy = "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE)."
+            if topic not in self._former or self._is_control(topic):
+                return PublishError(f"the topic {topic}{more} doesn't exist", remedy)
             return PublishError(
-                f"the topic {topic}{more} doesn't exist",
-                "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE).",
+                f"the topic {topic}{more} was deleted",
+                f"{remedy} Then {self._remedy(topic)}, as what it had is gone.",
             )
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
     def _loss(self, topic: str) -> str:
         """What to say of a topic that was there and had to be made again."""
         sentence = f"the topic {topic} was deleted and has been made again, without what it had"
-        suffix = topic.removeprefix(f"{self._config.topic_prefix}.")
-        if suffix in topics.CONTROL:
-            return sentence
-        return f"{sentence}: `tarantool-cdc snapshot --config FILE {suffix}` sends its rows again"
+        return sentence if self._is_control(topic) else f"{sentence}: {self._remedy(topic)}"
+
+    def _remedy(self, topic: str) -> str:
+        return snapshot_remedy(self._former.get(topic) or topic.removeprefix(f"{self._config.topic_prefix}."))
+
+    def _is_control(self, topic: str) -> bool:
+        return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL
 
     def _missing(self, wanted: list[str]) -> list[str]:
         # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.
@@ -158,17 +189,19 @@ class TopicAdmin:
             raise PublishAborted(error.message, error.hint) from error
         return [topic for topic in wanted if not existing.get(topic)]
 
-    def _create(self, missing: list[str]) -> None:
+    def _create(self, missing: list[str]) -> list[str]:
+        """Returns those that were missing indeed: a broker that has just started may list fewer than there are."""
+        created: list[str] = []
         room = _RECORDS_MAX
         part: list[NewTopic] = []
         for topic in missing:
             new = self._new(topic)
             room -= 1 + new.num_partitions + len(new.config or ())
             if room < 0 and part:
-                self._create_part(part)
+                created += self._create_part(part)
                 room, part = _RECORDS_MAX, []
             part.append(new)
-        self._create_part(part)
+        return created + self._create_part(part)
 
     def _new(self, topic: str) -> NewTopic:
         suffix = topic.removeprefix(self._config.topic_prefix + ".")
@@ -188,7 +221,8 @@ class TopicAdmin:
             config=settings,
         )
 
-    def _create_part(self, part: list[NewTopic]) -> None:
+    def _create_part(self, part: list[NewTopic]) -> list[str]:
+        created: list[str] = []
         answers = self._admin.create_topics(
             part, operation_timeout=CREATE_TIMEOUT_SECONDS, request_timeout=CREATE_TIMEOUT_SECONDS + 5
         )
@@ -208,6 +242,9 @@ class TopicAdmin:
                 raise operator_error(cause, what) or PublishError(
                     f"{what}: {cause.str()}", "Create it, or correct kafka.partitions and kafka.replication_factor."
                 ) from error
+            else:
+                created.append(topic)
+        return created
 
     def _has_had_enough_brokers(self) -> bool:
         """Whether a replication factor that can't be reached is no mistake: brokers are ending, starting, or away.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from cdc.kafka.publisher import PublisherStatistics
+from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState

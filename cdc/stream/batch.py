@@ -195,3 +195,8 @@ class Batch(msgspec.Struct, gc=False):
     def pause(cls, position: Position) -> Batch:
         """Nothing, in the middle of work that takes long."""
         return cls([], 0, 0, 0, position, False, {}, [], 0.0, is_pause=True)
+
+    def begins_anew(self, topic: str) -> bool:
+        """Whether a truncation is the first of what it has for a topic: what was there before is no matter to consumers then."""
+        first = next((each for each in self.messages if (each.topic if isinstance(each, Broadcast) else each[0]) == topic), None)
+        return isinstance(first, Broadcast)

@@ -46,10 +46,7 @@ def start(cluster: Cluster) -> Iterator[Start]:
     publishers: list[Publisher] = []
 
     def make(mode: Mode, **settings: object) -> Publisher:
-        config = KafkaSection.model_validate(
-            {"bootstrap_servers": "x:1", "topic_prefix": "shop", "delivery": mode, "commit_interval_ms": 1, **settings}
-        )
-        publisher = Publisher("x", config, WRITER, clients(cluster))
+        publisher = Publisher("x", config_of(mode, **settings), WRITER, clients(cluster))
         publisher.start()
         publishers.append(publisher)
         return publisher
@@ -58,6 +55,13 @@ def start(cluster: Cluster) -> Iterator[Start]:
     for publisher in publishers:
         if publisher._thread.is_alive():
             publisher.stop(20)
+
+
+def config_of(mode: Mode, **settings: object) -> KafkaSection:
+    """Of a daemon that commits at once."""
+    return KafkaSection.model_validate(
+        {"bootstrap_servers": "x:1", "topic_prefix": "shop", "delivery": mode, "commit_interval_ms": 1, **settings}
+    )
 
 
 def row(number: int) -> bytes:

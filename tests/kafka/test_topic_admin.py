@@ -19,6 +19,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.kafka import topic_admin
 from cdc.kafka.clients import Admin, KafkaClients
+from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 
 
@@ -165,21 +166,66 @@ def test_a_topic_that_was_deleted_is_told_with_what_sends_its_rows_again() -> No
     cluster = Cluster()
     topics = admin(cluster)
     with structlog.testing.capture_logs() as logs:
-        topics.ensure(["shop.users", "shop.schema"])
+        topics.ensure(["shop.users", "shop.dlq"])
         assert not logs, "nothing was lost yet"
         topics.forget()
-        topics.ensure(["shop.users", "shop.schema", "shop.new"])
+        topics.ensure(["shop.users", "shop.dlq", "shop.new"])
         assert not logs, "they are there"
         cluster.partitions.clear()
         topics.forget()
-        topics.ensure(["shop.users", "shop.schema", "shop.newer"])
+        topics.ensure(["shop.users", "shop.dlq", "shop.newer"])
     said = [entry["event"] for entry in logs]
     assert said == [
         "the topic shop.users was deleted and has been made again, without what it had: `tarantool-cdc snapshot --config FILE "
         "users` sends its "
         "rows again",
-        "the topic shop.schema was deleted and has been made again, without what it had",
+        "the topic shop.dlq was deleted and has been made again, without what it had",
     ]
+
+
+def test_topics_that_others_have_made_sure_of() -> None:
+    """Named by the checkpoint, with the name of the space, or by the one before this; but not one that begins anew."""
+    cluster = Cluster()
+    before = admin(cluster)
+    before.ensure(["shop.a", "shop.schema"])
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    topics = TopicAdmin(config, cast(Admin, cluster), threading.Event(), before.seen)
+    topics.remember({"shop.b_c": "b c", "shop.d": "d"})
+    cluster.partitions.clear()
+    with structlog.testing.capture_logs() as logs:
+        topics.ensure(["shop.a", "shop.b_c", "shop.d", "shop.e", "shop.schema"], lambda topic: topic == "shop.d")
+    said = [entry["event"].partition(" was deleted and has been made again")[::2] for entry in logs]
+    assert said == [
+        ("the topic shop.a", ", without what it had: `tarantool-cdc snapshot --config FILE a` sends its rows again"),
+        ("the topic shop.b_c", ", without what it had: `tarantool-cdc snapshot --config FILE 'b c'` sends its rows again"),
+    ]
+
+
+def test_topics_that_a_broker_only_did_not_list_were_not_deleted() -> None:
+    cluster = Cluster()
+    cluster._new["shop.a"] = (4, 1)
+    topics = admin(cluster)
+    topics.remember({"shop.a": "a"})
+    with structlog.testing.capture_logs() as logs:
+        topics.ensure(["shop.a"])
+    assert cluster.created
+    assert not logs
+
+
+def test_a_deleted_topic_that_nobody_makes_for_us() -> None:
+    topics = admin(Cluster(), create_topics=False)
+    topics.remember({"shop.a": "a"})
+    with pytest.raises(PublishError, match=r"shop\.a was deleted\. Create it, .* snapshot --config FILE a` sends its rows again"):
+        topics.ensure(["shop.a"])
+
+
+def test_only_a_publisher_that_begins_makes_the_topic_of_forms_again() -> None:
+    cluster = Cluster()
+    topics = admin(cluster)
+    topics.remember({}, ["shop.schema"])
+    with pytest.raises(ProducerLostError, match=r"shop\.schema was deleted"):
+        topics.ensure(["shop.schema"])
+    assert not cluster.created
 
 
 @dataclass

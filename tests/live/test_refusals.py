@@ -107,7 +107,10 @@ def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
     delete_topics(scene, f"{scene.prefix}.things")
     scene.tarantool.eval("for id = 101, 150 do box.space.things:insert{id} end")
     scene.catch_up()
-    assert "Two daemons" not in scene.daemon.run.log_text()
+    log = scene.daemon.run.log_text()
+    assert "Two daemons" not in log
+    assert f"the topic {scene.prefix}.things was deleted and has been made again" in log
+    assert "snapshot --config FILE things` sends its rows again" in log
     assert scene.daemon.terminate() == 0
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
         events = [event for event in parse(reader, may_repeat=True).events if event.op == "c"]
@@ -135,8 +138,13 @@ def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
     topics = admin.list_topics(timeout=10).topics
     assert [len(topics[topic].partitions) for topic in deleted] == [3, 1]
     assert cleanup_policies(cast(Admin, admin), deleted) == dict(zip(deleted, ("delete", "compact"), strict=True))
-    assert f"the topic {scene.prefix}.things was deleted and has been made again" in scene.daemon.run.log_text()
+    log = scene.daemon.run.log_text()
+    assert f"the topic {scene.prefix}.things was deleted and has been made again" in log
+    assert f"the topic {scene.prefix}.schema was deleted, without which consumers can't read rows" in log
     assert scene.daemon.terminate() == 0
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        forms = [event.value["source"]["table"] for event in parse(reader, may_repeat=True).schemas]
+    assert set(forms) == {"things", "others"}
 
 
 def test_at_least_once_outlives_a_freeze_that_messages_do_not(frail_scene: Scene) -> None:

@@ -1,0 +1,83 @@
+"""The topic of forms, `<prefix>.schema`, when somebody has deleted it: consumers can't read rows without it.
+
+A daemon that goes on would write there the next time that a form changes, which may be never. So it looks whether the topic is
+there and has anything, at its start and now and then, and writes the present forms into a new one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import structlog
+
+from cdc.config import KafkaSection
+from cdc.errors import ConnectionLostError
+from cdc.events import topics
+from cdc.kafka.clients import Admin
+from cdc.kafka.errors import ProducerLostError
+from cdc.kafka.hanging import open_partitions
+from cdc.kafka.topic_admin import TopicAdmin, list_topics
+from cdc.positions.position import Position
+from cdc.stream.batch import Batch
+from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.former_topics import form_records, spaces_by_topic
+
+LOOK_SECONDS: Final = 60.0
+"""Between two looks of a daemon at work."""
+
+
+class LostTopics:
+    """Used by one thread at a time: by the publisher's once that runs."""
+
+    def __init__(self, config: KafkaSection, admin: Admin, topic_admin: TopicAdmin) -> None:
+        self._config = config
+        self._admin = admin
+        self._topic_admin = topic_admin
+        self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
+        self._has_forms = False
+        self._next_look = 0.0
+
+    def begin(self, stored: Checkpoint) -> Batch | None:
+        """Remember the topics that have had something by this checkpoint, so that it is told when one has to be made again.
+
+        Returns what has to be committed first, if the topic of forms was deleted. Raises ConnectionLostError, and as
+        `TopicAdmin.ensure`.
+        """
+        spaces, prefix = spaces_by_topic(stored, self._config.topic_prefix), self._config.topic_prefix
+        records = form_records(stored, prefix, lambda: time.time_ns() // 1000)
+        # A topic that is there and empty was made after it had been deleted, by whomever.
+        is_lost = bool(records) and not (self._is_there() and self._has_records())
+        if is_lost:
+            self._topic_admin.ensure([self._schema_topic])
+            structlog.get_logger().warning(
+                f"the topic {self._schema_topic} was deleted, without which consumers can't read rows: it has been made again, "
+                "and has the present forms of all published spaces",
+                spaces=len(records),
+            )
+        self._topic_admin.remember(spaces, [self._schema_topic] if records else [])
+        self._has_forms = bool(records)
+        self._next_look = time.monotonic() + LOOK_SECONDS
+        return Batch(list(records), 0, 0, 0, stored.position or Position(), True, {}, [], 0.0) if is_lost else None
+
+    def look(self) -> None:
+        """Raises ProducerLostError if the topic of forms was deleted: the next publisher begins with them. Looks now and then."""
+        now = time.monotonic()
+        if not self._has_forms or now < self._next_look:
+            return
+        self._next_look = now + LOOK_SECONDS
+        try:
+            if self._is_there():
+                return
+        except ConnectionLostError as error:
+            structlog.get_logger().debug("topics can't be listed", reason=error.message)
+            return
+        raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
+
+    def _is_there(self) -> bool:
+        return self._schema_topic in list_topics(self._admin, self._config.bootstrap_servers)
+
+    def _has_records(self) -> bool:
+        place = (self._schema_topic, 0)
+        _, ends = open_partitions(self._admin, {self._schema_topic: 1})
+        return ends.get(place) != 0

@@ -1,0 +1,134 @@
+"""Topics that somebody deletes: told, and the topic of forms filled again, by a publisher against a cluster of words."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import structlog
+
+from cdc.errors import CdcError
+from cdc.kafka import lost_topics, readers_view
+from cdc.kafka.errors import ProducerLostError
+from cdc.kafka.publisher import Publisher
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.checkpoint import Writer
+from tests.fakes.kafka import Cluster, clients
+from tests.kafka.test_publisher import MODES, Mode, config_of, row, wait
+
+FORM = StoredSpace(
+    512,
+    [512, 1, "things", "memtx", 0, {}, [{"name": "id", "type": "unsigned"}]],
+    {0: [512, 0, "primary", "tree", {"unique": True}, [[0, "unsigned"]]]},
+    3,
+)
+
+
+@pytest.fixture(autouse=True)
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.1)
+    monkeypatch.setattr(lost_topics, "LOOK_SECONDS", 0.05)
+
+
+@pytest.fixture
+def published() -> Cluster:
+    """A cluster with one space that was published, and its form."""
+    cluster = Cluster()
+    publisher = begin(cluster, "exactly_once")
+    found = batch(1, ("shop.schema", b"key", b"form"), ("shop.things", b"1", row(1)))
+    found.stored, found.topics = {512: FORM}, ["shop.schema", "shop.things"]
+    publisher.submit(found)
+    wait(publisher)
+    assert publisher.stop(20)
+    return cluster
+
+
+def begin(cluster: Cluster, mode: Mode) -> Publisher:
+    publisher = Publisher("x", config_of(mode), Writer("writer", has_store=False), clients(cluster))
+    publisher.start()
+    return publisher
+
+
+def batch(number: int, *messages: Any) -> Batch:
+    position = Position(VClock({1: number}), number, snapshot=SnapshotState(1, is_complete=True))
+    return Batch(list(messages), 10, 1, 1, position, True, {}, ["shop.things"], 1.0)
+
+
+def delete(cluster: Cluster, topic: str) -> None:
+    del cluster.partitions[topic]
+    cluster.records = [record for record in cluster.records if record[0] != topic]
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rows_that_were_deleted_while_no_daemon_ran(published: Cluster, mode: Mode) -> None:
+    delete(published, "shop.things")
+    with structlog.testing.capture_logs() as logs:
+        publisher = begin(published, mode)
+        publisher.submit(batch(2, ("shop.things", b"2", row(2))))
+        wait(publisher)
+        assert publisher.stop(20)
+    (said,) = [entry["event"] for entry in logs]
+    assert said == (
+        "the topic shop.things was deleted and has been made again, without what it had: `tarantool-cdc snapshot --config FILE "
+        "things` sends its rows again"
+    )
+
+
+def test_nobody_misses_rows_of_a_space_that_is_truncated_or_dropped(published: Cluster) -> None:
+    delete(published, "shop.things")
+    with structlog.testing.capture_logs() as logs:
+        publisher = begin(published, "exactly_once")
+        publisher.submit(batch(2, Broadcast("shop.things", b"t"), ("shop.things", b"2", row(2))))
+        wait(publisher)
+        assert publisher.stop(20)
+    assert not logs
+    assert "shop.things" in published.partitions
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_there", [True, False])
+def test_forms_are_written_again_at_a_start(published: Cluster, mode: Mode, *, is_there: bool) -> None:
+    """Also where somebody has made the topic, without anything in it."""
+    delete(published, "shop.schema")
+    if is_there:
+        published.partitions["shop.schema"] = 1
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    (said,) = logs
+    assert said["event"].startswith("the topic shop.schema was deleted, without which consumers can't read rows")
+    assert said["spaces"] == 1
+    ((_, _, key, value),) = published.written("shop.schema")
+    assert json.loads(key or b"") == {"space_id": 512, "schema_version": 3}
+    told = json.loads(value or b"")
+    (change,) = told["tableChanges"]
+    assert (change["type"], change["table"]["columns"][0]["name"]) == ("CREATE", "id")
+    assert (told["source"]["table"], told["source"]["seq"], told["source"]["snapshot"]) == ("things", 1, "true")
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    assert not logs
+    assert len(published.written("shop.schema")) == 1
+
+
+def test_a_daemon_at_work_notices_that_the_forms_are_gone(published: Cluster) -> None:
+    publisher = begin(published, "exactly_once")
+    delete(published, "shop.schema")
+    with pytest.raises(ProducerLostError, match=r"shop\.schema was deleted"):
+        until_it_ends(publisher.collect)
+    publisher.stop(20)
+    assert begin(published, "exactly_once").stop(20)
+    assert len(published.written("shop.schema")) == 1
+
+
+def until_it_ends(collect: Callable[[], object]) -> None:
+    """Raises what it raises."""
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        collect()
+        time.sleep(0.01)
+    raise CdcError("it doesn't end")
