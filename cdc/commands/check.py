@@ -73,7 +73,7 @@ def check(config: Config, say: Say) -> bool:
     found = [_look(config, member, stored, known, say) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
-        findings += _published(config, schema, existing if kafka.is_good else None, say)
+        findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
     failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.is_foreign)]
@@ -100,7 +100,7 @@ def _progress(position: Position | None) -> str:
     if position is None:
         return "there is no checkpoint yet"
     if position.snapshot is None:
-        return "the name is taken, nothing is published yet"
+        return "this daemon has started before, and has published nothing yet"
     return f"the checkpoint is at {position.vclock}"
 
 
@@ -281,7 +281,9 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
     return admission.read(config), existing
 
 
-def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] | None, say: Say) -> Iterator[Finding]:
+def _published(
+    config: Config, schema: SchemaTracker, existing: dict[str, int] | None, stored: Checkpoint, say: Say
+) -> Iterator[Finding]:
     """Says a line for each space that is published; spaces that have no topic of their own are findings."""
     is_published = options_of(config).space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
@@ -295,6 +297,7 @@ def _published(config: Config, schema: SchemaTracker, existing: dict[str, int] |
                 yield Finding("spaces", str(error))
     if existing is not None:
         yield from check_start.of_missing_topics(config, wanted, existing)
+        yield from check_start.of_deleted_topics(config, wanted, existing, stored)
 
 
 def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | None, *, creates: bool) -> str:

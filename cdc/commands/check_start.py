@@ -21,13 +21,14 @@ from cdc.daemon.admission import Foothold
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic
-from cdc.kafka.topic_admin import COMPACTED
+from cdc.kafka.topic_admin import COMPACTED, snapshot_remedy
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
 from cdc.store.files import has_data, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership, patterns
 from cdc.stream.checkpoint import Checkpoint, fold
+from cdc.stream.former_topics import spaces_by_topic
 from cdc.stream.ownership import NameTakenError
 
 ROOM_BYTES: Final = 1024**3
@@ -190,6 +191,28 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
             "kafka.create_topics",
             f"it is false, and {patterns.listed(missing)} {'is' if len(missing) == 1 else 'are'} missing. Create "
             f"{'it' if len(missing) == 1 else 'them'}, or set it to true.",
+        )
+
+
+def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
+    """Topics that this daemon has published to and that are gone, given those of the published spaces and those that exist."""
+    prefix = config.kafka.topic_prefix
+    former = spaces_by_topic(stored, prefix)
+    for topic in spaces:
+        if topic in former and topic not in existing:
+            made = "the daemon makes it again" if config.kafka.create_topics else "once it is there again and the daemon runs"
+            yield Finding(
+                topic,
+                f"it was deleted, and what was published there is gone: {made}, and {snapshot_remedy(former[topic])}",
+                is_failure=False,
+            )
+    schema = TopicNames(prefix).control(SCHEMA)
+    if former and schema not in existing and config.kafka.create_topics:
+        yield Finding(
+            schema,
+            "it was deleted, and without it consumers can't read rows. The daemon makes it again at its start, or within a "
+            "minute if it runs, with the present forms of all published spaces",
+            is_failure=False,
         )
 
 

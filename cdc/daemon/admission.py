@@ -9,6 +9,7 @@ Nothing is changed by that, neither in Kafka nor on the disk, but for the prefix
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
 """What follows is the number of the file of writers itself: a copy has another one, and the original may be in use."""
 _WRITERS_KEPT: Final = 8
+_TO_START: Final = re.compile(r"start (?:once )?with (--rebuild-state|--take-over|--take-prefix)")
 _FENCE_SECONDS: Final = 10.0
 _FENCE_TIMEOUT_MS: Final = 60_000
 
@@ -49,6 +51,13 @@ class Orders:
     """Another daemon of this name may be at work: end it."""
     take_prefix: bool = False
     """The prefix belongs to a daemon of another name, which is gone for good."""
+
+    def added_to(self, hint: str) -> str:
+        """A remedy that names an order, so that those that were given already are kept."""
+        given = " ".join(
+            f"--{name.replace('_', '-')}" for name in ("rebuild_state", "take_over", "take_prefix") if getattr(self, name)
+        )
+        return _TO_START.sub(rf"add \1 to {given}", hint) if given else hint
 
 
 class StateMissingError(StateError):
@@ -249,6 +258,14 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
             "Stop that one first, or give this one another name and kafka.topic_prefix. To end that one from here, start with "
             "--take-over.",
         )
+
+
+def former_holder(config: Config, stored: Checkpoint) -> str | None:
+    """Which process the name is about to be taken from, as far as the checkpoint tells; None if that has ended in order."""
+    sign = stored.signs.get(config.name)
+    if sign is None or sign.is_last or sign.writer != stored.writer:
+        return None
+    return f"process {sign.process_id} on {sign.host}"
 
 
 def _heard(config: Config, name: str, is_stopping: Stopping) -> Sign | None:

@@ -25,6 +25,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 import structlog
 
@@ -42,6 +43,7 @@ from cdc.errors import (
     PositionError,
     PublishAborted,
     Remedy,
+    ServerError,
     SnapshotNeededError,
     StateError,
     StateLostError,
@@ -59,18 +61,23 @@ from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
+from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.sources.handshake import greet, vote
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.ownership import NameTakenError
 from cdc.stream.spaces import no_longer_published
 from cdc.upstream import selection, start
 from cdc.upstream.failover import BackOff, Failover
 from cdc.upstream.identity import instance_uuid
 from cdc.upstream.selection import Answer, Choice, Needed
 from cdc.upstream.start import Known, StateForeignError
+
+_ENDS_SECONDS: Final = 30.0
+"""How long a daemon may take to end once its name was taken; it notices with its next commit, 5 s later at most."""
 
 
 def tune_garbage_collector() -> None:
@@ -121,6 +128,8 @@ class Daemon:
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
         self._monitor = UpstreamMonitor(config.source, self.status)
+        # With take_over, not before the daemon that listens there has ended.
+        self._listens_later = False
         self._server = self._listen()
 
     @property
@@ -150,6 +159,8 @@ class Daemon:
                         if self._is_stopping.is_set():
                             break
                         self._publisher = self._start_publisher()
+                        if self._listens_later:
+                            self._listen_later()
                     if self._follow(self._publisher, goal):
                         break
                 except CdcError as error:
@@ -161,6 +172,7 @@ class Daemon:
             self.status.state, self.status.error = "failed", str(explained)
             raise explained from error
         except CdcError as error:
+            error.hint = self._orders.added_to(error.hint)
             self.status.state, self.status.error = "failed", str(error)
             if isinstance(error, StateForeignError) and self._foothold is not None:
                 # The checkpoint is this process's by now: the next one mustn't take that for a sign that the store is right.
@@ -193,7 +205,27 @@ class Daemon:
             return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
         except ConfigurationError as error:
             assert address is not None
-            raise asking.who_listens(self._config.name, address) or error from error
+            found = asking.who_listens(self._config.name, address)
+            if self._orders.take_over and isinstance(found, NameTakenError):
+                self._listens_later = True
+                return None
+            raise found or error from error
+
+    def _listen_later(self) -> None:
+        """The name has been taken from the daemon that listens at http.listen: wait until it has ended."""
+        address = self._config.http.address
+        assert address is not None
+        deadline = time.monotonic() + _ENDS_SECONDS
+        while not self._is_stopping.is_set():
+            try:
+                self._server = StatusServer(address, self.status, self._config.http.allowed_hosts)
+            except ConfigurationError:
+                if time.monotonic() > deadline:
+                    raise
+                self._is_stopping.wait(0.2)
+            else:
+                self._listens_later = False
+                return
 
     def _open_store(self) -> None:
         state = self._config.state
@@ -220,8 +252,11 @@ class Daemon:
         self._foothold = self._foothold or Foothold(config)
         self._is_store_ours = orders.rebuild_state or admission.is_store_ours(config, stored, self._foothold.former())
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
+        former = admission.former_holder(config, stored)
         if not orders.take_over:
             admission.check_alone(config, stored, self._foothold.former_holders(), self._is_stopping.is_set)
+        elif former is not None:
+            self._log.info("taking the name; the daemon that has it ends by itself within seconds", former=former)
         if orders.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():
@@ -363,8 +398,11 @@ class Daemon:
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._failover.next_delay())
+                # The former daemon's connection, whose end is waited for, is told once.
+                is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self.status.error == str(error)
                 self.status.error = str(error)
-                self._log.warning("waiting", reason=str(error), retry_seconds=round(delay, 2))
+                tell = self._log.debug if is_told else self._log.warning
+                tell("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
                 self._failover.rested()
             case _:

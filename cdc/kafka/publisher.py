@@ -149,8 +149,9 @@ class Publisher:
     def _start(self, expected_writers: Collection[str | None], known: Position | None, *, takes_prefix: bool) -> Checkpoint:
         list_topics(self._clients.admin(), self._config.bootstrap_servers)
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
-        if expected_writers and self._view.checkpoint().writer not in expected_writers:
-            raise FencedError(f"another daemon has taken the name {self._name!r}", NAME_HINT)
+        stored = self._view.checkpoint() if expected_writers else None
+        if stored is not None and stored.writer not in expected_writers:
+            raise FencedError(ownership.taken(stored, self._name), NAME_HINT)
         self._started = self._make_delivery()
         try:
             self._delivery.start()

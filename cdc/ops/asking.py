@@ -60,7 +60,8 @@ def who_listens(name: str, address: tuple[str, int]) -> CdcError | None:
     if other == name:
         return NameTakenError(
             f"a daemon {name!r} is at work and listens at {place} (http.listen), and there can be one of a name",
-            "Stop that one first, or give this one another name, kafka.topic_prefix, state.path and http.listen.",
+            "Stop that one first. If this is to be another daemon, give it another name, kafka.topic_prefix, state.path and "
+            "http.listen. To end that one from here, start with --take-over.",
         )
     return ConfigurationError(
         f"http.listen = {place} can't be had: the daemon {other!r} listens there", f"Give {name!r} another port in http.listen."

@@ -31,12 +31,7 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
         Remedy.OPERATOR,
         "Check the user and the password of source.uris or source.password_file. In a URI %XX is a byte: write a % as %25.",
     ),
-    ErrorCode.CFG: (
-        Remedy.WAIT,
-        "If the server says that this replica is connected already, an earlier connection of this name is still open there: that "
-        "of another daemon, which ends within seconds if the name was taken from it, or when it is stopped; or of one that is "
-        "gone, which the server notices within seconds.",
-    ),
+    ErrorCode.CFG: (Remedy.WAIT, ""),
     ErrorCode.UNKNOWN_REPLICA: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
     ErrorCode.REPLICASET_UUID_MISMATCH: (
         Remedy.OPERATOR,
@@ -91,6 +86,15 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
     user = _DENIED_USER.search(text)
     if user is not None and user[1] == _NOBODY and code == ErrorCode.ACCESS_DENIED:
         hint = f"Without a user in source.uris it is {_NOBODY} who asks: write user:password@host:port there. Or g{hint[1:]}"
+    if code == ErrorCode.CFG and "duplicate connection" in text:
+        return ServerError(
+            "a former connection of this daemon's name is still open at the server",
+            code=code,
+            kind=kind,
+            hint="It ends within seconds: with the daemon that the name was taken from or that is being stopped, or when the "
+            f"server notices that its daemon is gone. The server says: {text} (error {code})",
+            remedy=remedy,
+        )
     if user is not None:
         hint = hint.replace("'<user>'", f"'{user[1]}'")
     return ServerError(f"the server says: {text} (error {code})", code=code, kind=kind, hint=hint, remedy=remedy)

@@ -147,15 +147,25 @@ def lock(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _close_to_others(path)
+        _sign(descriptor)
     except BlockingIOError as error:
+        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
         raise StateError(
-            f"the state store {path} is in use by another daemon", "Stop that one, or give this one another state.path."
+            f"the state store {path} is in use by a daemon at work{f', process {holder}' if holder.isdecimal() else ''}",
+            "Stop that one first. A daemon of another name needs a state.path of its own.",
         ) from error
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _sign(descriptor: int) -> None:
+    """Leave this process's number in the lock, for whoever finds it taken. A disk without room for that is no matter here."""
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
 
 
 def is_locked(path: Path) -> bool:

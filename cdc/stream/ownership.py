@@ -77,6 +77,13 @@ def claims(stored: Checkpoint, name: str, now_ms: int, *, takes: bool = False) -
     return [*(owner_record(other, None) for other in others), owner_record(name, now_ms)]
 
 
+def taken(stored: Checkpoint, name: str) -> str:
+    """What to say to a daemon when another process has written the checkpoint: who did, if it has told already."""
+    sign = stored.signs.get(name)
+    who = f", process {sign.process_id} on {sign.host}," if sign is not None and sign.writer == stored.writer else ""
+    return f"another daemon{who} has taken the name {name!r}: this one ends, and nothing is lost"
+
+
 def is_known_gone(stored: Checkpoint, name: str, ours: Collection[str]) -> bool:
     """Whether no process of this name can be at work, without listening.
 

@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_kafka, of_patterns, of_policies, of_state_path
+from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_policies, of_state_path
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.kafka.readers_view import ReadersView
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
+from cdc.schema.forms import StoredSpace
 from cdc.store.files import is_locked
 from cdc.store.store import StateStore
 from cdc.stream.checkpoint import Checkpoint, fold, owner_record
@@ -97,6 +100,28 @@ def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(mon
     (found,) = failures(of_kafka(own, foreign))
     assert found.startswith("kafka.topic_prefix: FAILED: kafka.topic_prefix 'shop' belongs to the daemon 'other'")
     assert "--rebuild-state" not in found
+
+
+def test_topics_that_were_deleted() -> None:
+    """Those that the checkpoint has as published, and no others: a new space's topic, say, was never there."""
+    stored = Checkpoint(
+        position=Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=True)),
+        spaces={
+            512: StoredSpace(512, [512, 1, "us ers", "memtx", 0, {}, []], {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 1),
+            513: StoredSpace(513, [513, 1, "hidden", "memtx", 0, {}, []], {0: [513, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0),
+        },
+    )
+    spaces = ["shop.us_ers", "shop.hidden", "shop.new"]
+    lines = list(map(str, of_deleted_topics(config(), spaces, ["shop.schema"], stored)))
+    assert lines == [
+        "shop.us_ers: warning: it was deleted, and what was published there is gone: the daemon makes it again, and "
+        "`tarantool-cdc snapshot --config FILE 'us ers'` sends its rows again"
+    ]
+    (said,) = map(str, of_deleted_topics(config(), spaces, ["shop.us_ers"], stored))
+    assert said.startswith("shop.schema: warning: it was deleted, and without it consumers can't read rows")
+    assert not list(of_deleted_topics(config(), ["shop.new"], [], Checkpoint()))
+    stored.position = Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=False))
+    assert not list(of_deleted_topics(config(), spaces, ["shop.schema"], stored)), "all rows come again"
 
 
 def at(path: Path | str, **state: str) -> list[str]:

@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.admission import Foothold, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
+from cdc.daemon import admission
+from cdc.daemon.admission import Foothold, Orders, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
 from cdc.errors import StateError
 from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record
+from cdc.stream.checkpoint import Checkpoint, Sign, Writer, fold, position_record
+from cdc.stream.ownership import taken
 
 
 def config(path: Path, images: str = "full") -> Config:
@@ -79,7 +81,7 @@ def test_who_had_the_directory_before(tmp_path: Path) -> None:
     former = foothold.former()
     assert former[-2:] == ["writer-18", "writer-19"]
     assert len(former) < 20
-    with pytest.raises(StateError, match="in use by another daemon"):
+    with pytest.raises(StateError, match="in use by a daemon at work"):
         Foothold(config(tmp_path, "none"))
     foothold.close()
     assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0
@@ -139,3 +141,26 @@ def test_who_finds_an_old_copy_leaves_no_trace(tmp_path: Path) -> None:
     foothold.give_back("w")
     assert foothold.former() == ["v"]
     foothold.close()
+
+
+def test_a_remedy_keeps_the_orders_that_were_given() -> None:
+    lost = "If it is lost, start once with --rebuild-state."
+    assert Orders().added_to(lost) == lost
+    assert Orders(take_over=True).added_to(lost) == "If it is lost, add --rebuild-state to --take-over."
+    given = Orders(rebuild_state=True, take_prefix=True)
+    assert given.added_to("To end it, start with --take-over.") == "To end it, add --take-over to --rebuild-state --take-prefix."
+    assert given.added_to("Look there.") == "Look there."
+
+
+def test_from_whom_a_name_is_taken() -> None:
+    settings = parse(
+        {"name": "x", "source": {"uris": ["h:1"]}, "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"}}, "the test"
+    )
+    stored = Checkpoint(writer="w", signs={"x": Sign("w", "vm", 7, 1)})
+    assert admission.former_holder(settings, stored) == "process 7 on vm"
+    assert taken(stored, "x").startswith("another daemon, process 7 on vm, has taken the name 'x'")
+    stored.signs["x"] = Sign("w", "vm", 7, 1, is_last=True)
+    assert admission.former_holder(settings, stored) is None
+    stored.signs["x"] = Sign("before", "vm", 7, 1)
+    assert admission.former_holder(settings, stored) is None
+    assert taken(stored, "x").startswith("another daemon has taken the name 'x'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -203,11 +204,13 @@ def test_second_daemon_of_the_name_ends_the_first_if_it_is_told_to(scene: Scene)
     scene.daemon.wait_until("rows flow", lambda status: status["rows"] > 300)
     scene.workload.stop()
     scene.catch_up()
-    first, second = scene.daemon, scene.new_daemon()
+    # The second listens where the first does, once that has ended.
+    first, second = scene.daemon, scene.new_daemon(http=scene.daemon.settings["http"])
     second.start("--take-over", "--rebuild-state")
     assert first.wait_for_end() == 1
     last = first.run.log_tail(1)
-    assert last.startswith("tarantool-cdc: another daemon has taken the name"), last
+    assert re.match(rf"tarantool-cdc: another daemon(, process {second.run.pid} on \S+,)? has taken the name", last), last
+    assert f"process {first.run.pid} on " in second.run.log_text()
     scene.daemon = second
     second.wait_until_streaming()
     scene.run_workload()

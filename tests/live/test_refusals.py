@@ -143,7 +143,7 @@ def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
     assert f"the topic {scene.prefix}.schema was deleted, without which consumers can't read rows" in log
     assert scene.daemon.terminate() == 0
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
-        forms = [event.value["source"]["table"] for event in parse(reader, may_repeat=True).schemas]
+        forms = [value["source"]["table"] for value in parse(reader, may_repeat=True).control["schema"]]
     assert set(forms) == {"things", "others"}
 
 

@@ -24,7 +24,7 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.ACCESS_DENIED, Remedy.OPERATOR, r"box\.schema\.user\.grant"),
         (ErrorCode.PASSWORD_MISMATCH, Remedy.OPERATOR, "password_file.*%25"),
         (ErrorCode.NO_SUCH_USER, Remedy.OPERATOR, r"box\.schema\.user\.create"),
-        (ErrorCode.CFG, Remedy.WAIT, "an earlier connection of this name is still open"),
+        (ErrorCode.CFG, Remedy.WAIT, r"\(error 59\)$"),
         (ErrorCode.REPLICASET_UUID_MISMATCH, Remedy.OPERATOR, "another replica set"),
         (ErrorCode.UNSUPPORTED, Remedy.OPERATOR, "wal_mode"),
         (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
@@ -107,3 +107,13 @@ def test_the_user_who_lacks_a_right_is_named_in_the_remedy() -> None:
     error = parse_error(*packet(42, "Read access to universe '' is denied for user 'reader'"))
     assert "box.schema.user.grant('reader', 'replication')" in str(error)
     assert "<user>" not in str(error)
+
+
+def test_a_former_connection_is_told_in_plain_words_first() -> None:
+    """The server's own sentence says that an option was wrong."""
+    text = "Incorrect value for option 'replication': duplicate connection with the same replica UUID"
+    found = parse_error(*packet(ErrorCode.CFG, text))
+    assert isinstance(found, ServerError)
+    assert found.remedy is Remedy.WAIT
+    assert str(found).startswith("a former connection of this daemon's name is still open at the server. It ends within seconds")
+    assert str(found).endswith(f"The server says: {text} (error {int(ErrorCode.CFG)})")

@@ -297,9 +297,9 @@ def test_a_sync_that_fails_loses_the_store(tmp_path: Path) -> None:
 
 
 def test_two_daemons(store: StateStore, tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"in use by another daemon\. Stop that one"):
+    with pytest.raises(StateError, match=r"in use by a daemon at work, process \d+\. Stop that one first"):
         StateStore(tmp_path / "state")
-    with pytest.raises(StateError, match="in use by another daemon"):
+    with pytest.raises(StateError, match="in use by a daemon at work"):
         set_aside(tmp_path / "state")
     store.write([(key(1), b"a")], [])
 
