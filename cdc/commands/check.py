@@ -24,7 +24,7 @@ from cdc.daemon.admission import Foothold
 from cdc.daemon.start import options_of, rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError, Remedy, StateError
 from cdc.events import topics
-from cdc.kafka import rights
+from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
 from cdc.positions.position import Position
@@ -65,19 +65,22 @@ def check(config: Config, say: Say) -> bool:
         names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in COMPACTED]
         admin = KafkaClients(config.name, config.kafka).admin()
         findings += check_start.of_policies(config, cleanup_policies(admin, [name for name in names if name in existing]))
-    findings += check_start.of_state_path(config, stored)
+    keys = {finding.key for finding in findings if finding.is_failure}
+    findings += check_start.of_state_path(config, stored, is_at_work="name" in keys)
     in_store, of_store = check_start.of_store(config)
     findings += of_store
     judged = _Check(say, "state.path")
     known = judged.attempt(lambda: _known(config, stored, in_store), None) if kafka.is_good else None
-    found = [_look(config, member, stored, known, say) for member in config.source.members()]
+    is_first = checkpoint_topic.name_of(config.kafka.topic_prefix) not in keys
+    found = [_look(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
         findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
     failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.is_foreign)]
-    if known is not None:
+    # Where all are of no use, none would be followed, and each has said why.
+    if known is not None and not all(member.is_foreign for member in found):
         failures += _choose(config, [member.answer for member in found], start.needed(known), say)
     elif not any(member.contents for member in found):
         remedies = [member.answer.error.remedy for member in found if member.answer.error is not None]
@@ -131,7 +134,7 @@ class _Member:
     is_foreign: bool = False
 
 
-def _look(config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say) -> _Member:
+def _look(config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say, *, is_first: bool) -> _Member:
     """One member by itself. What goes wrong is a finding."""
     try:
         # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
@@ -159,7 +162,7 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
         return _Member(answer, found, is_foreign=True)
     if known is not None:  # else Kafka doesn't say what it would be followed from
         try:
-            for sentence in _suitability(answer, ballot, known):
+            for sentence in _suitability(answer, ballot, known, is_first=is_first):
                 say(sentence)
         except StateError as error:
             say(f"{member.address}: FAILED: {error}")
@@ -167,8 +170,11 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
     return _Member(answer, found)
 
 
-def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
-    """What one member would be good for, by itself. Raises StateForeignError."""
+def _suitability(answer: Answer, ballot: Ballot, known: Known, *, is_first: bool) -> Iterator[str]:
+    """What one member would be good for, by itself. Raises StateForeignError.
+
+    Without a checkpoint this `is_first` of all starts, or the checkpoint is lost.
+    """
     needed = start.needed(known)
     standing = selection.standing(answer, needed)
     if standing is not Standing.GOOD:
@@ -184,7 +190,8 @@ def _suitability(answer: Answer, ballot: Ballot, known: Known) -> Iterator[str]:
             headroom = overview.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
             yield f"{answer.address}: keeps the logs of {headroom} rows before the checkpoint"
     elif known.checkpoint is None and snapshot.publish:
-        yield f"{answer.address}: would take a snapshot: this is the first start, and all rows will be published, as `r`"
+        first = "this is the first start, and " if is_first else ""
+        yield f"{answer.address}: would take a snapshot: {first}all rows will be published, as `r`"
     else:
         yield f"{answer.address}: would take a snapshot: {snapshot.reason}"
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from cdc.config import Config
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold
+from cdc.daemon.admission import Foothold, StateMissingError
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic
@@ -139,8 +139,11 @@ def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     return found, []
 
 
-def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
-    """Whether the state store can be where it is to be, and is there if the checkpoint was written with one."""
+def of_state_path(config: Config, stored: Checkpoint, *, is_at_work: bool = False) -> Iterator[Finding]:
+    """Whether the state store can be where it is to be, and is there if the checkpoint was written with one.
+
+    With a daemon of the name `is_at_work` elsewhere it isn't lost.
+    """
     path = config.state.path
     there = next(parent for parent in (path, *path.parents) if parent.exists())
     is_needed = config.state.images == "full"
@@ -149,7 +152,7 @@ def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
     except StateError as error:
         yield Finding("state.path", str(error), is_failure=is_needed)
         return
-    yield from _failure("state.path", lambda: admission.check_store(config, stored))
+    yield from _failure("state.path", lambda: _check_store(config, stored, is_at_work=is_at_work))
     free = shutil.disk_usage(there).free
     if is_needed and free < ROOM_BYTES:
         yield Finding(
@@ -158,6 +161,15 @@ def of_state_path(config: Config, stored: Checkpoint) -> Iterator[Finding]:
             "Make room, or choose another disk.",
             is_failure=False,
         )
+
+
+def _check_store(config: Config, stored: Checkpoint, *, is_at_work: bool) -> None:
+    try:
+        admission.check_store(config, stored)
+    except StateMissingError as error:
+        if is_at_work:
+            error.hint = "The daemon that is at work has it: stop that one, or correct state.path."
+        raise
 
 
 def _write_into(path: Path, there: Path) -> None:
@@ -227,7 +239,7 @@ def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[F
         own = patterns.own(spaces)
         yield Finding(
             "spaces",
-            f"no space would be published.{patterns.shown(own)} Correct spaces.include and spaces.exclude.",
+            f"no space would be published.{patterns.shown(own, ' Correct spaces.include and spaces.exclude.')}",
             # A master without spaces may get some, and they are published then.
             is_failure=bool(own) or not is_default,
         )

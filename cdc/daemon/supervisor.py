@@ -124,6 +124,8 @@ class Daemon:
         self._timed_out_at: Position | None = None
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
+        transactional = config.kafka.delivery == "exactly_once"
+        self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
         self._requests = SnapshotRequests(start_alone=config.kafka.delivery == "at_least_once")
         self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
         self._stall_watch = StallWatch(self.status)
@@ -372,7 +374,7 @@ class Daemon:
             case PublishAborted() if self._is_stopping.is_set():
                 self._log.info("stopping", reason=str(error))
             case PublishAborted():
-                self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+                self._log.warning(f"{self._aborted}; going back to the checkpoint", reason=str(error))
                 self._slow_down()
                 self._go_back()
             case TransactionTimeoutError() if self._publisher is not None:
@@ -416,7 +418,7 @@ class Daemon:
         try:
             collect_submitted()
         except PublishAborted as error:
-            self._log.warning("a Kafka transaction was aborted; going back to the checkpoint", reason=str(error))
+            self._log.warning(f"{self._aborted}; going back to the checkpoint", reason=str(error))
             self._go_back()
         except CdcError as error:
             if first.remedy is Remedy.WAIT:

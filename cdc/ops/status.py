@@ -88,7 +88,8 @@ class Status:
         trouble = f" (its client says: {self.kafka.trouble})" if self.kafka.trouble else ""
         return (
             f"Kafka has committed nothing since {since}, for {seconds:.0f} s, while changes wait{trouble}. Nothing is lost, and "
-            "the daemon goes on by itself. Look whether the brokers run and have enough replicas in sync (min.insync.replicas)."
+            "the daemon goes on by itself. Look whether the brokers run and have enough replicas in sync (min.insync.replicas), "
+            "and whether a topic was deleted."
         )
 
     @property

@@ -65,6 +65,11 @@ def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HA
             if isinstance(event, wanted):
                 connection.unread(events[place:])
                 return event
+    if wanted is Greeted:
+        raise ConnectionLostError(
+            f"{connection.address} took the connection and sent no greeting in {timeout_seconds:.0f} s",
+            "It isn't Tarantool's binary port, which source.uris has to name, or the server hangs.",
+        )
     raise ConnectionLostError(
         f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",
         "Check that source.uris names Tarantool's binary port.",

@@ -35,7 +35,7 @@ def doubts(include: list[str], exclude: list[str], stored: Iterable[StoredSpace]
         yield f"spaces.{key}: {sentence}"
     is_published = SpaceFilter(include, exclude)
     if not any(is_published(space_id, name) for space_id, name in spaces):
-        yield f"no space is published.{shown(own(spaces))} Correct spaces.include and spaces.exclude if some should be."
+        yield f"no space is published.{shown(own(spaces), ' Correct spaces.include and spaces.exclude if some should be.')}"
 
 
 def own(spaces: Sequence[tuple[int, str]]) -> list[str]:
@@ -49,9 +49,16 @@ def listed(names: Sequence[str]) -> str:
     return ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
 
 
-def shown(names: Sequence[str]) -> str:
-    """A sentence that says which spaces there are, to be put behind another."""
-    return f" The spaces are: {listed(names)}." if names else " The server has no spaces of its own yet."
+def shown(names: Sequence[str], remedy: str = "") -> str:
+    """A sentence that says which spaces there are, to be put behind another, and a remedy if there are any."""
+    return (
+        f" The spaces are: {listed(names)}.{remedy}"
+        if names
+        else (
+            " The server has no spaces of its own yet: create one, which a running daemon takes up, or check that "
+            "source.uris names the right server."
+        )
+    )
 
 
 class _Fits:

@@ -20,6 +20,10 @@ REKEYED: Final = (
     "a space has another primary key: `t` says that its rows are gone, and all of them come again as `r` under their new keys; "
     "nothing is to be done"
 )
+EMPTIED: Final = "all rows of a space are gone"
+COMES_ANEW: Final = (
+    "consumers are told by `t` to drop what they have of a space, as a snapshot is taken: the rows that it has come as `r`"
+)
 BARE: Final = (
     "a space has another primary key, and no images: what is published from now on has it, and nobody tells consumers that the "
     "former keys are gone"
@@ -42,7 +46,7 @@ def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
     if batch.has_broadcast:
         for message in batch.messages:
             if isinstance(message, Broadcast) and not message.topic.endswith(tuple(ends)):
-                yield "all rows of a space are gone", {"topic": message.topic}
+                yield EMPTIED if snapshot is None or snapshot.is_complete else COMES_ANEW, {"topic": message.topic}
 
 
 def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, comes_again: bool) -> News | None:

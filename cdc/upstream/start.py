@@ -166,11 +166,13 @@ def _check_is_ours(known: Known, reason: str) -> None:
     if known.is_store_ours or checkpoint is None or checkpoint.snapshot is None or known.mode == "never":
         return
     where = f"it is at {known.store.vclock}" if known.store is not None else "it is empty"
+    is_told = str(checkpoint.vclock) in reason or (known.store is not None and known.store.vclock == checkpoint.vclock)
     raise StateForeignError(
-        f"the state store {known.store_name} (state.path) isn't the one that the checkpoint was written with: "
-        f"{reason if str(checkpoint.vclock) in reason else f'{where}, the checkpoint is at {checkpoint.vclock} ({reason})'}. "
+        f"the state store {known.store_name} (state.path) isn't the one that the checkpoint was written with, "
+        "or an older copy of that: "
+        f"{reason if is_told else f'{where}, the checkpoint is at {checkpoint.vclock} ({reason})'}. "
         "From this one all rows would be published again",
-        "Name the directory of the daemon that ran last in state.path. If it is lost, start once with --rebuild-state.",
+        "In state.path name the directory of the daemon that runs, or ran last. If it is lost, start once with --rebuild-state.",
     )
 
 

@@ -72,7 +72,10 @@ def test_patterns_that_fit(spaces: dict[str, list[str]]) -> None:
 def test_a_master_without_spaces_is_no_mistake() -> None:
     (found,) = of_patterns(config(), [(280, "_space")])
     assert not found.is_failure
-    assert "has no spaces of its own yet" in str(found)
+    assert str(found) == (
+        "spaces: warning: no space would be published. The server has no spaces of its own yet: create one, which a running "
+        "daemon takes up, or check that source.uris names the right server."
+    )
     assert failures(of_patterns(config(spaces={"include": ["users"]}), [(280, "_space")]))
 
 
@@ -133,6 +136,15 @@ def test_state_path_that_can_be_used(tmp_path: Path) -> None:
     assert not at(tmp_path / "not" / "yet" / "there")
     assert not at(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before, "check changes nothing"
+
+
+def test_a_store_that_a_daemon_at_work_has_is_not_lost(tmp_path: Path) -> None:
+    position = Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=True))
+    stored, elsewhere = Checkpoint(position=position, has_store=True), config(state={"path": str(tmp_path / "elsewhere")})
+    (lost,) = failures(of_state_path(elsewhere, stored))
+    assert "If it is lost, start once with --rebuild-state" in lost
+    (found,) = failures(of_state_path(elsewhere, stored, is_at_work=True))
+    assert found.endswith("The daemon that is at work has it: stop that one, or correct state.path.")
 
 
 def test_state_path_that_can_not(tmp_path: Path) -> None:

@@ -113,4 +113,4 @@ def test_patterns_that_fit_none_of_the_spaces_are_doubts(tmp_path: Path) -> None
     assert found == one
     assert none == f"no space is published. {names} Correct spaces.include and spaces.exclude if some should be."
     (none,) = doubts_about_spaces(config(tmp_path, spaces={"exclude": []}), Checkpoint())
-    assert none.startswith("no space is published. The server has no spaces of its own yet.")
+    assert none.startswith("no space is published. The server has no spaces of its own yet: create one")

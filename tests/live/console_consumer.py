@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--from-beginning", action="store_true")
     parser.add_argument("--isolation-level", choices=("read_committed", "read_uncommitted"), default="read_uncommitted")
-    parser.add_argument("--property", action="append", default=[], choices=("print.key=true",))
+    parser.add_argument("--formatter-property", action="append", default=[], choices=("print.key=true",))
     options = parser.parse_args()
     consumer = Consumer(
         {
@@ -33,7 +33,7 @@ def main() -> None:
             continue
         if error := message.error():
             raise SystemExit(str(error))
-        shown = [message.key(), message.value()] if options.property else [message.value()]
+        shown = [message.key(), message.value()] if options.formatter_property else [message.value()]
         print("\t".join("null" if part is None else part.decode() for part in shown), flush=True)
 
 

@@ -34,7 +34,9 @@ class DaemonProcess:
         self._http_port = free_port()
         self._run: ChildProcess | None = None
         self._runs: list[ChildProcess] = []
-        settings.setdefault("http", {}).setdefault("listen", f"127.0.0.1:{self._http_port}")
+        listen = settings.setdefault("http", {}).setdefault("listen", f"127.0.0.1:{self._http_port}")
+        if listen:
+            self._http_port = int(listen.rpartition(":")[2])
 
     def start(self, *arguments: str, command: str = "run") -> None:
         """Start `run`, or another command, with the settings as they are now. The earlier run must have ended."""

@@ -420,7 +420,10 @@ def test_an_old_copy_is_named_with_both_positions() -> None:
     known = Known(checkpoint=at(o1=15), has_store=True, is_store_ours=False, store_name="/x/state/images")
     with pytest.raises(StateForeignError) as caught:
         check_store(known)
-    what = "the state store /x/state/images (state.path) isn't the one that the checkpoint was written with"
+    what = (
+        "the state store /x/state/images (state.path) isn't the one that the checkpoint was written with, "
+        "or an older copy of that"
+    )
     reason = "there is nothing in the state store"
     assert str(caught.value).startswith(f"{what}: it is empty, the checkpoint is at {{1: 15}} ({reason})")
     with pytest.raises(StateForeignError) as caught:
