@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,10 +12,11 @@ from typing import Any
 import pytest
 
 from cdc.config import parse
-from cdc.daemon import admission
+from cdc.daemon import admission, supervisor
 from cdc.daemon.admission import Orders, StateMissingError
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
+from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
@@ -209,3 +211,34 @@ def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path,
     with pytest.raises(StateMissingError):
         start(Orders())
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it that is the end, and where something else has the address, too."""
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        values = {
+            "name": "shop",
+            "source": {"uris": ["m0:3301"]},
+            "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+            "state": {"path": str(tmp_path)},
+            "http": {"listen": f"127.0.0.1:{port}"},
+        }
+        config = parse(values, "test")
+        monkeypatch.setattr(asking, "name_at", lambda _: "another")
+        with pytest.raises(ConfigurationError):
+            Daemon(config, Orders(take_over=True))
+        monkeypatch.setattr(asking, "name_at", lambda _: "shop")
+        with pytest.raises(NameTakenError, match=r"start with --take-over"):
+            Daemon(config)
+        daemon = Daemon(config, Orders(take_over=True))
+        assert daemon.http_port is None
+        monkeypatch.setattr(supervisor, "_ENDS_SECONDS", 0.0)
+        with pytest.raises(ConfigurationError):
+            daemon._listen_later()
+    daemon._listen_later()
+    assert daemon.http_port == port
+    assert daemon._server is not None
+    daemon._server.close()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch
+from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.schema_news import BARE, REKEYED, news
 from tests.fakes import wire
 from tests.fakes.master import Master
@@ -92,3 +93,16 @@ def test_a_snapshot_is_no_news() -> None:
     batches = [*target.feed_snapshot(frames_of(rows), NOW_US), *target.end_snapshot(NOW_US)]
     assert any(batch.stored for batch in batches), "it tells of every space"
     assert [line for batch in batches for line in news(batch, {})] == []
+
+
+def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
+    """A space that begins to be published is told by `t` first."""
+
+    def said(snapshot: SnapshotState | None) -> list[str]:
+        position = Position(VClock({1: 5}), 5, snapshot=snapshot)
+        batch = Batch([Broadcast("shop.users", b"t")], 1, 1, 0, position, True, {}, [], 0.0, has_broadcast=True)
+        return [sentence for sentence, _ in news(batch, {})]
+
+    assert said(SnapshotState(1, is_complete=True)) == [EMPTY]
+    (anew,) = said(SnapshotState(1, is_complete=False))
+    assert anew.startswith("consumers are told by `t` to drop what they have of a space, as a snapshot is taken")
