@@ -17,6 +17,7 @@ from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.test_operators import complaint
+from tests.live.test_refusals import delete_topics
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for
 
@@ -288,6 +289,34 @@ def test_check_tells_what_run_does(scene: Scene) -> None:
     del scene.daemon.settings["kafka"]["create_topics"]
     caught_up(scene.daemon)
     assert ops(scene).count("r") == 51
+
+
+def test_topics_deleted_at_work_and_while_nobody_runs(scene: Scene) -> None:
+    """With the settings that everybody has: after the abort that fails there is another publisher, and it tells all the same."""
+    scene.tarantool.eval(THINGS)
+    scene.daemon.start()
+    scene.catch_up()
+    rows, forms = f"{scene.prefix}.things", f"{scene.prefix}.schema"
+    lost = f"the topic {rows} was deleted and has been made again, without what it had: "
+    delete_topics(scene, rows)
+    scene.tarantool.eval("box.space.things:insert{51}")
+    scene.catch_up()
+    assert lost in scene.daemon.run.log_text()
+    assert scene.daemon.terminate() == 0
+    delete_topics(scene, rows, forms)
+    warnings = [line.partition(": warning: ")[0] for line in checked(scene.daemon) if ": warning: " in line]
+    assert warnings == [rows, forms]
+    scene.daemon.start()
+    scene.tarantool.eval("box.space.things:insert{52}")
+    scene.catch_up()
+    assert lost in scene.daemon.run.log_text()
+    assert f"the topic {forms} was deleted, without which consumers can't read rows" in scene.daemon.run.log_text()
+    assert not [line for line in checked(scene.daemon) if ": warning: " in line]
+    assert scene.daemon.terminate() == 0
+    with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
+        stream = parse(reader)
+    assert [event.op for event in stream.events] == ["c"]
+    stream.check_schema()
 
 
 def check(daemon: DaemonProcess) -> tuple[int, list[str]]:
