@@ -145,10 +145,10 @@ class DaemonProcess:
         return status
 
     @property
-    def resident_bytes(self) -> int:
-        """VmRSS."""
+    def anonymous_bytes(self) -> int:
+        """RssAnon: the memory that is its own. The store's mapped pages are the system's cache of a file."""
         lines = Path(f"/proc/{self.run.pid}/status").read_text().splitlines()
-        (kilobytes,) = [line.split()[1] for line in lines if line.startswith("VmRSS:")]
+        (kilobytes,) = [line.split()[1] for line in lines if line.startswith("RssAnon:")]
         return int(kilobytes) * 1024
 
 

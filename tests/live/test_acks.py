@@ -146,11 +146,11 @@ def test_kafka_stands_still_under_a_busy_master(frail_scene: Scene, seconds: flo
     scene.kafka.pause()
     try:
         scene.daemon.wait_until("it has stopped reading", lambda status: not status["buffers"]["is_reading"])
-        begin, frozen_ack, resident = time.monotonic(), acks[-1][1], [scene.daemon.resident_bytes]
+        begin, frozen_ack, resident = time.monotonic(), acks[-1][1], [scene.daemon.anonymous_bytes]
         lsn = scene.tarantool.vclock()[1]
         while time.monotonic() < begin + seconds:
             threading.Event().wait(0.25)
-            resident.append(scene.daemon.resident_bytes)
+            resident.append(scene.daemon.anonymous_bytes)
         end = time.monotonic()
         assert scene.tarantool.vclock()[1] > lsn + 3_000, "the master was not busy"
         assert scene.tarantool.eval("return box.info.replication_anon.count") == [1], "the master has dropped the connection"

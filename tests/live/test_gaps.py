@@ -148,7 +148,7 @@ def test_gap_comes_out_as_its_differences(scene: Scene) -> None:
 @dataclass(frozen=True)
 class _Run:
     seconds: float
-    resident_bytes: int
+    anonymous_bytes: int
     event_count: int
 
 
@@ -158,7 +158,7 @@ def _measured(scene: Scene) -> _Run:
     scene.catch_up(900)
     status = scene.daemon.status()
     assert status is not None
-    run = _Run(time.monotonic() - started, scene.daemon.resident_bytes, status["kafka"]["events"])
+    run = _Run(time.monotonic() - started, scene.daemon.anonymous_bytes, status["kafka"]["events"])
     assert scene.daemon.terminate() == 0
     return run
 
@@ -175,7 +175,7 @@ def test_gap_of_a_large_space(scene: Scene, capsys: pytest.CaptureFixture[str]) 
     assert healed.event_count in (3 * 334, 3 * 334 + 1)
     with capsys.disabled():
         for name, run in (("1,000,000 rows into an empty store", first), ("the same with 1,002 differences", healed)):
-            print(f"\n{name}: {run.seconds:.1f} s, RSS {run.resident_bytes / 1e6:.0f} MB, {run.event_count} events")
+            print(f"\n{name}: {run.seconds:.1f} s, own memory {run.anonymous_bytes / 1e6:.0f} MB, {run.event_count} events")
 
 
 def test_gap_behind_what_the_store_has(scene: Scene) -> None:
