@@ -4,6 +4,7 @@ and the daemon, which is an anonymous replica whose word 2.6 would count, doesn'
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
 from collections.abc import Iterator
@@ -225,11 +226,9 @@ def test_a_quorum_is_the_same_with_the_daemon_and_without(scene: Scene, cluster:
 
 
 _LOAD = """
-loading, load_count, load_fibers = true, 0, 0
+loading, load_count, load_fibers = true, 0, 4
 local fiber = require('fiber')
-function add_writer()
-    load_fibers = load_fibers + 1
-    local number = load_fibers
+for number = 1, 4 do
     fiber.create(function()
         local id = number
         while loading do
@@ -251,7 +250,6 @@ function add_writer()
         load_fibers = load_fibers - 1
     end)
 end
-for _ = 1, 4 do add_writer() end
 """
 
 
@@ -268,7 +266,7 @@ def test_quorum_comes_and_goes_under_load(scene: Scene, cluster: Cluster, round_
     start(scene)
     cluster.configure([0], replication_synchro_timeout=0.3)
     cluster[0].eval(_LOAD)
-    most = hanging = 0
+    most = rolled_back = 0
     for number in range(round_count):
         cluster[1].pause()
         count = cluster[0].eval("return load_count")[0]
@@ -276,21 +274,19 @@ def test_quorum_comes_and_goes_under_load(scene: Scene, cluster: Cluster, round_
         most = max(most, status["limbo"]["transactions"])
         if chance.random() < 0.5 or number == 0:
             scene.daemon.restart_killed()
-        try:
+        # 2.6.0 forgets the time-out at times, and all writers wait until there is a quorum again (see below).
+        with contextlib.suppress(AssertionError):
             wait_for("one is rolled back", lambda: cluster[0].eval("return load_count")[0] > count + 1, 20)  # noqa: B023
-        except AssertionError:
-            # In 2.6.0 writers may hang (see below), all of them at last.
-            hanging += 4
-            cluster[0].eval("for _ = 1, 4 do add_writer() end")
-            wait_for("one of the new ones is rolled back", lambda: cluster[0].eval("return load_count")[0] > count + 1)  # noqa: B023
+            rolled_back += 1
         cluster[1].resume()
         scene.daemon.wait_until_streaming()
         wait_for("confirmed", lambda: cluster[0].eval("return load_count")[0] > count + 60)  # noqa: B023
     cluster[0].eval("loading = false")
     assert most
+    assert rolled_back > round_count / 2
     # Under such a load 2.6.0 itself forgets to complete an asynchronous transaction at times, takes it back in memory when it
     # times out, and has it in its log all the same. The log is what counts, and the other member has that.
-    wait_for("the writers have ended", lambda: cluster[0].eval("return load_fibers")[0] <= hanging)
+    wait_for("the writers have ended", lambda: cluster[0].eval("return load_fibers") == [0])
     cluster.configure([0], replication_synchro_timeout=LONG_SECONDS)
     cluster.begin_write(0, "last", "box.space.quorum:replace{1000, 'last'}")
     assert cluster.wait_for_outcome(0, "last") == "written"
