@@ -332,6 +332,10 @@ class Publisher:
             except CdcError as error:
                 self._fail(error)
                 self._leave_nothing_open()
+            except Exception as error:
+                # A fault of this program, whose traceback follows: without this the daemon would wait for ever.
+                self._fail(PublishError(f"the publisher's thread has ended: {error!r}"))
+                raise
 
     def _leave_nothing_open(self) -> None:
         """Whoever has to act on what failed may take hours: readers of committed messages don't have to wait for that."""

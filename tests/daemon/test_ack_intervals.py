@@ -128,7 +128,7 @@ class Running:
         delivery.gate.set()
         self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
         monkeypatch.setattr(self.publisher, "_started", delivery)
-        monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda _: None)
+        monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda *_: None)
         self.publisher._thread.start()
         self.status = Status("x")
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)

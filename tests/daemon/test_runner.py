@@ -61,7 +61,7 @@ def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.Monkey
     """Its thread runs, without a broker."""
     publisher = Publisher("x", config.kafka, Writer("w", has_store=False), clients(Cluster()))
     monkeypatch.setattr(publisher, "_started", delivery)
-    monkeypatch.setattr(publisher._topic_admin, "ensure", lambda _: None)
+    monkeypatch.setattr(publisher._topic_admin, "ensure", lambda *_: None)
     publisher._thread.start()
     yield publisher
     delivery.gate.set()

@@ -420,3 +420,13 @@ def test_a_new_form_is_shown_behind_what_it_ends_and_before_what_it_begins(clust
     publisher.submit(found)
     assert publisher.stop(20)
     assert [value for topic, _, _, value in cluster.records if topic != "shop.checkpoint"] == [row(1), row(2), b"form", row(3)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_of_the_thread_ends_the_publisher(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits for ever for what it would have settled."""
+    publisher = start("exactly_once")
+    monkeypatch.setattr(publisher, "_topic_admin", None)
+    publisher.submit(batch(1))
+    with pytest.raises(PublishError, match="the publisher's thread has ended: AttributeError"):
+        wait(publisher)
