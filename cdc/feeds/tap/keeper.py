@@ -10,43 +10,32 @@ number stays away, it begins again as at the start.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from typing import Final
 
-import structlog
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from cdc.errors import CdcError, ConfigurationError, Remedy
+from cdc.errors import CdcError, ConfigurationError
 from cdc.events.topics import TopicNames
 from cdc.feeds.tap.changes import MalformedError
 from cdc.feeds.tap.folding import Emptied, Fold, Row, SchemaRecord, SnapshotRecord, SpaceState, event_of, schema_of, snapshot_of
 from cdc.feeds.tap.live import Topics, check_error
 from cdc.feeds.tap.topic_store import StorePosition, TopicStore
+from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
 from cdc.kafka.clients import Admin
-from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place, written_ends
 from cdc.kafka.topic_admin import list_topics
 
-_POLL_SECONDS: Final = 0.02
-_MESSAGES: Final = 4_000
-_TOPICS_SECONDS: Final = 2.0
-_HOLE_TOPICS_SECONDS: Final = 0.25
-_HOLE_SECONDS: Final = 10.0
-"""How long a missing number is waited for."""
-_RETRY_SECONDS: Final = 1.0
 _COMMIT_SECONDS: Final = 0.1
 _LOAD_BYTES: Final = 16 * 1024 * 1024
 """Of changes, in one commit while everything is read."""
-_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of changes whose turn it isn't yet; past it partitions that are ahead aren't read."""
 _WAITING_BYTES: Final = 300
 _UNORDERED_SECONDS: Final = 5.0
 """At least once: so long a message of one partition may come after a later one of another."""
 
 
-class Keeper:
+class Keeper(TopicThread):
     """Keeps a store up to date, until it is stopped."""
 
     def __init__(
@@ -57,51 +46,17 @@ class Keeper:
         on_reset: Callable[[int], None],
         on_end: Callable[[CdcError | None], None],
     ) -> None:
-        """`on_reset` is told each epoch of the store that begins, `on_end` the error that ended it."""
+        """`on_reset` is told each epoch of the store that begins; the store must be open before the start.
+
+        `on_end` as TopicThread's.
+        """
+        super().__init__("tap-store", "the store can't be kept from the topics, trying again", on_end)
         self._source = source
         self._store = store
         self._is_wanted = is_wanted
         self._on_reset = on_reset
-        self._on_end = on_end
-        self._stopping = threading.Event()
-        self._log = structlog.get_logger()
-        self.error: str | None = None
-        """Why nothing comes, for now."""
         self._malformed_count = 0
         self._begin_anew({}, StorePosition(0))
-        self._thread = threading.Thread(target=self._run, name="tap-store", daemon=True)
-
-    def start(self) -> None:
-        """Begin; the store must be open."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon."""
-        self._stopping.set()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
-
-    def _run(self) -> None:
-        failure: CdcError | None = None
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._follow()
-                except CdcError as error:
-                    if error.remedy is not Remedy.WAIT:
-                        raise
-                    if self.error is None:
-                        self._log.warning("the store can't be kept from the topics, trying again", error=str(error))
-                    self.error = str(error)
-                    self._stopping.wait(_RETRY_SECONDS)
-        except CdcError as error:
-            failure = error
-        except KafkaException as error:
-            failure = reading_error(error.args[0], "the topics can't be read")
-        finally:
-            self._on_end(failure)
 
     def _begin_anew(self, spaces: dict[int, SpaceState], position: StorePosition) -> None:
         self._fold = Fold(spaces, self._is_wanted)
@@ -115,7 +70,7 @@ class Keeper:
         self._waiting_counts: dict[Place, int] = {}
         self._controls: list[SchemaRecord | SnapshotRecord] = []
         self._ended: dict[Place, int] = {}
-        self._paused: set[Place] = set()
+        self._paused.clear()
         self._gaps: dict[Place, int] = {}
         """Partitions that have lost messages, with the offset up to which they had been read; until the first one comes."""
         self._topics: dict[str, set[int]] = {}
@@ -149,8 +104,8 @@ class Keeper:
                 self._fold.is_reset = self._fold.is_outgrown = False
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in self._offsets.items()])
             while not self._stopping.is_set() and self._is_loading:
-                self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
-                self._hold_back(consumer)
+                self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+                self._hold_back(consumer, self._waiting_bytes, self._heads, self._target)
                 if self._is_loaded(ends):
                     self._finish_load()
                 elif self._fold.byte_count > _LOAD_BYTES:
@@ -165,7 +120,7 @@ class Keeper:
         places = {(topic, 0) for topic in (self._source.schemas, self._source.snapshots) if topic in there}
         consumer.assign([TopicPartition(*place, 0) for place in places])
         while not places <= self._ended.keys() and not self._stopping.is_set():
-            self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+            self._take(consumer.consume(MESSAGES, POLL_SECONDS))
         self._control_places = places
         kept = []
         for record in self._controls:
@@ -180,9 +135,9 @@ class Keeper:
         hole_since = 0.0
         while not self._stopping.is_set():
             before = self._seq
-            self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
+            self._take(consumer.consume(MESSAGES, POLL_SECONDS))
             self._advance()
-            self._hold_back(consumer)
+            self._hold_back(consumer, self._waiting_bytes, self._heads, self._seq + 1)
             now = time.monotonic()
             if self._is_changed and now - committed_at >= _COMMIT_SECONDS:
                 self._commit(is_loading=False)
@@ -195,9 +150,9 @@ class Keeper:
             if not self._is_changed:
                 self._store.sweep_some(self._fold.spaces)
             hole_since = (hole_since or now) if self._waiting and self._seq == before else 0.0
-            if hole_since and now - hole_since > _HOLE_SECONDS:
+            if hole_since and now - hole_since > HOLE_SECONDS:
                 return
-            if now - looked_at > (_HOLE_TOPICS_SECONDS if self._waiting else _TOPICS_SECONDS):
+            if now - looked_at > (HOLE_TOPICS_SECONDS if self._waiting else TOPICS_SECONDS):
                 looked_at = now
                 self._look_for_topics(admin, consumer)
 
@@ -351,17 +306,6 @@ class Keeper:
             self._log.info("all rows are there again", seq=self._seq)
 
     # Partitions.
-
-    def _hold_back(self, consumer: Consumer) -> None:
-        """Bound what waits: don't read partitions that are ahead."""
-        if self._waiting_bytes > _WAITING_BYTES_MAX:
-            limit = self._target if self._is_loading else self._seq + 1
-            ahead = {place for place, seq in self._heads.items() if seq > limit} - self._paused
-            consumer.pause([TopicPartition(*place) for place in ahead])
-            self._paused |= ahead
-        elif self._paused and self._waiting_bytes < _WAITING_BYTES_MAX // 2:
-            consumer.resume([TopicPartition(*place) for place in self._paused])
-            self._paused.clear()
 
     def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
         counts = self._source.counts(admin)

@@ -6,42 +6,29 @@ or for one client alone, finds its place in a few looks and needs nothing that w
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import Final
 
-import structlog
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, ConnectionLostError, Remedy
+from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
 from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, renamed, swept_at
 from cdc.feeds.tap.merging import Batch, Merger
+from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of
 from cdc.kafka.topic_admin import list_topics
 
 _TIMEOUT_SECONDS: Final = 10.0
-_POLL_SECONDS: Final = 0.02
-_MESSAGES: Final = 4_000
-"""Taken from librdkafka at a time."""
-_TOPICS_SECONDS: Final = 2.0
-"""How often new topics are looked for."""
-_HOLE_TOPICS_SECONDS: Final = 0.25
-"""The same, where a number is missing."""
-_HOLE_SECONDS: Final = 10.0
-"""How long a missing number is waited for, before it is asked whether it can still come."""
-_RETRY_SECONDS: Final = 1.0
 _NEAR: Final = 1_000
 """So few messages are read rather than halved."""
 _KEY_BYTES: Final = 150
 """What a key takes in memory beside its bytes."""
-_WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of changes that wait for one of another partition; past it partitions that are ahead aren't read."""
 
 
 class ExpiredError(CdcError):
@@ -92,7 +79,7 @@ class Topics:
         try:
             consumer.assign([TopicPartition(*place, 0) for place in begins])
             while missing and size <= bytes_max:
-                for message in consumer.consume(_MESSAGES, _POLL_SECONDS):
+                for message in consumer.consume(MESSAGES, POLL_SECONDS):
                     place = _place(message)
                     if message.error() is not None or place not in missing:
                         continue
@@ -209,7 +196,7 @@ def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
     return known if known is not None else error.str()
 
 
-class LiveReader:
+class LiveReader(TopicThread):
     """Hands on everything behind a change, until it is stopped."""
 
     def __init__(
@@ -228,6 +215,7 @@ class LiveReader:
         otherwise it goes on behind them, and says so. `on_sweep` is told the numbers up to which keys may be gone that nobody
         can name, `on_rename` the schema versions with which spaces got other names, `on_end` the error that ended it.
         """
+        super().__init__("tap-live", "the topics can't be read, trying again", on_end)
         self._source = source
         self._changes = changes
         self._merger = Merger(after)
@@ -235,11 +223,6 @@ class LiveReader:
         self._is_for_one = is_for_one
         self._on_sweep = on_sweep
         self._on_rename = on_rename
-        self._on_end = on_end
-        self._stopping = threading.Event()
-        self._log = structlog.get_logger()
-        self.error: str | None = None
-        """Why nothing comes, for now."""
         self.lost_count = 0
         self.malformed_count = 0
         self.is_at_end = False
@@ -247,47 +230,13 @@ class LiveReader:
         self._counts: dict[str, int] = {}
         self._begun: set[Place] = set()
         self._hole_since = 0.0
-        self._paused: set[Place] = set()
         self._heads: dict[Place, int] = {}
         self._ended: dict[Place, int] = {}
-        self._thread = threading.Thread(target=self._run, name="tap-live", daemon=True)
-
-    def start(self) -> None:
-        """Begin."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End soon; whoever delivers must not be blocked."""
-        self._stopping.set()
-
-    def join(self) -> None:
-        """Wait for the end."""
-        self._thread.join()
 
     @property
     def is_stopping(self) -> bool:
         """For `deliver`, which is not to wait any longer then."""
         return self._stopping.is_set()
-
-    def _run(self) -> None:
-        failure: CdcError | None = None
-        try:
-            while not self._stopping.is_set():
-                try:
-                    self._follow()
-                except CdcError as error:
-                    if error.remedy is not Remedy.WAIT:
-                        raise
-                    if self.error is None:
-                        self._log.warning("the topics can't be read, trying again", error=str(error))
-                    self.error = str(error)
-                    self._stopping.wait(_RETRY_SECONDS)
-        except CdcError as error:
-            failure = error
-        except KafkaException as error:
-            failure = reading_error(error.args[0], "the topics can't be read")
-        finally:
-            self._on_end(failure)
 
     def _follow(self) -> None:
         source, prefix = self._source, self._source.prefix
@@ -309,10 +258,10 @@ class LiveReader:
             self.is_at_end = not starts
             looked_at = time.monotonic()
             while not self._stopping.is_set():
-                self._take(consumer.consume(_MESSAGES, _POLL_SECONDS))
-                self._hold_back(consumer)
+                self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+                self._hold_back(consumer, self._merger.waiting_bytes, self._heads, self._merger.next_seq)
                 now = time.monotonic()
-                if now - looked_at > (_TOPICS_SECONDS if not self._merger.hole else _HOLE_TOPICS_SECONDS):
+                if now - looked_at > (TOPICS_SECONDS if not self._merger.hole else HOLE_TOPICS_SECONDS):
                     looked_at = now
                     self._look_for_topics(admin, consumer)
                     self._look_at_hole(admin, now)
@@ -368,17 +317,6 @@ class LiveReader:
         else:
             self.error = check_error(message.topic(), error, self.error)
 
-    def _hold_back(self, consumer: Consumer) -> None:
-        """Bound what waits: don't read partitions that are ahead."""
-        waiting = self._merger.waiting_bytes
-        if waiting > _WAITING_BYTES_MAX:
-            ahead = {place for place, seq in self._heads.items() if seq > self._merger.next_seq} - self._paused
-            consumer.pause([TopicPartition(*place) for place in ahead])
-            self._paused |= ahead
-        elif self._paused and waiting < _WAITING_BYTES_MAX // 2:
-            consumer.resume([TopicPartition(*place) for place in self._paused])
-            self._paused.clear()
-
     def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
         counts = self._source.counts(admin)
         if counts == self._counts:
@@ -402,7 +340,7 @@ class LiveReader:
             return
         if not self._hole_since:
             self._hole_since = now
-        if now - self._hole_since < _HOLE_SECONDS:
+        if now - self._hole_since < HOLE_SECONDS:
             return
         open_, ends = open_partitions(admin, self._counts)
         if open_:
