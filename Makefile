@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 
-.PHONY: help setup demo check test soak bench lint lock wheel spark-zip system clean
+.PHONY: help setup demo check check-native test soak bench lint lock wheel spark-zip system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
@@ -30,12 +30,20 @@ demo: setup
 	$(BIN)/tarantool-cdc demo
 
 # Without servers: what is run after each change.
-check: setup lint
+check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.25
 
 # Three processes at a time: most of the tests wait for their servers most of the time.
-test: setup lint
+test: setup lint check-native
 	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.25 --durations=40
+
+# The compiled row path. clippy and rustfmt aren't in every system's package of cargo; what is there is run.
+check-native: setup
+	cd cdc/native; \
+	for tool in 'fmt --check' 'clippy --locked --all-targets -- -D warnings'; do \
+	  if cargo $${tool%% *} --version >/dev/null 2>&1; then cargo $$tool; else echo "cargo has no $${tool%% *}: not checked"; fi; \
+	done; \
+	cargo test --locked --quiet --no-default-features
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --durations=0
@@ -55,6 +63,7 @@ system:
 	command -v mvn >/dev/null || missing+=(maven); \
 	command -v redis-server >/dev/null || missing+=(redis-server); \
 	command -v memcached >/dev/null || missing+=(memcached); \
+	command -v cargo >/dev/null || missing+=(cargo); \
 	java -version 2>&1 | grep -Eq 'version "(1[7-9]|[2-9][0-9])' || missing+=(java); \
 	$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3-venv); \
 	if (( $${#missing[@]} )); then \
@@ -64,7 +73,8 @@ system:
 	  "$${as_root[@]}" apt-get update; \
 	  packages=(); \
 	  for name in "$${missing[@]}"; do \
-	    if [[ $$name != java ]]; then packages+=("$$name"); \
+	    if [[ $$name == cargo ]] && apt-cache show cargo-web >/dev/null 2>&1; then packages+=(cargo-web rustc-web); \
+	    elif [[ $$name != java ]]; then packages+=("$$name"); \
 	    elif apt-cache show openjdk-17-jre-headless >/dev/null 2>&1; then packages+=(openjdk-17-jre-headless); \
 	    else packages+=(default-jre-headless); fi; \
 	  done; \
@@ -82,8 +92,9 @@ $(STAMPS)/packages: requirements.lock | system
 	  $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --require-hashes -r requirements.lock
 	touch $@
 
-$(STAMPS)/project: pyproject.toml $(STAMPS)/packages
+$(STAMPS)/project: pyproject.toml $(STAMPS)/packages $(wildcard cdc/native/Cargo.* cdc/native/src/*.rs)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	$(BIN)/python -m cdc.native
 	touch $@
 
 $(STAMPS)/jars: cdc/local/jars.py cdc/local/class_archives.py $(STAMPS)/packages
@@ -91,10 +102,10 @@ $(STAMPS)/jars: cdc/local/jars.py cdc/local/class_archives.py $(STAMPS)/packages
 	$(BIN)/python -m cdc.local.class_archives
 	touch $@
 
-# setuptools and wheel are locked with the rest: they build pyspark and this project.
+# setuptools, setuptools-rust and wheel are locked with the rest: they build pyspark and this project.
 lock:
 	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
-	printf 'setuptools>=77\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
+	printf 'setuptools>=77\nsetuptools-rust>=1.10,<2\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \
 	  --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-index-annotation \
 	  --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) \
 	  --extra spark --extra feeds --extra local --extra dev pyproject.toml - --output-file requirements.lock

@@ -43,6 +43,7 @@ def readable(status: dict[str, Any]) -> str:
         ),
         ("kafka", f"{kafka['events']} events, {commits}"),
         ("uptime", f"{status['uptime_seconds']} s"),
+        ("row path", status["row_path"]),
     ]
     store, request = status["store"], status["snapshot_request"]
     if store is not None:

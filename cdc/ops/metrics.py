@@ -9,6 +9,7 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cdc import native
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
@@ -67,6 +68,10 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_doubtful_keys": (
         'Keys whose row is not known since one could not be carried out (format.on_image_error = "dlq")',
         lambda s: s.doubtful_key_count,
+    ),
+    "tarantool_cdc_native": (
+        "1 where the compiled row path runs, 0 where the Python one does",
+        lambda _: float(native.ROW_PATH == "native"),
     ),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
 }

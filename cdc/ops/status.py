@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from cdc import native
 from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
@@ -120,6 +121,7 @@ class Status:
             "state": self.shown_state,
             "error": self.shown_error,
             "uptime_seconds": round(now - self.started_at, 1),
+            "row_path": native.ROW_PATH,
             "upstream": {
                 "address": self.upstream,
                 "version": self.upstream_version,

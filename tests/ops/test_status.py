@@ -64,7 +64,7 @@ def test_status_keeps_its_keys(status: Status) -> None:
     """Others read them."""
     shown = status.to_json()
     assert set(shown) >= {
-        "name", "state", "error", "uptime_seconds", "upstream", "position", "lag_seconds", "rows", "snapshot_rows",
+        "name", "state", "error", "uptime_seconds", "row_path", "upstream", "position", "lag_seconds", "rows", "snapshot_rows",
         "received_bytes", "store", "snapshot_request", "buffers", "kafka", "upstreams",
     }  # fmt: skip
     assert set(shown["upstream"]) >= {"address", "version", "uuid", "replicaset_uuid", "vclock", "idle_seconds", "reconnects"}

@@ -1,0 +1,34 @@
+"""Which row path runs: the compiled one (the Rust crate in this folder), or the Python one, which is its specification.
+
+The compiled module is optional: an installation without a Rust toolchain has none, and does the same work more slowly.
+TARANTOOL_CDC_PURE=1 selects the Python path where there are both. This is decided here, once, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final, Literal
+
+RowPath = Literal["native", "python"]
+
+_WISH: Final = "TARANTOOL_CDC_PURE"
+
+
+def _choose() -> tuple[RowPath, str]:
+    if os.environ.get(_WISH, "0") not in ("", "0"):
+        return "python", f"{_WISH} is set"
+    try:
+        from cdc import _native  # noqa: F401
+    except ImportError as error:
+        # Nothing was built, or for another platform: the reason is shown, and the daemon works.
+        return "python", f"the compiled module isn't there ({error}): install a Rust toolchain (cargo) and install this again"
+    return "native", "the compiled module is there"
+
+
+_CHOICE: Final = _choose()
+
+ROW_PATH: Final = _CHOICE[0]
+"""Which one runs."""
+
+REASON: Final = _CHOICE[1]
+"""Why, as a clause."""

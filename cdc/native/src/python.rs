@@ -1,0 +1,9 @@
+//! What Python sees. Each entry takes a batch; a panic in it becomes an exception (cdc.errors.CdcError).
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add("CRATE_VERSION", env!("CARGO_PKG_VERSION"))?;
+    Ok(())
+}

@@ -1,0 +1,44 @@
+"""Which row path runs, and that everybody is told."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from cdc import native
+from cdc.ops.metrics import GAUGES
+from cdc.ops.status import Status
+
+
+def told(**environment: str) -> str:
+    return subprocess.run(
+        [sys.executable, "-m", "cdc.native"],
+        env={**{name: value for name, value in os.environ.items() if name != "TARANTOOL_CDC_PURE"}, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
+
+
+def test_the_python_path_can_be_wished_for() -> None:
+    assert told(TARANTOOL_CDC_PURE="1") == "row path: python, as TARANTOOL_CDC_PURE is set\n"
+    assert "is set" not in told(TARANTOOL_CDC_PURE="0")
+
+
+def test_without_a_compiled_module_the_python_path_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TARANTOOL_CDC_PURE", raising=False)
+    monkeypatch.setitem(sys.modules, "cdc._native", None)  # whose import fails then
+    monkeypatch.delattr("cdc._native", raising=False)
+    path, reason = native._choose()
+    assert path == "python"
+    assert "install a Rust toolchain (cargo)" in reason
+
+
+def test_status_and_metric_say_which_one_runs() -> None:
+    assert Status("one").to_json()["row_path"] == native.ROW_PATH
+    _, read = GAUGES["tarantool_cdc_native"]
+    assert read(Status("one")) == (native.ROW_PATH == "native")
