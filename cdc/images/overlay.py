@@ -25,18 +25,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from cdc.errors import KeysChangedError, SchemaError, UnkeyableError
+from cdc.images.pending import Change, Changes, new_pending
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.schema.keys import KeyCodec, space_prefix
 
-CLEAR: Final = b""
-"""Stands where a tuple would; no tuple is empty."""
-
-Change = tuple[bytes, bytes | None]
-"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone. Only the tuple
-tells the two apart."""
-
 _PREFIX_BYTES: Final = 4
+
+_UNCHANGED: Final = b""
+"""Stands where a tuple would: the key has no change."""
 
 NUMBER_MIN: Final = 1 << 31
 """Numbers from here on are those of spaces that have been given another primary key; no space has such an id."""
@@ -108,23 +105,28 @@ class Images:
         self._keys: dict[int, tuple[tuple[str, KeyPart], ...]] = {}
         # Spaces whose keys can't be kept, so that nobody knows which rows they have.
         self._unknown: set[int] = set()
-        # The last change of each key: itself, because an earlier one may have left the key with the same tuple.
-        self._pending: dict[bytes, Change] = {}
-        # How many clearings of a space are pending: while there are any, what the store says about it is past.
-        self._clearings: dict[bytes, int] = {}
-        self._changes: list[Change] = []
-        self._undo: tuple[Change, Change | None] | None = None
+        self._pending = new_pending()
         # A snapshot into an empty store can miss nothing, so nothing has to be remembered of it.
         self._is_comparing = False
         self.spaces_without_images: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
-        self.doubtful: frozenset[bytes] = frozenset()
-        """Keys of which a row was passed over that couldn't be carried out: they have the tuple from before it, and what they
-        should have is not known until a row tells it whole. Replaced whole, so it can be kept to go back to."""
+        self._doubtful: frozenset[bytes] = frozenset()
         for form in kept:
             with contextlib.suppress(UnkeyableError):  # said when its rows come
                 self.codec(form)
             self._keys[form.space_id] = form.primary_key
+
+    @property
+    def doubtful(self) -> frozenset[bytes]:
+        """Keys of which a row was passed over that couldn't be carried out: they have the tuple from before it, and what they
+        should have is not known until a row tells it whole. Replaced whole, so it can be kept to go back to.
+        """
+        return self._doubtful
+
+    @doubtful.setter
+    def doubtful(self, keys: frozenset[bytes]) -> None:
+        """These are doubtful from here on."""
+        self._doubtful = self._pending.doubtful = keys
 
     def number(self, space_id: int) -> int:
         """What a space's keys begin with."""
@@ -221,42 +223,32 @@ class Images:
 
     def current(self, key: bytes) -> bytes | None:
         """A key's tuple, None if there is none."""
-        pending = self._pending
-        if key in pending:
-            return pending[key][1]
-        if self._clearings and key[:_PREFIX_BYTES] in self._clearings:
-            return None
-        return self._store.get(key)
+        found = self._pending.get(key, _UNCHANGED)
+        if found is _UNCHANGED:
+            return None if self._pending.is_cleared(key) else self._store.get(key)
+        return found
 
     def pending(self, key: bytes) -> bytes | None:
         """The tuple that a change has left which isn't in the store yet; None if there is none, whatever the store has."""
-        change = self._pending.get(key)
-        return None if change is None else change[1]
+        return self._pending.get(key, None)
 
     def put(self, key: bytes, tuple_: bytes) -> None:
         """The key has this tuple from here on."""
-        change = (key, tuple_)
-        self._pending[key] = change
-        self._changes.append(change)
-        if self.doubtful:
+        self._pending.put(key, tuple_)
+        if self._doubtful:
             self.doubtful -= {key}
 
     def delete(self, key: bytes) -> None:
         """The key has no tuple from here on."""
-        change = (key, None)
-        self._pending[key] = change
-        self._changes.append(change)
-        if self.doubtful:
+        self._pending.put(key, None)
+        if self._doubtful:
             self.doubtful -= {key}
 
     def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
         """As `put` or `delete`, for a row whose event can't be made; `undo_last` makes it undone, once."""
-        change = (key, tuple_)
-        self._undo = change, self._pending.get(key)
-        if self.doubtful:
+        self._pending.put_undoable(key, tuple_)
+        if self._doubtful:
             self.doubtful -= {key}
-        self._pending[key] = change
-        self._changes.append(change)
 
     def doubt(self, key: bytes) -> bool:
         """What the key has is not known from here on; False if there are too many such keys to keep in mind."""
@@ -267,40 +259,27 @@ class Images:
 
     def keep_last(self) -> None:
         """What the last row did is not taken back any more: it was set aside."""
-        self._undo = None
+        self._pending.keep_last()
 
     def undo_last(self) -> None:
         """The last row's event couldn't be made, and it will be looked at again."""
-        if self._undo is None:
-            return
-        (change, earlier), self._undo = self._undo, None
-        if not self._changes or self._changes[-1] is not change:
-            return  # that was another row's
-        self._changes.pop()
-        if earlier is None:
-            del self._pending[change[0]]
-        else:
-            self._pending[change[0]] = earlier
+        self._pending.undo_last()
 
     def clear(self, space_id: int) -> None:
         """The space has no rows from here on."""
         prefix = space_prefix(self.number(space_id))
-        for key in [key for key in self._pending if key.startswith(prefix)]:
-            del self._pending[key]
-        if self.doubtful:
-            self.doubtful = frozenset(key for key in self.doubtful if not key.startswith(prefix))
-        self._clearings[prefix] = self._clearings.get(prefix, 0) + 1
-        self._changes.append((prefix, CLEAR))
+        if self._doubtful:
+            self.doubtful = frozenset(key for key in self._doubtful if not key.startswith(prefix))
+        self._pending.clear(prefix)
 
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
         """Keys and tuples of a space as of now, in the order of the keys, from behind the key `after`."""
         number = self.number(space_id)
         prefix = space_prefix(number)
-        pending = self._pending
-        changed = sorted(key for key in pending if key.startswith(prefix) and key > after)
-        stored = () if prefix in self._clearings else self._store.scan(number, after)
-        untouched = ((key, tuple_) for key, tuple_ in stored if key not in pending)
-        present = ((key, tuple_) for key in changed if (tuple_ := pending[key][1]) is not None)
+        changed = dict(self._pending.changed(prefix, after))
+        stored = () if self._pending.is_cleared(prefix) else self._store.scan(number, after)
+        untouched = (row for row in stored if row[0] not in changed)
+        present = ((key, tuple_) for key, tuple_ in changed.items() if tuple_ is not None)
         return heapq.merge(untouched, present)
 
     # One batch's changes on their way to the store.
@@ -308,33 +287,23 @@ class Images:
     @property
     def change_count(self) -> int:
         """How many changes there have been since `take`; a mark to go back to."""
-        return len(self._changes)
+        return self._pending.change_count
 
     def forget_after(self, mark: int) -> None:
         """The changes after the mark won't be published. What is pending is wrong from here on: nothing may be read."""
-        del self._changes[mark:]
+        self._pending.forget_after(mark)
 
-    def take(self) -> list[Change]:
+    def take(self) -> Changes:
         """The changes since the last call, in order."""
-        changes, self._changes = self._changes, []
-        return changes
+        return self._pending.take()
 
-    def take_before(self, mark: int) -> list[Change]:
+    def take_before(self, mark: int) -> Changes:
         """Those of them that there were at the mark."""
-        changes, self._changes = self._changes[:mark], self._changes[mark:]
-        return changes
+        return self._pending.take_before(mark)
 
-    def written(self, changes: Iterable[Change]) -> None:
+    def written(self, changes: Changes) -> None:
         """The store has these changes now."""
-        pending, clearings = self._pending, self._clearings
-        for change in changes:
-            key, tuple_ = change
-            if tuple_ == CLEAR:
-                clearings[key] -= 1
-                if not clearings[key]:
-                    del clearings[key]
-            elif key in pending and pending[key] is change:
-                del pending[key]
+        self._pending.written(changes)
 
     # A snapshot's rows against what is there.
 
@@ -356,7 +325,7 @@ class Images:
     def missing(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
         """Keys and tuples that the snapshot hasn't."""
         number = self.number(space_id)
-        if not self._is_comparing or space_prefix(number) in self._clearings:
+        if not self._is_comparing or self._pending.is_cleared(space_prefix(number)):
             return iter(())
         return self._store.unmarked(number)
 

@@ -7,22 +7,25 @@ TARANTOOL_CDC_PURE=1 selects the Python path where there are both. This is decid
 from __future__ import annotations
 
 import os
-from typing import Final, Literal
+from typing import Any, Final, Literal, TypeVar
 
 RowPath = Literal["native", "python"]
+
+_T = TypeVar("_T")
 
 _WISH: Final = "TARANTOOL_CDC_PURE"
 
 
-def _choose() -> tuple[RowPath, str]:
+def _choose() -> tuple[RowPath, str, Any]:
     if os.environ.get(_WISH, "0") not in ("", "0"):
-        return "python", f"{_WISH} is set"
+        return "python", f"{_WISH} is set", None
     try:
-        from cdc import _native  # noqa: F401
+        from cdc import _native
     except ImportError as error:
         # Nothing was built, or for another platform: the reason is shown, and the daemon works.
-        return "python", f"the compiled module isn't there ({error}): install a Rust toolchain (cargo) and install this again"
-    return "native", "the compiled module is there"
+        why = f"the compiled module isn't there ({error}): install a Rust toolchain (cargo) and install this again"
+        return "python", why, None
+    return "native", "the compiled module is there", _native
 
 
 _CHOICE: Final = _choose()
@@ -32,3 +35,9 @@ ROW_PATH: Final = _CHOICE[0]
 
 REASON: Final = _CHOICE[1]
 """Why, as a clause."""
+
+
+def choose(name: str, python: _T) -> _T:
+    """What the compiled module has under this name, if that is the path that runs, else the Python one, which does the same."""
+    chosen: _T = python if _CHOICE[2] is None else getattr(_CHOICE[2], name)
+    return chosen

@@ -55,7 +55,7 @@ import lmdb
 import msgspec
 
 from cdc.errors import CdcError, StateError, StateLostError
-from cdc.images.overlay import CLEAR, Change
+from cdc.images.pending import CLEAR, Change, ChangeList, Changes
 from cdc.schema.keys import space_prefix
 from cdc.store.files import (
     DATA_FILE,
@@ -195,7 +195,8 @@ class StateStore:
         Raises StateError if it can't be written, a full disk above all. The contents are then the old ones; if the failure
         came after a large write had been committed, the store has to be opened again, and then has the new ones.
         """
-        slices, clears = _slices(changes)
+        slices = (changes if isinstance(changes, Changes) else ChangeList(changes)).slices(SLICE_CHANGES, SLICE_BYTES)
+        clears = [slice_[0][0] for slice_ in slices if slice_[0][1] == CLEAR]
         kept = list(records)
         with self._told():
             self._touch()
@@ -468,39 +469,6 @@ class StateStore:
 
 def _prefix_of(change: Change) -> bytes:
     return change[0][:_PREFIX_BYTES]
-
-
-def _slices(changes: Iterable[Change]) -> tuple[list[list[Change]], list[bytes]]:
-    """The changes in slices, and the prefixes of spaces that are cleared.
-
-    A CLEAR is a slice of its own. Between two of them only the last change of a key counts, and they are sorted: neighbours
-    share pages.
-    """
-    slices: list[list[Change]] = []
-    clears: list[bytes] = []
-    pending: dict[bytes, bytes | None] = {}
-    for key, value in changes:
-        if value == CLEAR:
-            _cut(pending, slices)
-            pending = {}
-            slices.append([(key, CLEAR)])
-            clears.append(key)
-        else:
-            pending[key] = value
-    _cut(pending, slices)
-    return slices, clears
-
-
-def _cut(pending: dict[bytes, bytes | None], slices: list[list[Change]]) -> None:
-    ordered: list[Change] = sorted(pending.items())
-    start = size = 0
-    for index, (_, value) in enumerate(ordered):
-        size += len(value or b"")
-        if index - start == SLICE_CHANGES or (size > SLICE_BYTES and index > start):
-            slices.append(ordered[start:index])
-            start, size = index, len(value or b"")
-    if ordered:
-        slices.append(ordered[start:])
 
 
 def _rows_of(txn: Transaction, database: Any, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes]]:

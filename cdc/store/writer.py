@@ -22,7 +22,8 @@ from typing import Final
 
 from cdc.errors import StateLostError, UnkeyableError
 from cdc.events.json_values import encode
-from cdc.images.overlay import CLEAR, NUMBER_MIN, Change, Images
+from cdc.images.overlay import NUMBER_MIN, Images
+from cdc.images.pending import CLEAR, Changes, no_changes
 from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import SpaceForm
@@ -55,15 +56,15 @@ class StateWriter:
         self._flush_interval = flush_interval_seconds
         self.store = StateStore(path)
         self._images: Images | None = None
-        self._submitted: deque[tuple[Position, list[Change], int, dict[bytes, bytes | None]]] = deque()
+        self._submitted: deque[tuple[Position, Changes, int, dict[bytes, bytes | None]]] = deque()
         # The parts of a transaction that isn't whole yet.
-        self._open: list[Change] = []
+        self._open = no_changes()
         self._open_records: dict[bytes, bytes | None] = {}
         self._open_bytes = 0
         self._settled_bytes = 0
         self.unwritten_bytes = 0
         """What the changes that aren't in the store yet take in memory."""
-        self._settled: list[Change] = []
+        self._settled = no_changes()
         self._settled_records: dict[bytes, bytes | None] = {}
         self._settled_position: Position | None = None
         self._settled_since = 0.0
@@ -103,7 +104,7 @@ class StateWriter:
         """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
         self.flush(is_forced=True)
         self._submitted.clear()
-        self._open = []
+        self._open = no_changes()
         self._open_records.clear()
         self._open_bytes = self.unwritten_bytes = 0
         self._submitted_numbers = self._numbers()
@@ -115,7 +116,7 @@ class StateWriter:
         """Begin with an empty store."""
         self._images = None
         self._submitted.clear()
-        self._open = []
+        self._open = no_changes()
         self._open_records.clear()
         self._open_bytes = self.unwritten_bytes = 0
         self._forget_settled()
@@ -141,10 +142,10 @@ class StateWriter:
 
     def submit(self, batch: Batch) -> None:
         """A batch is on its way to Kafka."""
-        size = _size_of(batch.changes)
+        size = len(batch.changes) * CHANGE_BYTES + batch.changes.byte_count
         self.unwritten_bytes += size
         self._open_bytes += size
-        self._open += batch.changes
+        self._open.extend(batch.changes)
         for space_id, space in batch.stored.items():
             key, value = space_record(self._name, space_id, space)
             self._open_records[key] = value
@@ -155,7 +156,7 @@ class StateWriter:
             self._submitted_numbers = batch.numbers
             records[_NUMBERS_KEY] = encode({str(space_id): number for space_id, number in self._submitted_numbers.items()})
         self._submitted.append((batch.position, self._open, self._open_bytes, records))
-        self._open, self._open_bytes = [], 0
+        self._open, self._open_bytes = no_changes(), 0
 
     def mark_committed(self, position: Position) -> None:
         """Kafka has everything up to the batch with this position."""
@@ -163,7 +164,7 @@ class StateWriter:
             self._settled_since = time.monotonic()
         while self._submitted:
             reached, changes, size, records = self._submitted.popleft()
-            self._settled += changes
+            self._settled.extend(changes)
             self._settled_bytes += size
             self._settled_records.update(records)
             self._settled_position = reached
@@ -247,7 +248,7 @@ class StateWriter:
                 self._unused.pop()
 
     def _forget_settled(self) -> None:
-        self._settled = []
+        self._settled = no_changes()
         self._settled_bytes = 0
         self._settled_records = {}
         self._settled_position = None
@@ -268,7 +269,3 @@ def _moves_of(codec: KeyCodec, space_id: int, store: StateStore) -> Iterator[tup
             now = codec.of_tuple(tuple_values(tuple_))
             if now != key:
                 yield key, now
-
-
-def _size_of(changes: list[Change]) -> int:
-    return len(changes) * CHANGE_BYTES + sum([len(key) + len(tuple_) if tuple_ else len(key) for key, tuple_ in changes])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import msgspec
 
 from cdc.events.topics import TopicNames
+from cdc.images.pending import Changes, no_changes
 from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 
@@ -86,7 +87,7 @@ class BatchBuilder:
         self.messages = []
         self.byte_count = 0
 
-    def discard(self, position: Position, changes: list[tuple[bytes, bytes | None]]) -> Batch:
+    def discard(self, position: Position, changes: Changes) -> Batch:
         """Forget what has been collected but for the topics, which will be needed: the batch of what was replayed."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.messages, self.stored = [], {}
@@ -185,7 +186,7 @@ class Batch(msgspec.Struct, gc=False):
     stored: dict[int, StoredSpace | None]
     topics: list[str]
     timestamp: float
-    changes: list[tuple[bytes, bytes | None]] = []
+    changes: Changes = msgspec.field(default_factory=no_changes)
     is_catch_up: bool = False
     has_broadcast: bool = False
     is_pause: bool = False

@@ -24,6 +24,7 @@ from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
 from cdc.events.envelope import Envelope
 from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
+from cdc.images.pending import no_changes
 from cdc.positions.position import Position, Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder, Frames
@@ -88,7 +89,7 @@ class Pipeline:
         master's: it tells what its rows tell.
         """
         self._catch_up_to = catch_up_to
-        self._catch_up_changes: list[tuple[bytes, bytes | None]] = []
+        self._catch_up_changes = no_changes()
         # While replaying: what has arrived and is not out yet.
         self._waiting = TransactionBuffer(options.transaction_bytes_max, new_spool)
         self._ahead = self._waiting.line()
@@ -346,7 +347,7 @@ class Pipeline:
         """Bring the images over a transaction whose events are out."""
         assert self.images is not None
         for _ in self._rows(transaction, suffix):
-            self._catch_up_changes += self.images.take()
+            self._catch_up_changes.extend(self.images.take())
             self._builder.forget_messages()
         yield from self._rekey(transaction)
 
@@ -396,8 +397,9 @@ class Pipeline:
         """What the replayed transactions did to the images. Their events are out."""
         assert self.images is not None
         self._move()
-        changes, self._catch_up_changes = self._catch_up_changes + self.images.take(), []
-        batch = self._builder.discard(self._events.base, changes)
+        self._catch_up_changes.extend(self.images.take())
+        batch = self._builder.discard(self._events.base, self._catch_up_changes)
+        self._catch_up_changes = no_changes()
         batch.numbers = self.images.numbers
         return batch
 

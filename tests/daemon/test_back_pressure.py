@@ -31,6 +31,7 @@ from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import frames_of
+from tests.fakes.tuples import changes_of
 from tests.live.waiting import wait_for
 
 MEBIBYTE = 1024 * 1024
@@ -105,7 +106,7 @@ class Way:
             (bytes.fromhex("00000200") + number.to_bytes(9, "big"), bytes.fromhex("91ce") + number.to_bytes(4, "big"))
             for number in range(count)
         ]
-        self.writer.submit(Batch([], 0, 0, 0, BEGIN, True, {512: SPACE}, [], 0.0, changes, True))
+        self.writer.submit(Batch([], 0, 0, 0, BEGIN, True, {512: SPACE}, [], 0.0, changes_of(changes), True))
         self.writer.mark_committed(BEGIN)
         self.writer.flush(is_forced=True)
 

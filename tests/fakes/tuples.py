@@ -7,9 +7,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from cdc.images.overlay import CLEAR, Change
+from cdc.images.pending import CLEAR, Change, ChangeList, Changes, no_changes
 from cdc.schema.keys import space_prefix
 from cdc.store.writer import StateWriter
+
+
+def changes_of(found: Iterable[Change]) -> Changes:
+    """Changes as a batch has them."""
+    changes = no_changes()
+    changes.extend(ChangeList(found))
+    return changes
 
 
 class MemoryTuples:

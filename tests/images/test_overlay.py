@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cdc.errors import UnkeyableError
-from cdc.images.overlay import CLEAR, Change, Images, Tuples
+from cdc.images.overlay import Images, Tuples
+from cdc.images.pending import CLEAR, Change, Changes, no_changes
 from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.schema.keys import KeyCodec, space_prefix
 from cdc.store.store import StateStore
@@ -38,8 +39,7 @@ class Model(RuleBasedStateMachine):
         self.store = MemoryTuples()
         self.images = Images(self.store)
         self.rows: dict[bytes, bytes] = {}
-        self.on_their_way: list[list[Change]] = []
-        self.written: list[Change] = []
+        self.on_their_way: list[Changes] = []
 
     @rule(key=FEW_KEYS | KEYS, tuple_=TUPLES)
     def put(self, key: bytes, tuple_: bytes) -> None:
@@ -81,7 +81,9 @@ class Model(RuleBasedStateMachine):
     def write(self, data: st.DataObject) -> None:
         """Some of the oldest batches, in one write."""
         count = data.draw(st.integers(1, len(self.on_their_way)))
-        changes = [change for batch in self.on_their_way[:count] for change in batch]
+        changes = no_changes()
+        for batch in self.on_their_way[:count]:
+            changes.extend(batch)
         del self.on_their_way[:count]
         self.store.write(changes, ())
         self.images.written(changes)
@@ -89,7 +91,9 @@ class Model(RuleBasedStateMachine):
     @rule()
     def write_everything(self) -> None:
         self.take()
-        changes = [change for batch in self.on_their_way for change in batch]
+        changes = no_changes()
+        for batch in self.on_their_way:
+            changes.extend(batch)
         self.on_their_way.clear()
         self.store.write(changes, ())
         self.images.written(changes)
@@ -139,7 +143,7 @@ def test_changes_behind_a_mark_are_forgotten() -> None:
     mark = images.change_count
     images.delete(b"\0\0\2\0a")
     images.forget_after(mark)
-    assert images.take() == [(b"\0\0\2\0a", b"\x91\x01")]
+    assert list(images.take()) == [(b"\0\0\2\0a", b"\x91\x01")]
 
 
 # Keys of two kinds.

@@ -33,7 +33,7 @@ def test_without_a_compiled_module_the_python_path_runs(monkeypatch: pytest.Monk
     monkeypatch.delenv("TARANTOOL_CDC_PURE", raising=False)
     monkeypatch.setitem(sys.modules, "cdc._native", None)  # whose import fails then
     monkeypatch.delattr("cdc._native", raising=False)
-    path, reason = native._choose()
+    path, reason, _ = native._choose()
     assert path == "python"
     assert "install a Rust toolchain (cargo)" in reason
 

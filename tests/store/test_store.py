@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from cdc.errors import StateError, StateLostError
-from cdc.images.overlay import CLEAR, Change
+from cdc.images.pending import CLEAR, Change
 from cdc.schema.keys import space_prefix
 from cdc.store import files
 from cdc.store import store as module

@@ -11,7 +11,8 @@ import lmdb
 import pytest
 
 from cdc.errors import StateError, StateLostError
-from cdc.images.overlay import NUMBER_MIN, Change, Images
+from cdc.images.overlay import NUMBER_MIN, Images
+from cdc.images.pending import Change
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.extensions import pack, unpack
@@ -21,6 +22,7 @@ from cdc.schema.tracker import published_forms
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Writer, position_record, space_record
+from tests.fakes.tuples import changes_of
 
 VERSION = (2, 11)
 SPACE = StoredSpace(512, [512, 1, "users", "memtx", 0, {}, []], {0: [512, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 1)
@@ -33,7 +35,7 @@ def at(lsn: int) -> Position:
 def batch(
     position: Position, *changes: Change, is_boundary: bool = True, stored: dict[int, StoredSpace | None] | None = None
 ) -> Batch:
-    return Batch([], 0, 0, 1, position, is_boundary, stored or {}, [], 0.0, list(changes))
+    return Batch([], 0, 0, 1, position, is_boundary, stored or {}, [], 0.0, changes_of(changes))
 
 
 def row(name: bytes, value: bytes | None = b"\x91\x01", space_id: int = 512) -> Change:

@@ -70,9 +70,9 @@ def filled() -> Images:
     tuples = MemoryTuples()
     images = Images(tuples, [space_form()])
     target = pipeline(BEGIN, [USERS], images=images, version=(2, 11))
-    changes = [change for batch in target.feed(frames_of(b"".join(rows(Type.INSERT))), NOW_US) for change in batch.changes]
-    tuples.write(changes, ())
-    images.written(changes)
+    for batch in target.feed(frames_of(b"".join(rows(Type.INSERT))), NOW_US):
+        tuples.write(batch.changes, ())
+        images.written(batch.changes)
     return images
 
 

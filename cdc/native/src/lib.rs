@@ -3,5 +3,11 @@
 //!
 //! What crosses the border is a batch, never a row. Only `python` knows of Python; all other modules are tested by themselves.
 
+pub mod keys;
+pub mod layout;
+pub mod overlay;
 #[cfg(feature = "python")]
 mod python;
+#[cfg(feature = "python")]
+mod python_overlay;
+pub mod update;

@@ -2,8 +2,11 @@
 
 use pyo3::prelude::*;
 
+use crate::python_overlay;
+
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CRATE_VERSION", env!("CARGO_PKG_VERSION"))?;
+    python_overlay::register(module)?;
     Ok(())
 }

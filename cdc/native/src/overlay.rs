@@ -1,0 +1,604 @@
+//! The changes of rows that the store hasn't got yet, by key and in order; the specification is cdc.images.pending.
+//!
+//! ```text
+//! put, delete, clear ─▶ open changes ──take──▶ a batch's changes, frozen ──written──▶ forgotten
+//!                           ▲                         ▲
+//!                 table: key ──────▶ where its last change is
+//! ```
+//!
+//! Keys and tuples lie one behind the other in their batch's bytes; the table has places, no bytes. Each change knows what its key
+//! had before, so that a transaction which is handed back in the middle leaves nothing.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+
+use hashbrown::HashTable;
+
+const PREFIX_BYTES: usize = 4;
+const GONE: u32 = u32::MAX;
+
+static OVERLAYS: AtomicU64 = AtomicU64::new(1);
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    begin: usize,
+    key: u32,
+    /// How long the tuple is that follows the key; 0 says that all rows of a space are gone.
+    tuple: u32,
+}
+
+/// The changes of one batch, in order.
+#[derive(Debug, Default)]
+pub struct Changes {
+    /// Whose changes they are; 0 for nobody's.
+    overlay: u64,
+    number: u64,
+    data: Vec<u8>,
+    entries: Vec<Entry>,
+}
+
+impl Changes {
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Of keys and tuples.
+    pub fn byte_count(&self) -> usize {
+        self.data.len()
+    }
+
+    /// A key and its tuple, None if it is gone; an empty tuple says that all rows of the space are gone.
+    pub fn get(&self, index: usize) -> (&[u8], Option<&[u8]>) {
+        let Entry { begin, key, tuple } = self.entries[index];
+        let middle = begin + key as usize;
+        let after = (tuple != GONE).then(|| &self.data[middle..middle + tuple as usize]);
+        (&self.data[begin..middle], after)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&[u8], Option<&[u8]>)> {
+        (0..self.len()).map(|index| self.get(index))
+    }
+
+    pub fn push(&mut self, key: &[u8], tuple: Option<&[u8]>) {
+        let begin = self.data.len();
+        self.data.extend_from_slice(key);
+        self.data.extend_from_slice(tuple.unwrap_or_default());
+        let size = tuple.map_or(GONE, |tuple| tuple.len() as u32);
+        self.entries.push(Entry {
+            begin,
+            key: key.len() as u32,
+            tuple: size,
+        });
+    }
+
+    fn truncate(&mut self, count: usize) {
+        if let Some(entry) = self.entries.get(count) {
+            self.data.truncate(entry.begin);
+            self.entries.truncate(count);
+        }
+    }
+}
+
+/// Where a key's last change is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    number: u64,
+    index: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    hash: u64,
+    place: Place,
+}
+
+/// What a key has.
+#[derive(Debug, PartialEq)]
+pub enum Found<'a> {
+    Tuple(&'a [u8]),
+    Nothing,
+    /// The store has to be asked.
+    Unknown,
+}
+
+pub struct Overlay {
+    id: u64,
+    hasher: RandomState,
+    table: HashTable<Slot>,
+    /// Batches that have been taken and aren't written; the first has the number `first_number`.
+    frozen: VecDeque<Option<Arc<Changes>>>,
+    first_number: u64,
+    open: Changes,
+    /// Of each open change: where its key's change before it is.
+    priors: Vec<Option<Place>>,
+    /// How many clearings of a space are pending: while there are any, what the store says about it is past.
+    clearings: HashMap<Vec<u8>, usize>,
+    /// What the store has said, good until something is written to it.
+    fetched: HashMap<Box<[u8]>, Option<Box<[u8]>>>,
+    /// Keys whose tuple isn't known.
+    pub doubtful: HashSet<Vec<u8>>,
+}
+
+impl Default for Overlay {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Overlay {
+    pub fn new() -> Overlay {
+        let id = OVERLAYS.fetch_add(1, Ordering::Relaxed);
+        Overlay {
+            id,
+            hasher: RandomState::new(),
+            table: HashTable::new(),
+            frozen: VecDeque::new(),
+            first_number: 0,
+            open: Changes {
+                overlay: id,
+                ..Changes::default()
+            },
+            priors: Vec::new(),
+            clearings: HashMap::new(),
+            fetched: HashMap::new(),
+            doubtful: HashSet::new(),
+        }
+    }
+
+    fn batch(&self, number: u64) -> Option<&Changes> {
+        if number == self.open.number {
+            return Some(&self.open);
+        }
+        self.frozen
+            .get(number.checked_sub(self.first_number)? as usize)?
+            .as_deref()
+    }
+
+    fn place(&self, hash: u64, key: &[u8]) -> Option<Place> {
+        self.table
+            .find(hash, |slot| {
+                slot.hash == hash && self.is_key(slot.place, key)
+            })
+            .map(|slot| slot.place)
+    }
+
+    fn is_key(&self, place: Place, key: &[u8]) -> bool {
+        self.batch(place.number)
+            .is_some_and(|batch| batch.get(place.index as usize).0 == key)
+    }
+
+    /// The tuple that a change has left which isn't in the store yet; None if there is no such change.
+    pub fn pending(&self, key: &[u8]) -> Option<Option<&[u8]>> {
+        let place = self.place(self.hasher.hash_one(key), key)?;
+        Some(self.batch(place.number)?.get(place.index as usize).1)
+    }
+
+    /// What a key has as of now, as far as it is known here.
+    pub fn current(&self, key: &[u8]) -> Found<'_> {
+        let found = match self.pending(key) {
+            Some(found) => found,
+            None if self.is_cleared(key) => None,
+            None => match self.fetched.get(key) {
+                Some(found) => found.as_deref(),
+                None => return Found::Unknown,
+            },
+        };
+        found.map_or(Found::Nothing, Found::Tuple)
+    }
+
+    /// Whether the store's rows of a key's space are past.
+    pub fn is_cleared(&self, key: &[u8]) -> bool {
+        !self.clearings.is_empty()
+            && self
+                .clearings
+                .contains_key(&key[..PREFIX_BYTES.min(key.len())])
+    }
+
+    /// What the store has just said of a key.
+    pub fn fetched(&mut self, key: &[u8], tuple: Option<&[u8]>) {
+        self.fetched.insert(key.into(), tuple.map(Into::into));
+    }
+
+    pub fn fetched_count(&self) -> usize {
+        self.fetched.len()
+    }
+
+    pub fn forget_fetched(&mut self) {
+        self.fetched.clear();
+    }
+
+    /// The key has this tuple from here on, none if it is None.
+    pub fn put(&mut self, key: &[u8], tuple: Option<&[u8]>) {
+        let place = Place {
+            number: self.open.number,
+            index: self.open.len() as u32,
+        };
+        let hash = self.hasher.hash_one(key);
+        let Overlay {
+            table,
+            open,
+            frozen,
+            first_number,
+            ..
+        } = self;
+        let found = table.find_mut(hash, |slot| {
+            slot.hash == hash && {
+                let Place { number, index } = slot.place;
+                let batch = if number == open.number {
+                    Some(&*open)
+                } else {
+                    number
+                        .checked_sub(*first_number)
+                        .and_then(|at| frozen.get(at as usize))
+                        .and_then(Option::as_deref)
+                };
+                batch.is_some_and(|batch| batch.get(index as usize).0 == key)
+            }
+        });
+        match found {
+            Some(slot) => {
+                self.priors.push(Some(slot.place));
+                slot.place = place;
+            }
+            None => {
+                self.priors.push(None);
+                self.table
+                    .insert_unique(hash, Slot { hash, place }, |slot| slot.hash);
+            }
+        }
+        self.open.push(key, tuple);
+    }
+
+    /// A space has no rows from here on.
+    pub fn clear(&mut self, prefix: &[u8]) {
+        let Overlay {
+            table,
+            open,
+            frozen,
+            first_number,
+            ..
+        } = self;
+        table.retain(|slot| {
+            let Place { number, index } = slot.place;
+            let batch = if number == open.number {
+                Some(&*open)
+            } else {
+                number
+                    .checked_sub(*first_number)
+                    .and_then(|at| frozen.get(at as usize))
+                    .and_then(Option::as_deref)
+            };
+            batch.is_some_and(|batch| !batch.get(index as usize).0.starts_with(prefix))
+        });
+        *self.clearings.entry(prefix.to_vec()).or_default() += 1;
+        self.priors.push(None);
+        self.open.push(prefix, Some(&[]));
+    }
+
+    /// Keys of a space from behind `after` that have changes, and what they have, in order.
+    pub fn changed(&self, prefix: &[u8], after: &[u8]) -> Vec<(&[u8], Option<&[u8]>)> {
+        let slots = self.table.iter().filter_map(|slot| {
+            Some(
+                self.batch(slot.place.number)?
+                    .get(slot.place.index as usize),
+            )
+        });
+        let mut found: Vec<_> = slots
+            .filter(|(key, _)| key.starts_with(prefix) && *key > after)
+            .collect();
+        found.sort_unstable_by_key(|(key, _)| *key);
+        found
+    }
+
+    /// How many changes there have been since `take`; a mark to go back to.
+    pub fn change_count(&self) -> usize {
+        self.open.len()
+    }
+
+    /// Undo the changes after a mark. None of them may have cleared a space.
+    pub fn back_to(&mut self, mark: usize) {
+        for index in (mark..self.open.len()).rev() {
+            let (key, tuple) = self.open.get(index);
+            let prior = self.priors[index].filter(|prior| self.batch(prior.number).is_some());
+            debug_assert!(
+                tuple != Some(&[]),
+                "a space that was cleared can't be filled again"
+            );
+            let hash = self.hasher.hash_one(key);
+            let here = Place {
+                number: self.open.number,
+                index: index as u32,
+            };
+            if let Ok(mut slot) = self
+                .table
+                .find_entry(hash, |slot| slot.hash == hash && slot.place == here)
+            {
+                match prior {
+                    Some(prior) => slot.get_mut().place = prior,
+                    None => {
+                        slot.remove();
+                    }
+                }
+            }
+        }
+        self.forget_after(mark);
+    }
+
+    /// The changes after a mark won't be published. What is pending is wrong from here on: nothing may be read.
+    pub fn forget_after(&mut self, mark: usize) {
+        self.open.truncate(mark);
+        self.priors.truncate(mark);
+    }
+
+    /// The changes since the last call, in order.
+    pub fn take(&mut self) -> Arc<Changes> {
+        self.take_before(self.open.len())
+    }
+
+    /// Those of them that there were at the mark.
+    pub fn take_before(&mut self, mark: usize) -> Arc<Changes> {
+        if mark == 0 {
+            return Arc::default();
+        }
+        let number = self.open.number;
+        let next = Changes {
+            overlay: self.id,
+            number: number + 1,
+            ..Changes::default()
+        };
+        let mut taken = std::mem::replace(&mut self.open, next);
+        let priors = self.priors.split_off(mark.min(self.priors.len()));
+        self.priors.clear();
+        for (index, prior) in (mark..taken.len()).zip(priors) {
+            let (key, tuple) = taken.get(index);
+            let moved = Place {
+                number: number + 1,
+                index: (index - mark) as u32,
+            };
+            let here = Place {
+                number,
+                index: index as u32,
+            };
+            let hash = self.hasher.hash_one(key);
+            if let Some(slot) = self
+                .table
+                .find_mut(hash, |slot| slot.hash == hash && slot.place == here)
+            {
+                slot.place = moved;
+            }
+            self.open.push(key, tuple);
+            self.priors.push(
+                prior.map(|prior| match prior.index.checked_sub(mark as u32) {
+                    Some(index) if prior.number == number => Place {
+                        number: number + 1,
+                        index,
+                    },
+                    _ => prior,
+                }),
+            );
+        }
+        taken.truncate(mark);
+        let taken = Arc::new(taken);
+        self.frozen.push_back(Some(Arc::clone(&taken)));
+        taken
+    }
+
+    /// The store has these changes now.
+    pub fn written(&mut self, changes: &Changes) {
+        self.fetched.clear();
+        if changes.overlay != self.id || changes.is_empty() {
+            return;
+        }
+        for (index, (key, tuple)) in changes.iter().enumerate() {
+            if tuple == Some(&[]) {
+                let left = self.clearings.get_mut(key).map_or(0, |count| {
+                    *count -= 1;
+                    *count
+                });
+                if left == 0 {
+                    self.clearings.remove(key);
+                }
+                continue;
+            }
+            let place = Place {
+                number: changes.number,
+                index: index as u32,
+            };
+            let hash = self.hasher.hash_one(key);
+            if let Ok(slot) = self
+                .table
+                .find_entry(hash, |slot| slot.hash == hash && slot.place == place)
+            {
+                slot.remove();
+            }
+        }
+        if let Some(batch) = changes
+            .number
+            .checked_sub(self.first_number)
+            .and_then(|at| self.frozen.get_mut(at as usize))
+        {
+            *batch = None;
+        }
+        while matches!(self.frozen.front(), Some(None)) {
+            self.frozen.pop_front();
+            self.first_number += 1;
+        }
+    }
+}
+
+/// A part of what is written to the store at once: rows of one space, or that it has none.
+#[derive(Debug, PartialEq)]
+pub struct Slice<'a> {
+    pub changes: Vec<(&'a [u8], Option<&'a [u8]>)>,
+}
+
+/// The changes in slices, the specification is cdc.store.store: a clearing is a slice of its own; between two of them only the last
+/// change of a key counts, and they are sorted.
+pub fn slices<'a>(parts: &[&'a Changes], changes_max: usize, bytes_max: usize) -> Vec<Slice<'a>> {
+    let mut slices = Vec::new();
+    let mut run: Vec<(&[u8], Option<&[u8]>)> =
+        Vec::with_capacity(parts.iter().map(|part| part.len()).sum());
+    for change in parts.iter().flat_map(|part| part.iter()) {
+        if change.1 == Some(&[]) {
+            cut(&mut run, changes_max, bytes_max, &mut slices);
+            slices.push(Slice {
+                changes: vec![change],
+            });
+        } else {
+            run.push(change);
+        }
+    }
+    cut(&mut run, changes_max, bytes_max, &mut slices);
+    slices
+}
+
+fn cut<'a>(
+    run: &mut Vec<(&'a [u8], Option<&'a [u8]>)>,
+    changes_max: usize,
+    bytes_max: usize,
+    slices: &mut Vec<Slice<'a>>,
+) {
+    // The sort keeps the order of equal keys, of which the last one counts.
+    run.sort_by_key(|(key, _)| *key);
+    let mut slice: Vec<(&[u8], Option<&[u8]>)> = Vec::new();
+    let mut size = 0;
+    for (index, change) in run.iter().enumerate() {
+        if run.get(index + 1).is_some_and(|next| next.0 == change.0) {
+            continue;
+        }
+        let bytes = change.1.map_or(0, <[u8]>::len);
+        size += bytes;
+        if slice.len() == changes_max || (size > bytes_max && !slice.is_empty()) {
+            slices.push(Slice {
+                changes: std::mem::take(&mut slice),
+            });
+            size = bytes;
+        }
+        slice.push(*change);
+    }
+    if !slice.is_empty() {
+        slices.push(Slice { changes: slice });
+    }
+    run.clear();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(space: u32, rest: &str) -> Vec<u8> {
+        let mut key = space.to_be_bytes().to_vec();
+        key.extend(rest.bytes());
+        key
+    }
+
+    #[test]
+    fn what_is_pending_is_read_until_it_is_written() {
+        let mut overlay = Overlay::new();
+        let (a, b) = (key(1, "a"), key(1, "b"));
+        assert_eq!(overlay.current(&a), Found::Unknown);
+        overlay.fetched(&a, Some(b"old"));
+        assert_eq!(overlay.current(&a), Found::Tuple(b"old"));
+        overlay.put(&a, Some(b"1"));
+        overlay.put(&b, None);
+        let first = overlay.take();
+        overlay.put(&a, Some(b"2"));
+        let second = overlay.take();
+        assert_eq!(overlay.pending(&a), Some(Some(&b"2"[..])));
+        assert_eq!(overlay.current(&b), Found::Nothing);
+        overlay.written(&first);
+        assert_eq!(overlay.pending(&a), Some(Some(&b"2"[..])));
+        assert_eq!(overlay.current(&b), Found::Unknown);
+        overlay.written(&second);
+        assert_eq!(
+            overlay.current(&a),
+            Found::Unknown,
+            "what was fetched before is past"
+        );
+        assert!(overlay.frozen.is_empty() && overlay.table.is_empty());
+    }
+
+    #[test]
+    fn a_transaction_that_is_handed_back_leaves_nothing() {
+        let mut overlay = Overlay::new();
+        let (a, b) = (key(1, "a"), key(1, "b"));
+        overlay.put(&a, Some(b"1"));
+        let mark = overlay.change_count();
+        overlay.put(&a, Some(b"2"));
+        overlay.put(&b, Some(b"3"));
+        overlay.put(&a, None);
+        overlay.back_to(mark);
+        assert_eq!(overlay.pending(&a), Some(Some(&b"1"[..])));
+        assert_eq!(overlay.pending(&b), None);
+        assert_eq!(
+            overlay.take().iter().collect::<Vec<_>>(),
+            [(&a[..], Some(&b"1"[..]))]
+        );
+    }
+
+    #[test]
+    fn what_comes_after_a_mark_stays() {
+        let mut overlay = Overlay::new();
+        let a = key(1, "a");
+        overlay.put(&a, Some(b"1"));
+        overlay.put(&a, Some(b"2"));
+        overlay.put(&a, Some(b"3"));
+        let first = overlay.take_before(1);
+        assert_eq!((first.len(), overlay.change_count()), (1, 2));
+        overlay.written(&first);
+        assert_eq!(overlay.pending(&a), Some(Some(&b"3"[..])));
+        overlay.back_to(1);
+        assert_eq!(overlay.pending(&a), Some(Some(&b"2"[..])));
+        overlay.back_to(0);
+        assert_eq!(overlay.pending(&a), None);
+    }
+
+    #[test]
+    fn a_cleared_space_has_no_rows() {
+        let mut overlay = Overlay::new();
+        let (a, other) = (key(1, "a"), key(2, "a"));
+        overlay.fetched(&a, Some(b"old"));
+        overlay.put(&a, Some(b"1"));
+        overlay.put(&other, Some(b"1"));
+        overlay.clear(&key(1, ""));
+        assert_eq!(overlay.current(&a), Found::Nothing);
+        assert_eq!(overlay.changed(&key(2, ""), b"").len(), 1);
+        overlay.put(&a, Some(b"2"));
+        assert_eq!(overlay.current(&a), Found::Tuple(b"2"));
+        let changes = overlay.take();
+        let found = slices(&[&changes], 10, 100);
+        let (first, second) = (key(1, ""), key(2, "a"));
+        assert_eq!(
+            found[0].changes,
+            [(&a[..], Some(&b"1"[..])), (&second[..], Some(&b"1"[..]))]
+        );
+        assert_eq!(found[1].changes, [(&first[..], Some(&b""[..]))]);
+        overlay.written(&changes);
+        assert_eq!(overlay.current(&a), Found::Unknown);
+    }
+
+    #[test]
+    fn slices_keep_their_bounds() {
+        let mut overlay = Overlay::new();
+        for rest in ["c", "b", "a", "d"] {
+            overlay.put(&key(1, rest), Some(b"12345"));
+        }
+        overlay.put(&key(1, "b"), None);
+        let changes = overlay.take();
+        let sizes = |count, bytes| {
+            slices(&[&changes], count, bytes)
+                .iter()
+                .map(|slice| slice.changes.len())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(sizes(3, 100), [3, 1]);
+        assert_eq!(sizes(10, 10), [3, 1]);
+        assert_eq!(sizes(10, 1), [1, 1, 1, 1]);
+    }
+}

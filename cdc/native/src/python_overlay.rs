@@ -1,0 +1,295 @@
+//! What Python sees of the pending changes, their keys, and UPDATE.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use pyo3::exceptions::PyTypeError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList, PyTuple};
+
+use crate::keys::KeyPlan;
+use crate::overlay::{slices, Changes, Overlay};
+use crate::update::update;
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<PyChanges>()?;
+    module.add_class::<PendingChanges>()?;
+    module.add_class::<StoreKeys>()?;
+    module.add_function(wrap_pyfunction!(updated, module)?)
+}
+
+fn pair<'py>(
+    py: Python<'py>,
+    (key, tuple): (&[u8], Option<&[u8]>),
+) -> PyResult<Bound<'py, PyTuple>> {
+    (
+        PyBytes::new(py, key),
+        tuple.map(|tuple| PyBytes::new(py, tuple)),
+    )
+        .into_pyobject(py)
+}
+
+/// Changes on their way to the store, in order.
+#[pyclass(name = "Changes", module = "cdc._native")]
+#[derive(Default)]
+pub struct PyChanges {
+    parts: Vec<Arc<Changes>>,
+}
+
+impl PyChanges {
+    fn of(part: Arc<Changes>) -> PyChanges {
+        PyChanges {
+            parts: if part.is_empty() { vec![] } else { vec![part] },
+        }
+    }
+
+    fn list<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let found: PyResult<Vec<_>> = self
+            .parts
+            .iter()
+            .flat_map(|part| part.iter())
+            .map(|change| pair(py, change))
+            .collect();
+        PyList::new(py, found?)
+    }
+}
+
+#[pymethods]
+impl PyChanges {
+    #[new]
+    fn new() -> PyChanges {
+        PyChanges::default()
+    }
+
+    fn __len__(&self) -> usize {
+        self.parts.iter().map(|part| part.len()).sum()
+    }
+
+    fn __iter__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(self.list(py)?.try_iter()?.into_any())
+    }
+
+    fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let ours = self.list(py)?;
+        match other.cast::<PyChanges>() {
+            Ok(other) => ours.eq(other.borrow().list(py)?),
+            Err(_) => ours.eq(other),
+        }
+    }
+
+    fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(format!("Changes({})", self.list(py)?.repr()?))
+    }
+
+    fn extend(&mut self, more: &Bound<'_, PyAny>) -> PyResult<()> {
+        if let Ok(more) = more.cast::<PyChanges>() {
+            let more = more.try_borrow()?;
+            self.parts.extend(more.parts.iter().cloned());
+            return Ok(());
+        }
+        let mut changes = Changes::default();
+        for change in more.try_iter()? {
+            let (key, tuple): (Vec<u8>, Option<Vec<u8>>) = change?.extract()?;
+            changes.push(&key, tuple.as_deref());
+        }
+        self.parts.push(Arc::new(changes));
+        Ok(())
+    }
+
+    #[getter]
+    fn byte_count(&self) -> usize {
+        self.parts.iter().map(|part| part.byte_count()).sum()
+    }
+
+    /// As lists of what is written at once: sorted, and of each key only its last change; a clearing by itself.
+    fn slices<'py>(
+        &self,
+        py: Python<'py>,
+        changes_max: usize,
+        bytes_max: usize,
+    ) -> PyResult<Bound<'py, PyList>> {
+        let parts: Vec<&Changes> = self.parts.iter().map(Arc::as_ref).collect();
+        let found = py.detach(|| slices(&parts, changes_max, bytes_max));
+        let lists: PyResult<Vec<_>> = found
+            .iter()
+            .map(|slice| {
+                let pairs: PyResult<Vec<_>> = slice
+                    .changes
+                    .iter()
+                    .map(|change| pair(py, *change))
+                    .collect();
+                PyList::new(py, pairs?)
+            })
+            .collect();
+        PyList::new(py, lists?)
+    }
+}
+
+/// The pending changes (cdc.images.pending).
+#[pyclass(module = "cdc._native")]
+#[derive(Default)]
+pub struct PendingChanges {
+    pub overlay: Overlay,
+    /// How many changes there were after the one that can be undone.
+    undo: Option<usize>,
+    /// As the overlay has them.
+    doubtful: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl PendingChanges {
+    #[new]
+    fn new() -> PendingChanges {
+        PendingChanges::default()
+    }
+
+    #[getter]
+    fn doubtful(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.doubtful.as_ref().map(|keys| keys.clone_ref(py))
+    }
+
+    #[setter]
+    fn set_doubtful(&mut self, keys: &Bound<'_, PyAny>) -> PyResult<()> {
+        let found: PyResult<HashSet<Vec<u8>>> =
+            keys.try_iter()?.map(|key| key?.extract()).collect();
+        self.overlay.doubtful = found?;
+        self.doubtful = Some(keys.clone().unbind());
+        Ok(())
+    }
+
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        key: &[u8],
+        unchanged: Bound<'py, PyAny>,
+    ) -> Bound<'py, PyAny> {
+        match self.overlay.pending(key) {
+            None => unchanged,
+            Some(None) => py.None().into_bound(py),
+            Some(Some(tuple)) => PyBytes::new(py, tuple).into_any(),
+        }
+    }
+
+    fn is_cleared(&self, key: &[u8]) -> bool {
+        self.overlay.is_cleared(key)
+    }
+
+    fn changed<'py>(
+        &self,
+        py: Python<'py>,
+        prefix: &[u8],
+        after: &[u8],
+    ) -> PyResult<Bound<'py, PyList>> {
+        let found: PyResult<Vec<_>> = self
+            .overlay
+            .changed(prefix, after)
+            .into_iter()
+            .map(|change| pair(py, change))
+            .collect();
+        PyList::new(py, found?)
+    }
+
+    fn put(&mut self, key: &[u8], tuple_: Option<&[u8]>) -> PyResult<()> {
+        if tuple_.is_some_and(<[u8]>::is_empty) {
+            return Err(PyTypeError::new_err("no tuple is empty"));
+        }
+        self.overlay.put(key, tuple_);
+        Ok(())
+    }
+
+    fn put_undoable(&mut self, key: &[u8], tuple_: Option<&[u8]>) -> PyResult<()> {
+        self.put(key, tuple_)?;
+        self.undo = Some(self.overlay.change_count());
+        Ok(())
+    }
+
+    fn keep_last(&mut self) {
+        self.undo = None;
+    }
+
+    fn undo_last(&mut self) {
+        // Otherwise that was another row's.
+        if let Some(count) = self
+            .undo
+            .take()
+            .filter(|count| *count == self.overlay.change_count())
+        {
+            self.overlay.back_to(count - 1);
+        }
+    }
+
+    fn clear(&mut self, prefix: &[u8]) {
+        self.undo = None;
+        self.overlay.clear(prefix);
+    }
+
+    #[getter]
+    fn change_count(&self) -> usize {
+        self.overlay.change_count()
+    }
+
+    fn forget_after(&mut self, mark: usize) {
+        self.overlay.forget_after(mark);
+    }
+
+    fn take(&mut self) -> PyChanges {
+        self.undo = None;
+        PyChanges::of(self.overlay.take())
+    }
+
+    fn take_before(&mut self, mark: usize) -> PyChanges {
+        self.undo = None;
+        PyChanges::of(self.overlay.take_before(mark))
+    }
+
+    fn written(&mut self, py: Python<'_>, changes: &PyChanges) {
+        let overlay = &mut self.overlay;
+        py.detach(|| changes.parts.iter().for_each(|part| overlay.written(part)));
+    }
+}
+
+/// What makes one space's keys (cdc.schema.keys); None for what is left to the Python way.
+#[pyclass(module = "cdc._native")]
+struct StoreKeys {
+    plan: KeyPlan,
+}
+
+#[pymethods]
+impl StoreKeys {
+    /// Parts are fields from 0 and their types.
+    #[staticmethod]
+    fn compile(number: u32, parts: Vec<(usize, String)>) -> Option<StoreKeys> {
+        let parts: Vec<(usize, &str)> = parts
+            .iter()
+            .map(|(field, kind)| (*field, kind.as_str()))
+            .collect();
+        KeyPlan::new(number, &parts).map(|plan| StoreKeys { plan })
+    }
+
+    fn of_tuple<'py>(&self, py: Python<'py>, tuple_: &[u8]) -> Option<Bound<'py, PyBytes>> {
+        let mut out = Vec::new();
+        self.plan
+            .of_tuple(tuple_, &mut out)
+            .map(|()| PyBytes::new(py, &out))
+    }
+
+    fn of_key<'py>(&self, py: Python<'py>, key: &[u8]) -> Option<Bound<'py, PyBytes>> {
+        let mut out = Vec::new();
+        self.plan
+            .of_key(key, &mut out)
+            .map(|()| PyBytes::new(py, &out))
+    }
+}
+
+/// A tuple after an UPDATE; None for what is left to the Python way.
+#[pyfunction]
+fn updated<'py>(
+    py: Python<'py>,
+    tuple_: &[u8],
+    operations: &[u8],
+    base: u64,
+    names: Vec<Vec<u8>>,
+) -> Option<Bound<'py, PyBytes>> {
+    let mut out = Vec::new();
+    update(tuple_, operations, base, &names, &mut out).map(|()| PyBytes::new(py, &out))
+}

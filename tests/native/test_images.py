@@ -1,0 +1,124 @@
+"""Store keys and UPDATEs of the compiled row path, against the Python ones: the same, or left to them."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc.errors import SchemaError
+from cdc.protocol.codec import tuple_values
+from cdc.protocol.extensions import Datetime, OpaqueExtension, pack
+from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.schema.keys import KeyCodec
+from cdc.tuples.update import update, upsert
+from tests.fakes.profiles import MANY, examples
+
+compiled: Any = pytest.importorskip("cdc._native", reason="it wasn't built")
+
+CAPTURES = Path(__file__).parents[1] / "captures"
+KINDS = ["unsigned", "integer", "number", "double", "string", "varbinary", "boolean", "uuid", "datetime", "scalar"]
+NAMES = ("id", "name", "data", "dotted.name", "größe")
+
+integers = st.integers(-(2**63), 2**64 - 1) | st.sampled_from([0, 1, 2**53 + 1, 2**63, 2**64 - 1, -(2**63)])
+scalars = (
+    integers
+    | st.floats()
+    | st.floats(width=32)
+    | st.sampled_from([0.1, 0.1 + 0.2, -0.0, 1e16, 2.0**64, 2.0**63])
+    | st.text("\0\1aé\udc80", max_size=5)
+    | st.text("x", min_size=500, max_size=520)
+    | st.binary(max_size=5)
+    | st.booleans()
+    | st.none()
+    | st.uuids()
+    | st.builds(Datetime, st.integers(-(2**40), 2**40), st.integers(0, 999_999_999), st.integers(-720, 840))
+    | st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-1000, max_value=1000)
+    | st.builds(OpaqueExtension, st.sampled_from([2, 4, 9]), st.binary(max_size=3))
+)
+
+
+@given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), data=st.data())
+@examples(600)
+def test_keys_are_the_same(kinds: list[str], data: st.DataObject) -> None:
+    fields = [data.draw(st.integers(0, 3)) for _ in kinds]
+    parts = tuple(KeyPart(field, "", kind) for field, kind in zip(fields, kinds, strict=True))
+    keys = compiled.StoreKeys.compile(513, list(zip(fields, kinds, strict=True)))
+    codec = KeyCodec(SpaceForm(513, "things", (), parts))
+    raw = pack(data.draw(st.lists(scalars, max_size=5)))
+    if data.draw(st.booleans()):
+        # Anything may come, and none of it may be read past its end.
+        place = data.draw(st.integers(0, len(raw)))
+        raw = raw[:place] + data.draw(st.binary(max_size=2)) + raw[place + data.draw(st.integers(0, 2)) :]
+    for ours, of in ((keys.of_tuple(raw), codec.of_tuple), (keys.of_key(raw), codec.of_key)):
+        if ours is not None:
+            with contextlib.suppress(ValueError):  # what is no tuple further on is the row path's business
+                assert ours == of(tuple_values(raw))
+
+
+@pytest.mark.parametrize(
+    ("kinds", "values"),
+    [
+        (["unsigned"], [7]),
+        (["integer"], [-7]),
+        (["string"], ["seven"]),
+        (["unsigned", "string"], [7, "\0"]),
+        (["number", "double"], [7, 0.5]),
+        (["uuid", "boolean", "varbinary"], [UUID(int=7), True, b"\0\1"]),
+        (["scalar", "datetime"], ["x", Datetime(-5, 3)]),
+    ],
+)
+def test_the_common_keys_are_not_left_to_python(kinds: list[str], values: list[Any]) -> None:
+    keys = compiled.StoreKeys.compile(513, list(enumerate(kinds)))
+    parts = tuple(KeyPart(field, "", kind) for field, kind in enumerate(kinds))
+    codec = KeyCodec(SpaceForm(513, "things", (), parts))
+    assert keys.of_tuple(pack(values)) == codec.of_tuple(values) == keys.of_key(pack(values))
+
+
+def test_captured_requests_come_to_the_same() -> None:
+    """Those that it takes."""
+    with gzip.open(CAPTURES / "updates.jsonl.gz", "rt") as lines:
+        cases = [json.loads(line) for line in lines]
+    names = ("id", "map", "n", "s")
+    taken = 0
+    for case in cases:
+        row, operations = bytes.fromhex(case["row"]), bytes.fromhex(case["operations"])
+        ours = compiled.updated(row, operations, case["base"], [name.encode() for name in names])
+        if ours is None:
+            continue
+        taken += 1
+        for version in ((2, 6), (2, 11, 5), (3, 8)):
+            for carry_out in (update, upsert):
+                types = ("unsigned", "any", "any", "any")
+                assert ours == carry_out(row, operations, base=case["base"], names=names, types=types, version=version)
+    assert taken > 120
+
+
+values = st.integers(-(2**63), 2**64 - 1) | st.integers(-200, 200) | st.text(max_size=5) | st.floats() | st.none()
+references = st.integers(-3, 6) | st.sampled_from(["name", "größe", "data.a", "dotted.name", "unknown", ""])
+operations = st.lists(st.tuples(st.sampled_from("=+-=+-&!"), references, values).map(list), max_size=4)
+
+
+@given(row=st.lists(values, max_size=20), changes=operations, base=st.sampled_from([0, 1]), data=st.data())
+@MANY
+def test_updates_come_to_the_same(row: list[Any], changes: list[Any], base: int, data: st.DataObject) -> None:
+    raw, wanted = pack(row), pack(changes)
+    if data.draw(st.booleans()):
+        place = data.draw(st.integers(0, len(wanted)))
+        wanted = wanted[:place] + data.draw(st.binary(max_size=2)) + wanted[place + 1 :]
+    ours = compiled.updated(raw, wanted, base, [name.encode() for name in NAMES])
+    if ours is not None:
+        assert ours == update(raw, wanted, base=base, names=NAMES) == upsert(raw, wanted, base=base, names=NAMES)
+
+
+def test_what_the_server_refuses_is_left_to_python() -> None:
+    with pytest.raises(SchemaError):
+        update(pack([1]), pack([["+", 2, 1]]), base=1, names=NAMES)
+    assert compiled.updated(pack([1]), pack([["+", 2, 1]]), 1, []) is None
