@@ -139,6 +139,8 @@ class KafkaClients:
                 "enable.auto.commit": False,
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
+                # Where an offset has expired, what is left is read; by default all of it would be passed over.
+                "auto.offset.reset": "earliest",
             },
         )
 

@@ -23,7 +23,7 @@ from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
 from cdc.feeds.tap.rows import BusyError, Rows, RowStore
-from cdc.feeds.tap.session import Cursor, Session
+from cdc.feeds.tap.session import ControlPlace, Cursor, Session
 from cdc.feeds.tap.stream import SlowError
 from cdc.feeds.tap.topic_store import TopicStore
 from cdc.feeds.tap.views import DaemonStore
@@ -43,11 +43,12 @@ _FORMER_KEYS: Final = 4
 class Feed:
     """One daemon's changes and rows, for any number of clients. Its methods are for the event loop's thread."""
 
-    def __init__(self, config: Config, fail: Callable[[CdcError], None]) -> None:
-        """`fail` is told what ended the reading."""
+    def __init__(self, config: Config, fail: Callable[[CdcError], None], forget: Callable[[], None] = lambda: None) -> None:
+        """`fail` is told what ended the reading; `forget` is called when nobody knows any more what all clients' keys are."""
         tap = config.tap
         self._config = tap
         self._fail = fail
+        self._forget = forget
         self._log = structlog.get_logger()
         self._patterns = [re.compile(pattern) for pattern in tap.spaces]
         self._changes = Changes(
@@ -74,7 +75,7 @@ class Feed:
         self._selections: dict[tuple[str, ...], frozenset[str]] = {}
         self._known_count = -1
         self._is_view_old = False
-        self._swept_seq = 0
+        self.control = ControlPlace()
         self.renamed_version = 0
         """Clients that were filled from rows of an older version have keys that nobody can name (Rows.version)."""
         self._renamed: set[str] = set()
@@ -94,8 +95,7 @@ class Feed:
             self._changes,
             after,
             lambda batch: self._hand_over(loop, batch),
-            on_sweep=lambda seq: _call(loop, self._swept, seq),
-            on_rename=lambda version, space: _call(loop, self._was_renamed, version, space),
+            controls=_Controls(self, loop),
             on_end=lambda failure: _call(loop, self._reader_ended, failure),
         )
         self._reader.start()
@@ -176,12 +176,29 @@ class Feed:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    def _swept(self, seq: int) -> None:
+    def was_swept(self, seq: int) -> None:
+        """Up to this number keys may be gone that nobody can name."""
         if self.own_store is None:  # which tells by itself when it has come so far
-            self._swept_seq = max(self._swept_seq, seq)
+            self.control = self.control._replace(swept_seq=max(self.control.swept_seq, seq))
             self._tell_all()
 
-    def _was_renamed(self, version: int, space: str) -> None:
+    def snapshots_read(self, offset: int) -> None:
+        """Of all sweeps up to here `was_swept` was told."""
+        self.control = self.control._replace(offset=offset)
+
+    def snapshots_missed(self) -> None:
+        """There may have been sweeps that nobody was told of."""
+        if self.own_store is None:
+            self._log.warning(
+                "records of snapshots have expired or were deleted before they were read: clients that were here before are "
+                "filled again, as keys of theirs may be gone",
+                topic=self._topics.snapshots,
+            )
+            self._forget()
+            self._tell_all()
+
+    def was_renamed(self, version: int, space: str) -> None:
+        """With this version of the schema a space has got this name."""
         self._renamed.add(space)
         if self.own_store is None:
             self.renamed_version = max(self.renamed_version, version)
@@ -235,11 +252,14 @@ class Feed:
 
     def is_over(self, session: Session) -> bool:
         """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
-        return session.is_reset or session.begun_seq < self._swept_seq or session.begun_version < self.renamed_version
+        return session.is_reset or session.begun_seq < self.control.swept_seq or session.begun_version < self.renamed_version
 
-    def is_new_enough(self, rows: Rows) -> bool:
-        """Whether the store has come to where keys were last lost sight of; if it hasn't, the next view is a new one."""
-        if rows.seq >= self._swept_seq and rows.version >= self.renamed_version:
+    def is_new_enough(self, rows: Rows, seq: int) -> bool:
+        """Whether the store has come to this number, and to where keys were last lost sight of.
+
+        If it hasn't, the next view is a new one.
+        """
+        if rows.seq >= max(seq, self.control.swept_seq) and rows.version >= self.renamed_version:
             return True
         self._is_view_old = True
         return False
@@ -279,6 +299,11 @@ class Feed:
             after = found.last
             yield found
 
+    async def wait_read(self, seq: int) -> None:
+        """Until the topics have been read up to a number. Raises ExpiredError if it is of another time."""
+        while seq > self._ring.last:
+            await self._wait_for_end(seq)
+
     async def _wait_for_end(self, after: int) -> None:
         """A client knows more than was read: read on, unless there is no more; then its number is of another time."""
         assert self._reader is not None
@@ -311,7 +336,6 @@ class Feed:
                 self._changes,
                 after,
                 hand_over,
-                is_for_one=True,
                 on_end=lambda failure: _call(loop, queue.put_nowait, failure),
             )
             reader.start()
@@ -364,6 +388,28 @@ class Feed:
         while not self._reader.is_at_end:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._grown.wait(), 0.1)
+
+
+class _Controls:
+    """Hands on what the reader's thread finds on the topics of snapshots and schemas."""
+
+    def __init__(self, feed: Feed, loop: asyncio.AbstractEventLoop) -> None:
+        self._feed = feed
+        self._loop = loop
+        self.snapshots_offset = feed.control.offset
+
+    def swept(self, seq: int) -> None:
+        _call(self._loop, self._feed.was_swept, seq)
+
+    def renamed(self, version: int, space: str) -> None:
+        _call(self._loop, self._feed.was_renamed, version, space)
+
+    def snapshots_read(self, offset: int) -> None:
+        self.snapshots_offset = offset
+        _call(self._loop, self._feed.snapshots_read, offset)
+
+    def snapshots_missed(self) -> None:
+        _call(self._loop, self._feed.snapshots_missed)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:

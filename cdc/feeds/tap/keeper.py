@@ -20,12 +20,11 @@ from cdc.errors import CdcError, ConfigurationError
 from cdc.events.topics import TopicNames
 from cdc.feeds.tap.changes import MalformedError
 from cdc.feeds.tap.folding import Emptied, Fold, Row, SchemaRecord, SnapshotRecord, SpaceState, event_of, schema_of, snapshot_of
-from cdc.feeds.tap.live import Topics, check_error
+from cdc.feeds.tap.live import Topics, begins_of, check_error
 from cdc.feeds.tap.topic_store import StorePosition, TopicStore
 from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
 from cdc.kafka.clients import Admin
 from cdc.kafka.hanging import Place, written_ends
-from cdc.kafka.topic_admin import list_topics
 
 _COMMIT_SECONDS: Final = 0.1
 _LOAD_BYTES: Final = 16 * 1024 * 1024
@@ -68,12 +67,19 @@ class Keeper(TopicThread):
         self._waiting: dict[int, tuple[Row | Emptied, Place, int]] = {}
         self._waiting_bytes = 0
         self._waiting_counts: dict[Place, int] = {}
+        self._control_places: set[Place] = set()
+        self._controls_read: dict[Place, int] = {}
+        """Up to where. All records are read again at each start; this is to find out whether any have expired unread."""
+        self._controls_kept: dict[Place, int] = {}
+        """The same, of those that are in the store."""
         self._controls: list[SchemaRecord | SnapshotRecord] = []
         self._ended: dict[Place, int] = {}
         self._paused.clear()
         self._gaps: dict[Place, int] = {}
         """Partitions that have lost messages, with the offset up to which they had been read; until the first one comes."""
         self._topics: dict[str, set[int]] = {}
+        self._missed_sweeps = 0
+        """Rows up to here may be gone: what told of it has expired."""
         self._is_late = False
         self._is_changed = False
 
@@ -88,9 +94,9 @@ class Keeper(TopicThread):
         if source.config.delivery == "at_least_once":
             self._stopping.wait(_UNORDERED_SECONDS)
         admin = source.clients.admin()
-        self._counts = source.counts(admin)
-        begins = source.begins(admin, self._counts)
-        ends = written_ends(admin, self._counts) if begins else {}
+        listed = source.listed(admin)
+        begins = source.begins(admin, listed.rows)
+        ends = written_ends(admin, listed.rows) if begins else {}
         for place, begin in begins.items():
             offset, seq = position.places.get(_name(place), (0, 0))
             if offset < begin or offset > ends[place]:
@@ -98,7 +104,7 @@ class Keeper(TopicThread):
             self._offsets[place], self._heads[place] = offset, seq
         consumer = source.clients.consumer("read_committed")
         try:
-            self._read_controls(admin, consumer)
+            self._read_controls(admin, consumer, listed.controls, position)
             if is_first:
                 # Nothing was kept of what these tell of.
                 self._fold.is_reset = self._fold.is_outgrown = False
@@ -114,14 +120,18 @@ class Keeper(TopicThread):
         finally:
             consumer.close()
 
-    def _read_controls(self, admin: Admin, consumer: Consumer) -> None:
+    def _read_controls(self, admin: Admin, consumer: Consumer, places: set[Place], position: StorePosition) -> None:
         """All records of forms and snapshots so far: spaces' names are needed before their rows."""
-        there = list_topics(admin, self._source.config.bootstrap_servers)
-        places = {(topic, 0) for topic in (self._source.schemas, self._source.snapshots) if topic in there}
-        consumer.assign([TopicPartition(*place, 0) for place in places])
+        begins = begins_of(admin, places)
+        consumer.assign([TopicPartition(*place, begin) for place, begin in begins.items()])
         while not places <= self._ended.keys() and not self._stopping.is_set():
             self._take(consumer.consume(MESSAGES, POLL_SECONDS))
         self._control_places = places
+        snapshots = (self._source.snapshots, 0)
+        self._controls_kept = {place: position.places.get(_name(place), (0, 0))[0] for place in places}
+        if begins.get(snapshots, 0) > self._controls_kept.get(snapshots, 0):
+            told = [record.seq for record in self._controls if isinstance(record, SnapshotRecord)]
+            self._missed_sweeps = min([*told, self._target])
         kept = []
         for record in self._controls:
             if isinstance(record, SchemaRecord) and record.seq <= self._target:
@@ -226,7 +236,10 @@ class Keeper(TopicThread):
 
     def _reached_end(self, place: Place, offset: int) -> None:
         self._ended[place] = offset
-        if not self._waiting_counts.get(place) and place in self._offsets and self._offsets[place] != offset:
+        if place[0] in (self._source.snapshots, self._source.schemas):
+            self._is_changed |= self._controls_read.get(place) != offset
+            self._controls_read[place] = offset
+        elif not self._waiting_counts.get(place) and place in self._offsets and self._offsets[place] != offset:
             self._offsets[place] = offset
             self._is_changed = True
 
@@ -267,6 +280,8 @@ class Keeper(TopicThread):
         for place in self._gaps:
             self._lacks(place, self._target)
         self._gaps.clear()
+        for space_id in self._fold.spaces:
+            self._fold.lacks(space_id, self._missed_sweeps)
         self._tell_controls()
         self._is_loading = False
         self._commit(is_loading=False, is_ordered=False)
@@ -284,6 +299,8 @@ class Keeper(TopicThread):
         is_reset = fold.is_reset or self._is_late
         was_incomplete = store.incomplete
         limit = self._target if self._is_loading else self._seq
+        if not is_loading and not self._controls:
+            self._controls_kept = dict(self._controls_read)
         position = StorePosition(
             store.position.epoch + is_reset,
             store.position.seq if is_loading else self._seq,
@@ -292,7 +309,8 @@ class Keeper(TopicThread):
             {
                 _name(place): (self._gaps.get(place, offset), min(self._heads.get(place, 0), limit))
                 for place, offset in self._offsets.items()
-            },
+            }
+            | {_name(place): (offset, 0) for place, offset in self._controls_kept.items()},
         )
         if is_ordered is None:
             is_ordered = not is_loading and not self._is_late
@@ -308,9 +326,7 @@ class Keeper(TopicThread):
     # Partitions.
 
     def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
-        counts = self._source.counts(admin)
-        there = list_topics(admin, self._source.config.bootstrap_servers)
-        controls = {(topic, 0) for topic in (self._source.schemas, self._source.snapshots) if topic in there}
+        counts, controls = self._source.listed(admin)
         rows = {(name, number) for name, count in counts.items() for number in range(count)}
         new, gone = rows - self._offsets.keys(), self._offsets.keys() - rows
         if gone:
@@ -325,7 +341,7 @@ class Keeper(TopicThread):
             self._offsets |= {place: begins[place] for place in new}
         if new or controls - self._control_places:
             added = [TopicPartition(*place, self._offsets[place]) for place in new]
-            added += [TopicPartition(*place, 0) for place in controls - self._control_places]
+            added += [TopicPartition(*place, begin) for place, begin in begins_of(admin, controls - self._control_places).items()]
             self._control_places = controls
             consumer.incremental_assign(added)
 

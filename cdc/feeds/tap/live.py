@@ -7,8 +7,8 @@ or for one client alone, finds its place in a few looks and needs nothing that w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from typing import Final
+from collections.abc import Callable, Collection, Mapping
+from typing import Final, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
@@ -21,7 +21,7 @@ from cdc.feeds.tap.merging import Batch, Merger
 from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
-from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of
+from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of, written_ends
 from cdc.kafka.topic_admin import list_topics
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -33,6 +33,15 @@ _KEY_BYTES: Final = 150
 
 class ExpiredError(CdcError):
     """Changes that a client lacks aren't on the topics any more."""
+
+
+class Listed(NamedTuple):
+    """A daemon's topics."""
+
+    rows: dict[str, int]
+    """Those that may have rows, with their numbers of partitions."""
+    controls: set[Place]
+    """Those of its topics of schemas and snapshots that there are."""
 
 
 class Topics:
@@ -47,10 +56,15 @@ class Topics:
         self.schemas = names.control(topics.SCHEMA)
         self._control = {names.control(name) for name in topics.CONTROL}
 
+    def listed(self, admin: Admin) -> Listed:
+        """The topics that there are."""
+        found = list_topics(admin, self.config.bootstrap_servers)
+        rows = {name: count for name, count in found.items() if name.startswith(self.prefix + ".") and name not in self._control}
+        return Listed(rows, {(topic, 0) for topic in (self.snapshots, self.schemas) if topic in found})
+
     def counts(self, admin: Admin) -> dict[str, int]:
         """Topics that may have rows, with their numbers of partitions."""
-        found = list_topics(admin, self.config.bootstrap_servers)
-        return {name: count for name, count in found.items() if name.startswith(self.prefix + ".") and name not in self._control}
+        return self.listed(admin).rows
 
     def newest_seq(self) -> int:
         """The highest number that readers can reach."""
@@ -60,8 +74,7 @@ class Topics:
 
     def begins(self, admin: Admin, counts: Mapping[str, int]) -> dict[Place, int]:
         """Where partitions begin."""
-        places = [(name, number) for name, count in counts.items() for number in range(count)]
-        return _offsets(admin, places, OffsetSpec.earliest()) if places else {}  # type: ignore[no-untyped-call]
+        return begins_of(admin, [(name, number) for name, count in counts.items() for number in range(count)])
 
     def former_keys(self, changes: Changes, space: str, seq: int, bytes_max: int) -> list[tuple[bytes, int]] | None:
         """Keys, with their vbuckets, that a space had before the change `seq` emptied it: what its topic has of it until then.
@@ -122,6 +135,11 @@ class Topics:
         finally:
             consumer.close()
         return min(seq for _, seq in first.values()) - 1 if first else self.newest_seq()
+
+
+def begins_of(admin: Admin, places: Collection[Place]) -> dict[Place, int]:
+    """Where partitions begin."""
+    return _offsets(admin, sorted(places), OffsetSpec.earliest()) if places else {}  # type: ignore[no-untyped-call]
 
 
 def _offsets(admin: Admin, places: list[Place], spec: OffsetSpec) -> dict[Place, int]:
@@ -196,6 +214,25 @@ def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
     return known if known is not None else error.str()
 
 
+class Controls(Protocol):
+    """Is told what the topics of snapshots and schemas say."""
+
+    snapshots_offset: int
+    """Up to where `<prefix>.snapshot` was read, also by a process before this one; 0: nobody has."""
+
+    def swept(self, seq: int) -> None:
+        """Up to this number keys may be gone that nobody can name."""
+
+    def renamed(self, version: int, space: str) -> None:
+        """With this version of the schema a space has got this name."""
+
+    def snapshots_read(self, offset: int) -> None:
+        """`<prefix>.snapshot` was read up to here."""
+
+    def snapshots_missed(self) -> None:
+        """What is behind `snapshots_offset` isn't there any more."""
+
+
 class LiveReader(TopicThread):
     """Hands on everything behind a change, until it is stopped."""
 
@@ -206,23 +243,21 @@ class LiveReader(TopicThread):
         after: int,
         deliver: Callable[[Batch], None],
         *,
-        is_for_one: bool = False,
-        on_sweep: Callable[[int], None] = lambda _: None,
-        on_rename: Callable[[int, str], None] = lambda *_: None,
+        controls: Controls | None = None,
         on_end: Callable[[CdcError | None], None] = lambda _: None,
     ) -> None:
-        """`deliver` may block, and so holds back the reading. `is_for_one`: where changes are missing, it ends with ExpiredError;
-        otherwise it goes on behind them, and says so. `on_sweep` is told the numbers up to which keys may be gone that nobody
-        can name, `on_rename` the schema versions with which spaces got other names, `on_end` the error that ended it.
+        """`deliver` may block, and so holds back the reading; `on_end` is told the error that ended it.
+
+        Without `controls` it reads for one client alone, and where changes are missing it ends with ExpiredError; otherwise it
+        goes on behind them, and says so.
         """
         super().__init__("tap-live", "the topics can't be read, trying again", on_end)
         self._source = source
         self._changes = changes
         self._merger = Merger(after)
         self._deliver = deliver
-        self._is_for_one = is_for_one
-        self._on_sweep = on_sweep
-        self._on_rename = on_rename
+        self._controls = controls
+        self._control_places: set[Place] = set()
         self.lost_count = 0
         self.malformed_count = 0
         self.is_at_end = False
@@ -241,15 +276,15 @@ class LiveReader(TopicThread):
     def _follow(self) -> None:
         source, prefix = self._source, self._source.prefix
         admin = source.clients.admin()
-        self._counts = source.counts(admin)
+        listed = source.listed(admin)
+        self._counts = listed.rows
         begins = source.begins(admin, self._counts)
         open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
         consumer = source.clients.consumer("read_committed")
         try:
             starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
-            if not self._is_for_one:
-                there = list_topics(admin, source.config.bootstrap_servers)
-                starts |= {(topic, 0): 0 for topic in (source.snapshots, source.schemas) if topic in there}
+            if self._controls is not None:
+                starts |= self._control_starts(admin, listed.controls, self._controls)
             consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
             self._paused.clear()
             self._heads.clear()
@@ -268,25 +303,27 @@ class LiveReader(TopicThread):
         finally:
             consumer.close()
 
+    def _control_starts(self, admin: Admin, places: set[Place], controls: Controls) -> dict[Place, int]:
+        """Where to read records from; what they tell is told again each time."""
+        self._control_places = places
+        starts = begins_of(admin, places)
+        place, known = (self._source.snapshots, 0), controls.snapshots_offset
+        if known and (place not in starts or starts[place] > known or written_ends(admin, {place[0]: 1})[place] < known):
+            controls.snapshots_missed()
+        return starts
+
     def _take(self, messages: list[Message]) -> None:
         numbered: list[tuple[int, Numbered]] = []
         append, of, heads = numbered.append, self._changes.of, self._heads
-        snapshots, schemas = self._source.snapshots, self._source.schemas
+        controls = (self._source.snapshots, self._source.schemas)
         for message in messages:
             error = message.error()
             if error is not None:
                 self._take_error(message, error)
                 continue
             topic = message.topic()
-            if topic == snapshots:
-                seq = swept_at(message.value() or b"")
-                if seq is not None:
-                    self._on_sweep(seq)
-                continue
-            if topic == schemas:
-                news = renamed(message.value() or b"")
-                if news is not None:
-                    self._on_rename(*news)
+            if topic in controls:
+                self._take_control(topic, message.value() or b"")
                 continue
             try:
                 found = of(message.key(), message.value())
@@ -309,16 +346,34 @@ class LiveReader(TopicThread):
             if self._stopping.is_set():
                 return
 
+    def _take_control(self, topic: str, value: bytes) -> None:
+        assert self._controls is not None
+        if topic == self._source.schemas:
+            news = renamed(value)
+            if news is not None:
+                self._controls.renamed(*news)
+            return
+        seq = swept_at(value)
+        if seq is not None:
+            self._controls.swept(seq)
+
     def _take_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self._ended[_place(message)] = message.offset() or 0
+            place, offset = _place(message), message.offset() or 0
+            self._ended[place] = offset
+            if self._controls is not None and place[0] == self._source.snapshots:
+                self._controls.snapshots_read(offset)
             if not self.is_at_end:
                 self.is_at_end = self._begun <= self._ended.keys()
         else:
             self.error = check_error(message.topic(), error, self.error)
 
     def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
-        counts = self._source.counts(admin)
+        counts, places = self._source.listed(admin)
+        if self._controls is not None and places - self._control_places:
+            added = begins_of(admin, places - self._control_places)
+            self._control_places = places
+            consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in added.items()])
         if counts == self._counts:
             return
         new = {(name, number) for name, count in counts.items() for number in range(self._counts.get(name, 0), count)}
@@ -330,7 +385,7 @@ class LiveReader(TopicThread):
                 self._heads.pop(place, None)
                 self._ended.pop(place, None)
         if new:
-            begins = _offsets(admin, sorted(new), OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+            begins = begins_of(admin, new)
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in begins.items()])
 
     def _look_at_hole(self, admin: Admin, now: float) -> None:
@@ -348,7 +403,7 @@ class LiveReader(TopicThread):
         if any(self._ended.get(place, -1) < end for place, end in ends.items() if place not in self._paused):
             return  # it is still on its way
         first = self._merger.next_seq
-        if self._is_for_one:
+        if self._controls is None:
             raise ExpiredError(f"the changes from {first} on aren't on the topics any more")
         first, last = self._merger.skip()
         self.lost_count += last - first + 1

@@ -20,8 +20,8 @@ from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, ProtocolError
 from cdc.feeds.tap.connection import Greeter
 from cdc.feeds.tap.feed import Feed
-from cdc.feeds.tap.session import Cursor, Place, Session
-from cdc.feeds.tap.session_store import SessionStore, encoded
+from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
+from cdc.feeds.tap.session_store import SessionStore
 from cdc.feeds.tap.sink import Sink
 from cdc.feeds.tap.stream import NEW, ClientStream
 from cdc.feeds.tap.window import AckWindow
@@ -60,11 +60,13 @@ class TapServer:
             )
         self._config = tap
         self._log = structlog.get_logger()
-        self.feed = Feed(config, self._fail)
+        self.feed = Feed(config, self._fail, self._forget)
         self._sink_address = sink
         self.sink: Sink | None = None
         self._users = {name: secret.get_secret_value() for name, secret in tap.users.items()}
         self._sessions: dict[str, Session] = {}
+        self._session_store: SessionStore | None = None
+        self._saving = asyncio.Lock()
         self.clients: dict[str, Client] = {}
         """Those that have a feed, by their names."""
         self.connection_count = 0
@@ -91,15 +93,16 @@ class TapServer:
 
     async def run(self) -> None:
         """Serve until `stop`. Raises the error that an operator must see."""
-        sessions = await asyncio.to_thread(SessionStore, self._config.path)
+        sessions = self._session_store = await asyncio.to_thread(SessionStore, self._config.path)
         try:
             self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
+            self.feed.control = sessions.control or ControlPlace()
             if not await self.feed.start(self._stopping):
                 return
             server = await self._listen()
             if self._sink_address is not None:
                 await self._start_sink(*self._sink_address)
-            housekeeping = asyncio.create_task(self._keep_house(sessions))
+            housekeeping = asyncio.create_task(self._keep_house())
             try:
                 await self._stopping.wait()
             finally:
@@ -109,7 +112,7 @@ class TapServer:
                 for task in list(self._tasks):
                     task.cancel()
                 await asyncio.gather(housekeeping, *self._tasks, return_exceptions=True)
-                await asyncio.to_thread(self._save, sessions)
+                await self._save()
             if self._failure is not None:
                 raise self._failure
         finally:
@@ -119,7 +122,7 @@ class TapServer:
     async def _start_sink(self, host: str, port: int) -> None:
         name = f"memcached {host}:{port}"
         await self._session(Wish(name))
-        self.sink = Sink(self.feed, lambda: self._sessions[name], host, port, self._config.stall_timeout_ms / 1000)
+        self.sink = Sink(self.feed, self, lambda: self._sessions[name], host, port, self._config.stall_timeout_ms / 1000)
         task = asyncio.create_task(self.sink.run())
         self._tasks.add(task)
 
@@ -150,7 +153,7 @@ class TapServer:
         self.is_listening.set()
         return server
 
-    async def _keep_house(self, sessions: SessionStore) -> None:
+    async def _keep_house(self) -> None:
         """Each second: write sessions, forget those that are over, let go of old views, tell silent clients that we are there."""
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
@@ -167,16 +170,31 @@ class TapServer:
                     self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
             await asyncio.to_thread(self.feed.close_old_view)
             try:
-                await asyncio.to_thread(self._save, sessions)
+                await self._save()
             except CdcError as error:
                 self._fail(error)
 
-    def _save(self, sessions: SessionStore) -> None:
-        sessions.save({name: encoded(session) for name, session in list(self._sessions.items())})
+    async def keep(self, session: Session) -> None:
+        """Return once the session is on the disk as it is. One write serves all who wait for it."""
+        if session.wish.name and not session.wish.is_dump:  # others never come back for it
+            await self._save(session)
+
+    async def _save(self, session: Session | None = None) -> None:
+        """Write what has changed; for one session's sake only if that one has."""
+        store = self._session_store
+        assert store is not None
+        async with self._saving:
+            if session is None or not store.has(session):
+                await asyncio.to_thread(store.save, list(self._sessions.values()), self.feed.control)
 
     def _fail(self, failure: CdcError) -> None:
         self._failure = self._failure or failure
         self._stopping.set()
+
+    def _forget(self) -> None:
+        """Fill all clients again, those too that are away."""
+        for session in self._sessions.values():
+            session.is_reset = True
 
     def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
         """From now on these vbuckets are the client's alone."""
@@ -262,9 +280,7 @@ class TapServer:
         assert task is not None
         tap = self._config
         window = AckWindow(tap.unacked_bytes_max) if wish.has_acks else None
-        stream = ClientStream(
-            session, self.feed, self.take_over, writer.writelines, writer.drain, window, tap.stall_timeout_ms / 1000
-        )
+        stream = ClientStream(session, self.feed, self, writer.writelines, writer.drain, window, tap.stall_timeout_ms / 1000)
         client = self.clients[session.name] = Client(session, stream, address, task)
         self._log.info("a client has connected", name=session.name, client=address, seq=session.place.seq)
         listening = asyncio.create_task(_listen_to(reader, packets, stream))

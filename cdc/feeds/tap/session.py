@@ -28,6 +28,15 @@ class Place(NamedTuple):
     cursor: Cursor | None
 
 
+class ControlPlace(NamedTuple):
+    """What is known of keys that went without anybody's naming them: clients that are away have them still."""
+
+    swept_seq: int = 0
+    """Who was filled before this number has such keys."""
+    offset: int = 0
+    """Up to where `<prefix>.snapshot`, which tells of them, was read."""
+
+
 @dataclass(slots=True)
 class Session:
     """One client by its name; without a name it ends with the connection."""

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -15,11 +17,14 @@ import lmdb
 import msgspec
 import structlog
 
-from cdc.errors import ConfigurationError, StateError
-from cdc.feeds.tap.session import Session
-from cdc.store.files import DIRECTORY_MODE, lock
+from cdc.errors import StateError
+from cdc.feeds.tap.directory import open_locked
+from cdc.feeds.tap.session import ControlPlace, Session
+from cdc.store.files import DIRECTORY_MODE
 
 _MAP_BYTES: Final = 1 << 30
+_CONTROL_KEY: Final = bytes(300)
+"""No client's: theirs have less than 256 bytes, or 288."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -28,21 +33,11 @@ class SessionStore:
 
     def __init__(self, path: Path) -> None:
         """Raises ConfigurationError if another server has it, or the disk doesn't take it."""
-        directory = path / "sessions"
-        try:
-            self._lock = lock(path)
-            try:
-                directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
-                self._environment = lmdb.open(str(directory), map_size=_MAP_BYTES, mode=0o600, meminit=False)
-            except BaseException:
-                os.close(self._lock)
-                raise
-        except (StateError, OSError, lmdb.Error) as error:
-            raise ConfigurationError(
-                f"tap.path = {path} can't be used: {error.message if isinstance(error, StateError) else error}",
-                "One TAP server can use it at a time; give this one another, that it may write to.",
-            ) from error
+        self._lock, self._environment = open_locked("tap.path", path, lambda: _opened(path / "sessions"))
+        self._saving = threading.Lock()
         self._written: dict[str, bytes] = {}
+        self.control: ControlPlace | None = None
+        """As it was written; None if it never was, also before `load`."""
 
     def load(self) -> list[Session]:
         """All sessions that are there. One that can't be read is said and forgotten."""
@@ -50,6 +45,9 @@ class SessionStore:
         with self._environment.begin() as txn:
             entries = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
         for key, value in entries:
+            if key == _CONTROL_KEY:
+                self.control = msgspec.json.decode(value, type=ControlPlace)
+                continue
             try:
                 session = Session.from_json(json.loads(value))
             except (ValueError, KeyError, TypeError) as error:
@@ -61,26 +59,39 @@ class SessionStore:
             found.append(session)
         return found
 
-    def save(self, sessions: dict[str, bytes]) -> None:
-        """Keep these and no others: what differs is written. Raises StateError if the disk doesn't take it."""
-        changed = [(name, value) for name, value in sessions.items() if self._written.get(name) != value]
-        gone = self._written.keys() - sessions.keys()
-        if not changed and not gone:
-            return
-        try:
-            with self._environment.begin(write=True) as txn:
-                for name, value in changed:
-                    txn.put(_key(name), value)
-                for name in gone:
-                    txn.delete(_key(name))
-        except lmdb.Error as error:
-            raise StateError(f"sessions can't be written: {error}", "Make room on the disk of tap.path.") from error
-        self._written = dict(sessions)
+    def has(self, session: Session) -> bool:
+        """Whether the session was written as it is."""
+        return self._written.get(session.name) == encoded(session)
+
+    def save(self, sessions: Collection[Session], control: ControlPlace) -> None:
+        """Keep these and no others: what differs is written. For any thread. Raises StateError if the disk doesn't take it."""
+        with self._saving:
+            values = {session.name: encoded(session) for session in sessions}
+            changed = [(_key(name), value) for name, value in values.items() if self._written.get(name) != value]
+            gone = self._written.keys() - values.keys()
+            if control != self.control:
+                changed.append((_CONTROL_KEY, _encode(control)))
+            if not changed and not gone:
+                return
+            try:
+                with self._environment.begin(write=True) as txn:
+                    for key, value in changed:
+                        txn.put(key, value)
+                    for name in gone:
+                        txn.delete(_key(name))
+            except lmdb.Error as error:
+                raise StateError(f"sessions can't be written: {error}", "Make room on the disk of tap.path.") from error
+            self._written, self.control = values, control
 
     def close(self) -> None:
         """Let go of the files."""
         self._environment.close()
         os.close(self._lock)
+
+
+def _opened(directory: Path) -> lmdb.Environment:
+    directory.mkdir(mode=DIRECTORY_MODE, exist_ok=True)
+    return lmdb.open(str(directory), map_size=_MAP_BYTES, mode=0o600, meminit=False)
 
 
 def _key(name: str) -> bytes:

@@ -24,7 +24,7 @@ import structlog
 from cdc.errors import CdcError, ConnectionLostError
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.session import Session
-from cdc.feeds.tap.stream import ClientStream
+from cdc.feeds.tap.stream import ClientStream, Sessions
 from cdc.feeds.tap.wire import Opcode, Packets
 
 KEY_BYTES_MAX: Final = 250
@@ -193,9 +193,12 @@ def _found(line: bytes) -> Found | None:
 class Sink:
     """Keeps one memcached filled, until it is cancelled."""
 
-    def __init__(self, feed: Feed, session: Callable[[], Session], host: str, port: int, stall_seconds: float) -> None:
+    def __init__(
+        self, feed: Feed, sessions: Sessions, session: Callable[[], Session], host: str, port: int, stall_seconds: float
+    ) -> None:
         """`session` gives the one to go on with."""
         self._feed = feed
+        self._sessions = sessions
         self._session = session
         self._address = host, port
         self._stall_seconds = stall_seconds
@@ -240,7 +243,7 @@ class Sink:
             self._frames.clear()
             self._log.info("memcached is kept filled", address=self.shown, seq=session.place.seq, has_cas=memcached.has_cas)
             self.stream = ClientStream(
-                session, self._feed, lambda *_: None, self._frames.extend, self._drain, None, self._stall_seconds
+                session, self._feed, self._sessions, self._frames.extend, self._drain, None, self._stall_seconds
             )
             # A memcached that is started anew is noticed also while nothing is written.
             running = [asyncio.ensure_future(self.stream.run()), asyncio.ensure_future(memcached.wait_lost())]

@@ -52,8 +52,11 @@ class Source(Protocol):
     def is_over(self, session: Session) -> bool:
         """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
 
-    def is_new_enough(self, rows: Rows) -> bool:
-        """Whether the store has come to where keys were last lost sight of."""
+    def is_new_enough(self, rows: Rows, seq: int) -> bool:
+        """Whether the store has come to this number, and to where keys were last lost sight of."""
+
+    async def wait_read(self, seq: int) -> None:
+        """Until the topics have been read up to a number. Raises ExpiredError if it is of another time."""
 
     @property
     def last(self) -> int:
@@ -79,6 +82,16 @@ class Source(Protocol):
         """That there are."""
 
 
+class Sessions(Protocol):
+    """Where sessions are kept."""
+
+    def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
+        """From now on these vbuckets are the client's alone."""
+
+    async def keep(self, session: Session) -> None:
+        """Return once the session is on the disk as it is."""
+
+
 class ClientStream:
     """One connection's."""
 
@@ -86,13 +99,13 @@ class ClientStream:
         self,
         session: Session,
         source: Source,
-        take_over: Callable[[Session, frozenset[int]], None],
+        sessions: Sessions,
         write: Callable[[list[bytes]], None],
         drain: Callable[[], Awaitable[None]],
         window: AckWindow | None,
         stall_seconds: float,
     ) -> None:
-        """`take_over` is told the vbuckets that are the client's alone now. Without a `window` the client doesn't acknowledge."""
+        """Without a `window` the client doesn't acknowledge."""
         self.session = session
         self.window = window
         self.sent_bytes = 0
@@ -101,13 +114,15 @@ class ClientStream:
         self.seq = session.place.seq
         """Up to where everything has been sent."""
         self._source = source
-        self._take_over_now = take_over
+        self._sessions = sessions
         self._write = write
         self._drain = drain
         self._stall_seconds = stall_seconds
         self._answered = asyncio.Event()
         self._opaque = 0
         self._place = session.place
+        self._least_seq = 0
+        """What the rows that it is filled with must have: after a FLUSH no older values than before."""
 
     @property
     def is_filling(self) -> bool:
@@ -135,18 +150,21 @@ class ClientStream:
         while True:
             try:
                 if session.is_reset:
+                    self._least_seq = min(max(0, self._place.seq), source.last)
                     await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
                     await self._settle()
                     session.is_reset = False
                 if self._place.cursor is not None:
+                    rows = await self._first_rows(self._place.cursor)
                     await self._message(EngineMessage.BEGIN_BACKFILL)
-                    await self._fill(self._place.cursor)
+                    await self._fill(rows)
                     await self._message(EngineMessage.END_BACKFILL)
                 elif session.is_replaying:
                     await self._message(EngineMessage.BEGIN_BACKFILL)
                     await self._follow(source.last)
                     session.is_replaying = False
                     await self._message(EngineMessage.END_BACKFILL)
+                self._check_over()  # a client that gets a dump would never hear of it
                 if session.wish.is_takeover and not session.owned:
                     await self._take_over()
                 if session.wish.is_dump:
@@ -159,32 +177,45 @@ class ClientStream:
 
     # Rows.
 
-    async def _fill(self, cursor: Cursor) -> None:
+    async def _first_rows(self, cursor: Cursor) -> Rows:
+        """Those that follow, from a view that isn't older than what the client has. A client that is new has its place now.
+
+        That place is on the disk before the client gets a row: whatever happens then, it is told what has changed since.
+        """
+        if self._place.seq != NEW:
+            await self._source.wait_read(self._place.seq)
+            self._least_seq = self._place.seq
+        rows = await self._source.read(cursor, self._selection)
+        while not self._source.is_new_enough(rows, self._least_seq):
+            await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when the store has come so far
+            rows = await self._source.read(cursor, self._selection)
+        if self._place.seq == NEW:
+            session = self.session
+            self._place = session.place = Place(rows.seq, cursor)
+            session.begun_seq, session.begun_version = rows.seq, rows.version
+            await self._sessions.keep(session)
+        return rows
+
+    async def _fill(self, rows: Rows) -> None:
         changed: set[bytes] | None = set()
-        coming = asyncio.ensure_future(self._source.read(cursor, self._selection))
-        try:
-            while True:
-                rows = await coming
-                if self._place.seq == NEW and not self._source.is_new_enough(rows):
-                    await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when the store has come so far
-                    coming = asyncio.ensure_future(self._source.read(cursor, self._selection))
-                    continue
-                if self._place.seq == NEW:
-                    self._place = Place(rows.seq, cursor)
-                    self.session.begun_seq, self.session.begun_version = rows.seq, rows.version
-                elif rows.seq > self._place.seq:
-                    changed = await self._follow_filling(rows.seq, changed)
-                if rows.cursor is not None:
-                    coming = asyncio.ensure_future(self._source.read(rows.cursor, self._selection))
+        while True:
+            if rows.seq > self._place.seq:
+                changed = await self._follow_filling(rows.seq, changed)
+            coming = None
+            if rows.cursor is not None:
+                coming = asyncio.ensure_future(self._source.read(rows.cursor, self._selection))
+            try:
                 frames = rows.frames
                 if changed:
                     pairs = zip(rows.keys, rows.frames, strict=True)
                     frames = [frame for key, frame in pairs if key not in changed]
                 await self._send(frames, Place(rows.seq, rows.cursor))
-                if rows.cursor is None:
+                if coming is None:
                     return
-        finally:
-            coming.cancel()
+                rows = await coming
+            finally:
+                if coming is not None:
+                    coming.cancel()
 
     async def _follow_filling(self, until: int, changed: set[bytes] | None) -> set[bytes] | None:
         """Send changes up to a view, and remember the keys, as long as they aren't too many."""
@@ -207,15 +238,18 @@ class ClientStream:
             return
         async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
             async for batch in batches:
-                if self._source.is_over(self.session):
-                    raise ExpiredError("keys are gone that nobody can name")
+                self._check_over()
                 await self._send_batch(batch, until if until is not None else batch.last, None)
                 if until is not None and self._place.seq >= until:
                     return
 
+    def _check_over(self) -> None:
+        if self._source.is_over(self.session):
+            raise ExpiredError("keys are gone that nobody can name")
+
     async def _send_batch(self, batch: Batch, until: int, cursor: Cursor | None) -> None:
         last = min(batch.last, until)
-        if batch.is_special:
+        if batch.is_special and batch.first <= until:
             await self._truncate(batch.changes[0], cursor)
             return
         frames, seqs = batch.select(self._selection, self._place.seq, last)
@@ -258,7 +292,7 @@ class ClientStream:
         await self._follow(self._source.last)
         await self._set_vbuckets(vbuckets, VBucketState.ACTIVE)
         await self._settle()
-        self._take_over_now(self.session, vbuckets)
+        self._sessions.take_over(self.session, vbuckets)
 
     async def _set_vbuckets(self, vbuckets: frozenset[int], state: VBucketState) -> None:
         frames = [wire.vbucket_set(vbucket, state, self._next_opaque()) for vbucket in sorted(vbuckets)]

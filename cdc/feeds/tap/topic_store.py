@@ -25,13 +25,13 @@ import lmdb
 import msgspec
 import structlog
 
-from cdc.errors import ConfigurationError, StateError
+from cdc.errors import StateError
+from cdc.feeds.tap.directory import open_locked
 from cdc.feeds.tap.folding import Fold, SpaceState, decoded_spaces, encoded_spaces
 from cdc.feeds.tap.keys import KeyTemplate
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.rows import BusyError, RowStore, View
 from cdc.schema.keys import space_prefix
-from cdc.store.files import lock
 
 _FORMAT: Final = b"tarantool-cdc tap rows 1"
 _DATA_FILE: Final = "data.mdb"
@@ -105,26 +105,17 @@ class TopicStore(RowStore):
 
     def open(self) -> None:
         """Open or make it. Raises ConfigurationError if another process has it, or the disk doesn't take it."""
-        if self._environment is not None:
-            return
+        if self._environment is None:
+            self._descriptor, _ = open_locked("tap.store_path", self.path, self._open_or_make)
+
+    def _open_or_make(self) -> None:
         try:
-            self._descriptor = lock(self.path)
-            try:
-                try:
-                    self._open()
-                except _DAMAGED as error:
-                    self._say_anew(f"it is damaged: {error}")
-                    for name in (_DATA_FILE, _READERS_FILE):
-                        (self.path / name).unlink(missing_ok=True)
-                    self._open()
-            except BaseException:
-                os.close(self._descriptor)
-                raise
-        except (StateError, OSError, lmdb.Error) as error:
-            raise ConfigurationError(
-                f"tap.store_path = {self.path} can't be used: {error.message if isinstance(error, StateError) else error}",
-                "One TAP server can use it at a time; give this one another directory, that it may write to.",
-            ) from error
+            self._open()
+        except _DAMAGED as error:
+            self._say_anew(f"it is damaged: {error}")
+            for name in (_DATA_FILE, _READERS_FILE):
+                (self.path / name).unlink(missing_ok=True)
+            self._open()
 
     def _open(self) -> None:
         environment = _opened(self.path)

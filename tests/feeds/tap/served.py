@@ -71,7 +71,7 @@ class MadeUpFeed(Feed):
     def rename(self, version: int, rows: Mapping[str, bytes]) -> None:
         """With this version of the schema a space has another name. For the loop's thread."""
         self.rows, self.version = rows, version
-        self._was_renamed(version, "people")
+        self.was_renamed(version, "people")
 
     def tell(self, changes: list[Change]) -> None:
         """These come next. For the loop's thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import ssl
 import struct
 import subprocess
@@ -75,6 +76,51 @@ def test_a_session_outlives_the_server(tmp_path: Path) -> None:
         served.tell(("1", b"x"))
         wait_for("the change", lambda: client.keys_told)
         assert client.keys_told == {"users:1"}, "it isn't filled a second time"
+
+
+def test_what_goes_between_two_connections_is_told_though_nothing_was_acknowledged(tmp_path: Path) -> None:
+    rows = dict(ROWS)
+    with Served(tmp_path, rows) as served:
+        first = served.connect().connect("a")
+        first.is_acknowledging = False
+        first.start()
+        wait_for("some rows", lambda: "users:1" in first.contents)
+        first.close()
+        del rows["users:1"]
+        served.tell(("1", None))
+        with served.connect() as second:
+            second.connect("a").start(first)
+            wait_for("the rows that there are", lambda: second.contents == rows)
+
+
+def test_what_goes_while_the_server_is_dead_is_told_to_who_had_just_connected(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.server._SAVE_SECONDS", 3600.0)
+    rows = dict(ROWS)
+    with Served(tmp_path / "first", rows) as served, served.connect() as first:
+        first.connect("a").start()
+        first.wait_filled()
+        # What a kill would leave now.
+        shutil.copytree(tmp_path / "first", tmp_path / "second")
+    del rows["users:1"]
+    with Served(tmp_path / "second", rows) as served, served.connect() as second:
+        served.tell(("1", None))
+        second.connect("a").start(first)
+        wait_for("the rows that there are", lambda: second.contents == rows)
+
+
+def test_a_dump_has_no_key_that_went_meanwhile(tmp_path: Path) -> None:
+    """Nobody can name the keys of a space that has got another name."""
+    renamed = {key.replace("users:", "users:9"): value for key, value in ROWS.items()}
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("dump", is_dump=True)
+        wait_for("a row", lambda: client.receive() and client.contents)
+        served.rename(7, renamed)
+        wait_for("the renaming", lambda: served.feed.renamed_version == 7)
+        client.start()
+        client.wait_closed()
+        assert client.contents == renamed
 
 
 def test_a_session_ends_with_its_time(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.feeds.tap.session import Cursor, Place, Session
+from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
 from cdc.feeds.tap.session_store import SessionStore, encoded
 from cdc.feeds.tap.window import INTERVAL_MAX, INTERVAL_MIN, AckWindow
 from cdc.feeds.tap.wire import Wish
@@ -73,11 +73,13 @@ SESSIONS = [
 def test_a_session_is_what_was_kept(session: Session, tmp_path: Path) -> None:
     assert Session.from_json(json.loads(encoded(session))) == session
     store = SessionStore(tmp_path)
-    store.save({session.name: encoded(session)})
+    store.save([session], ControlPlace(7, 9))
     store.close()
     store = SessionStore(tmp_path)
     assert store.load() == [session]
-    store.save({})
+    assert store.has(session)
+    assert store.control == ControlPlace(7, 9)
+    store.save([], ControlPlace())
     store.close()
     assert SessionStore(tmp_path).load() == []
 

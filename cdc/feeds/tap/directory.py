@@ -1,0 +1,34 @@
+"""Directories that belong to one TAP server at a time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import lmdb
+
+from cdc.errors import ConfigurationError, StateError
+from cdc.store.files import lock
+
+_Opened = TypeVar("_Opened")
+
+
+def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple[int, _Opened]:
+    """Lock a directory, and open what is in it; the lock lasts until its descriptor, the first result, is closed.
+
+    Raises ConfigurationError, which names the setting, if another server has it, or the disk doesn't take it.
+    """
+    try:
+        descriptor = lock(path)
+        try:
+            return descriptor, open_()
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except (StateError, OSError, lmdb.Error) as error:
+        raise ConfigurationError(
+            f"{setting} = {path} can't be used: {error.message if isinstance(error, StateError) else error}",
+            "One TAP server can use it at a time; give this one another directory, that it may write to.",
+        ) from error

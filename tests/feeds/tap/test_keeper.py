@@ -1,0 +1,197 @@
+"""What the server's own store holds after changes, kills, and what has expired meanwhile; from a broker in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Self
+
+import pytest
+
+from cdc.errors import CdcError
+from cdc.feeds.tap import keeper as keeper_module
+from cdc.feeds.tap.keeper import Keeper
+from cdc.feeds.tap.keys import KeyTemplate
+from cdc.feeds.tap.merging import Selection
+from cdc.feeds.tap.session import Cursor
+from cdc.feeds.tap.topic_store import TopicStore
+from cdc.feeds.tap.wire import Packets
+from tests.feeds.tap.broker import PREFIX, Broker
+from tests.live.waiting import wait_for
+
+_USERS, _SNAPSHOTS = f"{PREFIX}.users", f"{PREFIX}.snapshot"
+_ALL = Selection(None, None, frozenset(), is_keys_only=False)
+
+
+@pytest.fixture
+def broker() -> Broker:
+    """A space in two partitions, and the topics of a daemon that has just begun."""
+    broker = Broker()
+    broker.create(_USERS, 2)
+    broker.create(_SNAPSHOTS)
+    broker.form(0, 1, "users")
+    return broker
+
+
+class Kept:
+    """A store that is kept, as long as the context lasts; its end is like a kill, as nothing is written at the end."""
+
+    def __init__(self, path: Path, broker: Broker, **settings: Any) -> None:
+        self.store = TopicStore(path, PREFIX, [".*"], lambda space: KeyTemplate("{space}:{key}", space), 1024, 5.0)
+        self.epochs: list[int] = []
+        self._ends: list[CdcError | None] = []
+        self.keeper = Keeper(broker.topics(**settings), self.store, lambda _: True, self.epochs.append, self._ends.append)
+
+    def __enter__(self) -> Self:
+        self.store.open()
+        self.keeper.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keeper.stop()
+        self.keeper.join()
+        self.store.close()
+        assert self._ends == [None]
+
+    def wait(self, seq: int) -> None:
+        """Until all changes up to here are in the store."""
+        wait_for(f"the store to come to {seq}", lambda: self.store.position.seq == seq and not self.store.position.is_loading)
+
+    def wait_swept(self, offset: int) -> None:
+        """Until what stands before this offset of the topic of snapshots is in the store."""
+        place = f"{_SNAPSHOTS}/0"
+        wait_for("the snapshot's end", lambda: self.store.position.places.get(place, (0, 0))[0] == offset)
+
+    def rows(self) -> dict[str, tuple[int, Any]]:
+        """By key: the row's number, and its value."""
+        self.store.seq()  # a view of now
+        found = self.store.read(Cursor(), _ALL, is_packed=False, count_max=10_000, bytes_max=1 << 30)
+        packets = Packets().feed(b"".join(found.frames))
+        return {packet.key.decode(): (packet.cas, json.loads(packet.value)["value"]) for packet in packets}
+
+
+def test_filled_and_followed_through_kills(tmp_path: Path, broker: Broker) -> None:
+    for seq in range(1, 11):
+        broker.change(seq, seq, f"v{seq}", partition=seq % 2)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(10)
+        assert kept.rows() == {f"users:{seq}": (seq, f"v{seq}") for seq in range(1, 11)}
+        # The later number is there before the earlier one.
+        broker.change(12, 3, None, partition=1)
+        broker.change(11, 4, "new", partition=0)
+        kept.wait(12)
+        expected = {f"users:{seq}": (seq, f"v{seq}") for seq in range(1, 11) if seq != 3} | {"users:4": (11, "new")}
+        assert kept.rows() == expected
+    broker.empty(13)
+    broker.change(14, 4, "again")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(14)
+        assert kept.rows() == {"users:4": (14, "again")}
+        assert not kept.store.incomplete
+        assert not kept.epochs, "all that has gone was named"
+
+
+def test_another_name_moves_the_rows_and_makes_clients_begin_anew(tmp_path: Path, broker: Broker) -> None:
+    broker.change(1, 1, "a")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(1)
+        broker.form(1, 2, "people", former="users")
+        broker.change(2, 2, "b", space="people")
+        kept.wait(2)
+        wait_for("the epoch", lambda: kept.epochs)
+        assert kept.rows() == {"people:1": (1, "a"), "people:2": (2, "b")}
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["there", "away"])
+def test_a_sweep_takes_what_nobody_names(tmp_path: Path, broker: Broker, is_away: bool) -> None:
+    for seq in (1, 2):
+        broker.change(seq, seq, "old")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+        if not is_away:
+            _sweep(broker)
+            kept.wait_swept(2)
+    if is_away:
+        _sweep(broker)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait_swept(2)
+        assert kept.rows() == {"users:1": (3, "new")}
+        assert not kept.store.incomplete
+        assert bool(kept.epochs) is is_away
+
+
+def test_a_sweep_that_expired_unread_makes_the_store_incomplete(tmp_path: Path, broker: Broker) -> None:
+    for seq in (1, 2):
+        broker.change(seq, seq, "old")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+    _sweep(broker)
+    broker.expire(_SNAPSHOTS)
+    broker.snapshot(3, 3)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(3)
+        assert kept.store.incomplete == ["users"], "users:2 may be gone"
+        broker.change(4, 1, "new", snapshot=3)
+        broker.snapshot(3, 4, rows=1)
+        wait_for("the rows", lambda: not kept.store.incomplete)
+        assert kept.rows() == {"users:1": (4, "new")}
+    with Kept(tmp_path, broker) as kept:
+        kept.wait_swept(4)
+        assert not kept.store.incomplete, "it has read all records that there are"
+
+
+def test_sweeps_that_expired_before_the_first_start_make_it_incomplete_too(tmp_path: Path, broker: Broker) -> None:
+    for seq in (1, 2):
+        broker.change(seq, seq, "old")
+    _sweep(broker)
+    broker.expire(_SNAPSHOTS)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(3)
+        assert kept.store.incomplete == ["users"]
+
+
+def test_changes_that_expired_make_it_incomplete_until_all_rows_come(tmp_path: Path, broker: Broker) -> None:
+    broker.change(1, 1, "a")
+    broker.change(2, 2, "b", partition=1)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+    broker.change(3, 1, None)
+    broker.expire(_USERS)
+    broker.change(4, 3, "c")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(4)
+        assert kept.store.incomplete == ["users"]
+        broker.snapshot(1, 4)
+        broker.change(5, 2, "b", snapshot=1, partition=1)
+        broker.change(6, 3, "c", snapshot=1)
+        broker.snapshot(1, 6, rows=2)
+        wait_for("the rows", lambda: not kept.store.incomplete)
+        assert kept.rows() == {"users:2": (5, "b"), "users:3": (6, "c")}
+
+
+def test_a_number_that_never_comes_is_gone_around(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(keeper_module, "HOLE_SECONDS", 0.1)
+    broker.change(1, 1, "a")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(1)
+        broker.change(3, 3, "c")
+        kept.wait(3)
+        assert kept.rows().keys() == {"users:1", "users:3"}
+
+
+def test_what_comes_late_makes_clients_begin_anew(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At least once, a message of one partition may come after a later one of another."""
+    monkeypatch.setattr(keeper_module, "_UNORDERED_SECONDS", 0.0)
+    broker.change(2, 2, "b")
+    with Kept(tmp_path, broker, delivery="at_least_once") as kept:
+        kept.wait(2)
+        broker.change(1, 1, "a", partition=1)
+        wait_for("the row", lambda: kept.rows().keys() == {"users:1", "users:2"})
+        assert kept.epochs
+
+
+def _sweep(broker: Broker) -> None:
+    """A snapshot without the row 2, taken by a daemon that doesn't know what was there before."""
+    broker.snapshot(2, 2)
+    broker.change(3, 1, "new", snapshot=2)
+    broker.snapshot(2, 3, rows=1, sweep_seq=2)
