@@ -123,8 +123,8 @@ def test_from_a_store_of_its_own(scene: Scene, tap: TapProcess) -> None:
     scene.workload.stop()
     scene.catch_up()
     expected = expected_contents(scene)
-    # On the way a row may be followed by an older one, and that by the newer one again (docs/tap.md).
     wait_for("the follower's contents", lambda: decoded(client.contents) == expected)
+    assert not client.older_over_newer
     # A view may be some seconds old.
     found = tap.dumped()
     while decoded(found.contents) != expected:

@@ -150,7 +150,7 @@ class ClientStream:
         while True:
             try:
                 if session.is_reset:
-                    self._least_seq = min(max(0, self._place.seq), source.last)
+                    self._least_seq = max(0, self._place.seq)
                     await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
                     await self._settle()
                     session.is_reset = False
@@ -183,8 +183,13 @@ class ClientStream:
         That place is on the disk before the client gets a row: whatever happens then, it is told what has changed since.
         """
         if self._place.seq != NEW:
-            await self._source.wait_read(self._place.seq)
             self._least_seq = self._place.seq
+        try:
+            await self._source.wait_read(self._least_seq)
+        except ExpiredError:
+            if self._place.seq != NEW:
+                raise
+            self._least_seq = 0
         rows = await self._source.read(cursor, self._selection)
         while not self._source.is_new_enough(rows, self._least_seq):
             await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when the store has come so far

@@ -184,8 +184,11 @@ class Reader:
         self._granted: list[tuple[Place, int]] | None = None
         self.is_waiting = False
         """Whether it has taken all that it was given, and asks for more."""
-        self.owner = threading.current_thread().name
-        """The thread that made it."""
+
+    @property
+    def places(self) -> set[Place]:
+        """That it reads."""
+        return set(self._offsets)
 
     def assign(self, places: Iterable[TopicPartition]) -> None:
         """Read these."""
@@ -217,7 +220,7 @@ class Reader:
     def consume(self, count: int, _: float) -> list[Message]:
         """The next messages: in lockstep, when and as many as the test says."""
         broker = self._broker
-        if not broker.lockstep:
+        if not broker.lockstep or threading.current_thread() is threading.main_thread():
             found = self._taken([(place, count) for place in self._offsets], count)
             if not found:
                 time.sleep(_IDLE_SECONDS)  # as long as the broker has nothing
@@ -235,6 +238,7 @@ class Reader:
     def grant(self, counts: list[tuple[Place, int]]) -> None:
         """So many messages of these partitions are the next that come."""
         with self._broker.turn:
+            self.is_waiting = False
             self._granted = counts
             self._broker.turn.notify_all()
 

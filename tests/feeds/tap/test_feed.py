@@ -1,0 +1,316 @@
+"""What all clients share, over a broker in memory: what it knows of keys that went, and how rows and changes are joined."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc import config
+from cdc.feeds.tap import keeper, live
+from cdc.feeds.tap.feed import Feed
+from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
+from cdc.feeds.tap.stream import NEW, ClientStream
+from cdc.feeds.tap.window import AckWindow
+from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
+from cdc.kafka.hanging import Place as Partition
+from tests.feeds.tap.broker import PREFIX, Broker, Reader
+
+_SNAPSHOTS = f"{PREFIX}.snapshot"
+_PARTITIONS = 2
+_ROUNDS = 400
+
+
+def _feed(broker: Broker, directory: Path, forget: Callable[[], None] = lambda: None, **tap: Any) -> Feed:
+    values = {
+        "name": PREFIX,
+        "source": {"uris": ["localhost:1"]},
+        "kafka": {"bootstrap_servers": "localhost:1", "topic_prefix": PREFIX},
+        "state": {"path": directory / "state"},
+        "tap": {"path": directory / "tap", **tap},
+    }
+    feed = Feed(config.parse(values, "the test"), _raise, forget)
+    feed._topics = broker.topics()
+    return feed
+
+
+def _raise(error: Exception) -> None:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("known", "is_expired", "is_missed"),
+    [(0, True, False), (2, False, False), (2, True, False), (1, True, True), (7, False, True)],
+    ids=["new", "all there", "all read", "expired unread", "another topic"],
+)
+def test_records_of_snapshots_that_nobody_has_read(tmp_path: Path, known: int, is_expired: bool, is_missed: bool) -> None:
+    broker, missed = Broker(), list[bool]()
+    broker.change(1, 1, "a")
+    broker.snapshot(1, 1)
+    broker.snapshot(1, 1, rows=1, sweep_seq=1)
+    if is_expired:
+        broker.expire(_SNAPSHOTS)
+
+    async def follow() -> None:
+        feed = _feed(broker, tmp_path, lambda: missed.append(True))
+        feed.control = ControlPlace(0, known)
+        assert await feed.start(asyncio.Event())
+        async with asyncio.timeout(30):
+            await feed.wait_until_at_end()
+            await asyncio.sleep(0)  # what the reader's thread has said by then
+        assert feed.control == ControlPlace(0 if is_expired else 1, 2)
+        await feed.stop()
+
+    asyncio.run(follow())
+    assert bool(missed) is is_missed
+
+
+# Rows and changes, in any schedule.
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """What is given to another thread is done at once, so that a seed decides all that happens."""
+
+    def submit(self, function: Any, /, *arguments: Any, **named: Any) -> Future[Any]:
+        done: Future[Any] = Future()
+        try:
+            done.set_result(function(*arguments, **named))
+        except BaseException as error:  # noqa: BLE001 - for whoever waits
+            done.set_exception(error)
+        return done
+
+
+class _Kept:
+    """Sessions as a killed server leaves them: as they were when they were kept last."""
+
+    def __init__(self) -> None:
+        self.saved: dict[str, Any] | None = None
+
+    def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
+        """Nobody does."""
+
+    async def keep(self, session: Session) -> None:
+        """Now."""
+        self.saved = session.to_json()
+
+
+class _Cache:
+    """A client that keeps what it is told, and holds it against the one promise: nothing older behind anything newer."""
+
+    def __init__(self) -> None:
+        self.contents: dict[str, tuple[int, bytes]] = {}
+        self.newest: dict[str, int] = {}
+        self.asked: list[int] = []
+        self.told: list[str] = []
+
+    def reconnect(self) -> None:
+        """What it hasn't acknowledged comes again, beginning with the oldest."""
+        self.newest.clear()
+        self.asked.clear()
+
+    def take(self, frames: list[bytes]) -> None:
+        """Messages."""
+        for packet in Packets(1 << 30).feed(b"".join(frames)):
+            self._take(packet)
+
+    def _take(self, packet: Packet) -> None:
+        key = packet.key.decode()
+        self.told.append(f"{packet.opcode:02x} {key} {packet.cas}")
+        if packet.extras[3:4] and packet.extras[3] & 1:
+            self.asked.append(packet.opaque)
+        if packet.opcode == Opcode.TAP_FLUSH:
+            self.contents.clear()
+        elif packet.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE):
+            # Over a FLUSH, too: the cache's readers would see an older value than they have seen.
+            assert packet.cas >= self.newest.get(key, 0), f"{key} goes back: {self.told[-60:]}"
+            self.newest[key] = packet.cas
+            if packet.opcode == Opcode.TAP_MUTATION:
+                self.contents[key] = packet.cas, packet.value
+            else:
+                self.contents.pop(key, None)
+
+
+class _Daemon:
+    """Publishes what a seed says, each change to some partition of its key's."""
+
+    def __init__(self, broker: Broker, chance: random.Random) -> None:
+        self._broker = broker
+        self._chance = chance
+        self.seq = 0
+        self.version = 1
+        self.name = "users"
+        self.rows: dict[int, int] = {}
+        broker.create(f"{PREFIX}.users", _PARTITIONS)
+        broker.create(_SNAPSHOTS)
+        broker.form(0, 1, "users")
+        broker.form(0, 1, "others", space_id=513)
+
+    def act(self) -> None:
+        """Something happens."""
+        match self._chance.choices(["change", "delete", "empty", "rename", "other"], [60, 20, 2, 1, 10])[0]:
+            case "empty":
+                self.seq += 1
+                self._broker.empty(self.seq, space=self.name)
+                self.rows.clear()
+            case "rename":
+                former, self.name = self.name, "people" if self.name == "users" else "users"
+                self.version += 1
+                self._broker.create(f"{PREFIX}.{self.name}", _PARTITIONS)
+                self._broker.form(self.seq, self.version, self.name, former=former)
+            case "other":
+                self.seq += 1
+                self._broker.change(self.seq, self._chance.randrange(5), "x", space="others", space_id=513)
+            case what:
+                key = self._chance.randrange(40)
+                if what == "delete" and self.rows.pop(key, None) is None:
+                    return
+                self.seq += 1
+                if what == "change":
+                    self.rows[key] = self.seq
+                value = f"v{self.seq}" if what == "change" else None
+                self._broker.change(self.seq, key, value, space=self.name, partition=key % _PARTITIONS)
+
+    def expected(self) -> dict[str, int]:
+        """What a client has in the end: keys, and the numbers of their changes."""
+        return {f"{self.name}:{key}": seq for key, seq in self.rows.items()}
+
+
+@pytest.fixture
+def lockstep(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
+    """A broker whose readers are given what a test says, and who commit and look for topics whenever they may."""
+    for name in ("_COMMIT_SECONDS", "TOPICS_SECONDS", "HOLE_TOPICS_SECONDS"):
+        monkeypatch.setattr(keeper, name, 0.0)
+    for name in ("TOPICS_SECONDS", "HOLE_TOPICS_SECONDS"):
+        monkeypatch.setattr(live, name, 0.0)
+    monkeypatch.setattr("cdc.feeds.tap.stream._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.feeds.tap.feed._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.feeds.tap.feed._ROWS", 7)
+    broker = Broker(lockstep=True)
+    yield broker
+    with broker.turn:
+        broker.lockstep = False
+        broker.turn.notify_all()
+
+
+@pytest.mark.parametrize("life", range(6))
+def test_rows_and_changes_are_joined_whatever_comes_when(lockstep: Broker, tmp_path: Path, seed: int, life: int) -> None:
+    """The server's own store is behind the changes or before them, views are old, clients are slow, servers are killed."""
+    chance = random.Random(seed + life)
+    asyncio.run(_live(lockstep, tmp_path, chance))
+
+
+async def _live(broker: Broker, directory: Path, chance: random.Random) -> None:
+    asyncio.get_running_loop().set_default_executor(_AtOnce())
+    daemon, cache, kept = _Daemon(broker, chance), _Cache(), _Kept()
+    for _ in range(30):
+        daemon.act()
+    for _ in range(chance.randrange(1, 4)):
+        await _serve_for_a_while(broker, directory, daemon, cache, kept, chance, _ROUNDS, is_last=False)
+    await _serve_for_a_while(broker, directory, daemon, cache, kept, chance, 0, is_last=True)
+    assert {key: cas for key, (cas, _) in cache.contents.items() if not key.startswith("others")} == daemon.expected()
+
+
+async def _serve_for_a_while(
+    broker: Broker,
+    directory: Path,
+    daemon: _Daemon,
+    cache: _Cache,
+    kept: _Kept,
+    chance: random.Random,
+    rounds: int,
+    *,
+    is_last: bool,
+) -> None:
+    feed = _feed(broker, directory, store_path=directory / "rows", buffer_bytes_max=1024 * 1024)
+    starting = asyncio.ensure_future(feed.start(asyncio.Event()))
+    await _step(broker, chance)
+    assert await starting
+    stream, running, window = _connected(feed, cache, kept)
+    cache.reconnect()
+    for _ in range(rounds):
+        match chance.randrange(12):
+            case 0 | 1 | 2:
+                daemon.act()
+            case 3:
+                feed._store._view_seconds_max = chance.choice([0.0, 60.0])
+            case 4 | 5:
+                for _ in range(chance.randrange(1, 3)):
+                    if cache.asked:
+                        stream.answered(cache.asked.pop(0))
+            case 6 if chance.random() < 0.05 and kept.saved is not None:
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+                kept.saved = stream.session.to_json()
+                stream, running, window = _connected(feed, cache, kept)
+                cache.reconnect()
+            case 7:
+                kept.saved = stream.session.to_json() if stream.session.place.seq != NEW else kept.saved
+            case _:
+                await _step(broker, chance)
+        for _ in range(chance.randrange(6)):
+            await asyncio.sleep(0)
+        assert not running.done(), running.exception()
+    if is_last:
+        feed._store._view_seconds_max = 0.0
+        async with asyncio.timeout(60):
+            while stream.seq < daemon.seq or stream.is_filling or window.unacked_messages or feed.is_over(stream.session):
+                await _step(broker, chance, is_all=True)
+                for opaque in cache.asked:
+                    stream.answered(opaque)
+                cache.asked.clear()
+                await asyncio.sleep(0)
+            for _ in range(20):  # what is told last, as of a name
+                await _step(broker, chance, is_all=True)
+                for opaque in cache.asked:
+                    stream.answered(opaque)
+                await asyncio.sleep(0)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    with broker.turn:
+        broker.lockstep = False
+        broker.turn.notify_all()
+    await feed.stop()
+    broker.lockstep = True
+    broker.readers.clear()
+
+
+def _connected(feed: Feed, cache: _Cache, kept: _Kept) -> tuple[ClientStream, asyncio.Task[None], AckWindow]:
+    """The client, where it was."""
+    session = Session(Wish("cache", has_acks=True), Place(NEW, Cursor()), 0.0, 0.0)
+    if kept.saved is not None:
+        session = Session.from_json(kept.saved)
+    window = AckWindow(1 << 20)
+
+    async def drain() -> None:
+        await asyncio.sleep(0)
+
+    stream = ClientStream(session, feed, kept, cache.take, drain, window, 60.0)
+    return stream, asyncio.ensure_future(stream.run()), window
+
+
+async def _step(broker: Broker, chance: random.Random, *, is_all: bool = False) -> None:
+    """One of the readers gets some messages, and does with them what it does."""
+    readers = [reader for reader in broker.readers if reader.is_waiting]
+    if not readers:
+        await asyncio.sleep(0.0005)
+        return
+    reader = chance.choice(readers)
+    places = sorted(reader.places)
+    count = 1_000 if is_all else chance.choice([0, 1, 3, 100])
+    chosen = places if is_all else chance.sample(places, chance.randrange(len(places) + 1))
+    counts: list[tuple[Partition, int]] = [(place, count) for place in chosen]
+    reader.grant(counts)
+    await _settled(reader, broker)
+
+
+async def _settled(reader: Reader, broker: Broker) -> None:
+    """Until the reader asks again, is closed, or waits for the loop."""
+    for _ in range(200):
+        await asyncio.sleep(0.0001)
+        if reader.is_waiting or reader not in broker.readers:
+            return
