@@ -1,7 +1,7 @@
 """`tarantool-cdc demo`: the whole chain on this machine, once, with the outcome compared to the master.
 
     Tarantool ◀─ workload (inserts, replaces, updates, upserts, deletes, transactions, a format change)
-        └─▶ tarantool-cdc run ─▶ Kafka ─▶ Spark: changelog, current ─▶ Delta tables ══ equal to the master's contents?
+        └─▶ tarantool-cdc run ─▶ Kafka ─▶ Spark: current ─▶ Delta tables ══ equal to the master's contents?
 
 Everything is real, started under a temporary directory on free ports, and gone when the demo ends.
 """
@@ -173,19 +173,17 @@ def _short(event: Mapping[str, Any]) -> str:
 
 
 def _tables(console: Console, directory: Path, kafka: KafkaServer) -> dict[str, dict[str, str]]:
-    """Run the Spark jobs over what Kafka holds; returns the rows of `current` as JSON texts by space and key."""
-    commands: list[str] = []
-    for job in ("changelog", "current"):
-        commands += [
-            job, "--available-now",
-            "--bootstrap-servers", kafka.bootstrap_servers, "--prefix", "demo",
-            "--path", str(directory / job), "--checkpoint", str(directory / "checkpoints" / job),
-            "then",
-        ]  # fmt: skip
+    """Run the Spark job `current` over what Kafka holds; returns the rows of `current` as JSON texts by space and key."""
+    commands = [
+        "current", "--available-now",
+        "--bootstrap-servers", kafka.bootstrap_servers, "--prefix", "demo",
+        "--path", str(directory / "current"), "--checkpoint", str(directory / "checkpoint"),
+        "then",
+    ]  # fmt: skip
     commands += ["show", *(str(directory / "current" / space) for space in SPACES)]
     started = time.monotonic()
-    console.print("Spark starts, writes the tables changelog and current, and reads them: this takes some minutes")
-    with console.status("Spark: changelog, current, and reading the tables"):
+    console.print("Spark starts, writes the tables of current, and reads them: this takes a minute or two")
+    with console.status("Spark: writing the tables, and reading them"):
         # In one session: another one for each would take longer than what it does.
         lines = _spark("-m", "spark_jobs.sequence", *commands)
     tables: dict[str, dict[str, str]] = {space: {} for space in SPACES}
