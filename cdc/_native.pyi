@@ -41,3 +41,82 @@ class StoreKeys:
     def of_key(self, key: bytes) -> bytes | None: ...
 
 def updated(tuple_: bytes, operations: bytes, base: int, names: list[bytes]) -> bytes | None: ...
+
+class FrameReader:
+    """Cuts a byte stream into frames and reads their headers."""
+
+    def __init__(self, frame_bytes_max: int) -> None: ...
+    def feed(self, data: bytes) -> Rows | None:
+        """The frames that are whole now; None if a length isn't one, which `rest` then has."""
+    @property
+    def rest(self) -> bytes: ...
+    @property
+    def buffered_bytes(self) -> int: ...
+
+class Rows:
+    """Whole frames, and what their headers say; nothing of that if one of them is odd."""
+
+    @staticmethod
+    def of(data: bytes) -> Rows | None:
+        """Of these bytes, which are whole frames."""
+    def __len__(self) -> int: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def ends(self) -> list[int]: ...
+    @property
+    def is_odd(self) -> bool: ...
+    @property
+    def has_only_rows(self) -> bool: ...
+    def part(self, start: int, stop: int) -> Rows:
+        """The frames from `start` up to `stop`."""
+    def whole_until(self, at: int, count_max: int) -> int:
+        """Behind whole transactions of up to so many rows from row `at` on, but one at least if there is one."""
+    def end_of_open(self, at: int) -> int:
+        """Behind the row that ends the transaction which is open at row `at`, or behind the last row."""
+
+class CompiledRowPath:
+    """What the events of one connection are made with."""
+
+    def __init__(self, source: bytes, tombstones: bool, records_from: int | None, transaction_topic: str, bytes_max: int) -> None:
+        """`records_from`: a transaction with so many events has records of its own, in this topic; None: none has."""
+    def take(
+        self,
+        space_id: int,
+        topic: str,
+        name: bytes,
+        table: bytes,
+        schema: bytes,
+        fields: list[tuple[bytes, bool]],
+        parts: list[tuple[bytes, int, int]],
+        fields_max: int,
+    ) -> None:
+        """Take a space's rows from here on."""
+    def pass_over(self, space_id: int) -> None:
+        """Pass over a space's rows from here on, which have no events."""
+    def forget(self, space_id: int) -> None:
+        """Hand a space's rows back from here on."""
+    def forget_all(self) -> None: ...
+    def run(
+        self,
+        rows: Rows,
+        at: int,
+        suffix: bytes,
+        vclock: list[tuple[int, int]],
+        seq: int,
+        byte_count: int,
+    ) -> Run:
+        """Handle whole transactions from row `at` on."""
+
+class Run:
+    """What a run came to."""
+
+    at: int
+    messages: list[tuple[str, bytes | None, bytes | None]]
+    byte_count: int
+    seq: int
+    row_count: int
+    timestamp: float
+    vclock: dict[int, int]
+    has_records: bool
+    is_full: bool

@@ -14,7 +14,7 @@ much. What is rare (snapshot rows, truncations, control records) is put together
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from cdc.events.json_values import encode
 from cdc.events.row_encoder import RowEncoder
@@ -86,6 +86,8 @@ class SpaceEvents(RowEncoder):
     def __init__(self, form: SpaceForm, topic: str, server_uuid: str) -> None:
         super().__init__(form)
         self.topic = topic
+        self.changes_by: Literal["row", "image", "nobody"] = "row"
+        """What `changes` are made from: the row alone, the image, or nothing, as the rows are told in another way."""
         self.changes: dict[int, Change] = {
             Type.INSERT: self._whole_row(OPEN_CREATE),
             Type.REPLACE: self._whole_row(OPEN_UPDATE),

@@ -25,7 +25,7 @@ from cdc.tuples.operations import Operation, normalise, steps
 Encode = Callable[[Sequence[Any]], bytes]
 
 _SIZED_INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
-_PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"} | _SIZED_INTEGERS)
+PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"} | _SIZED_INTEGERS)
 """Field types whose every value msgspec writes as the type table says."""
 
 _BEYOND_MAX: Final = 32
@@ -124,7 +124,7 @@ class RowEncoder:
 
     def _compile_key_of(self, names: list[str]) -> Encode:
         parts, key = self.form.key_parts, self.key
-        if len(parts) == 1 and parts[0].type in _PLAIN_FIELD_TYPES and not parts[0].path:
+        if len(parts) == 1 and parts[0].type in PLAIN_FIELD_TYPES and not parts[0].path:
             place, build = parts[0].field, _builder(names, takes_fewer=False)
 
             def key_of(tuple_: Sequence[Any]) -> bytes:
@@ -162,13 +162,13 @@ def _descend(value: Any, path: Sequence[int | str]) -> Any:
 
 
 def _unsafe_places(types: Sequence[str]) -> list[tuple[int, frozenset[type]]]:
-    return [(place, _SAFE_TYPES) for place, kind in enumerate(types) if kind not in _PLAIN_FIELD_TYPES]
+    return [(place, _SAFE_TYPES) for place, kind in enumerate(types) if kind not in PLAIN_FIELD_TYPES]
 
 
 def _key_encoder(names: list[str], parts: Sequence[KeyPart]) -> Encode:
     """A key's values in order → JSON object with these names, the same for equal keys."""
     writings = [writing(part) for part in parts]
-    unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if parts[place].type not in _PLAIN_FIELD_TYPES]
+    unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if parts[place].type not in PLAIN_FIELD_TYPES]
     return _encoder(_builder(names, takes_fewer=False), unsafe, [write for write, _ in writings])
 
 

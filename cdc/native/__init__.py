@@ -7,7 +7,14 @@ TARANTOOL_CDC_PURE=1 selects the Python path where there are both. This is decid
 from __future__ import annotations
 
 import os
-from typing import Any, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
+
+if TYPE_CHECKING:
+    # For annotations: at run time they are there only if they are chosen.
+    from cdc._native import CompiledRowPath as CompiledRowPath
+    from cdc._native import FrameReader as FrameReader
+    from cdc._native import Rows as Rows
+    from cdc._native import Run as Run
 
 RowPath = Literal["native", "python"]
 

@@ -23,7 +23,6 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import msgpack
-import msgspec
 from msgpack import unpackb
 
 from cdc.errors import ProtocolError
@@ -36,7 +35,7 @@ Body = dict[int, Any]
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
 """A frame that says it is longer is refused. Tarantool refuses tuples past memtx_max_tuple_size (1 MiB by default)."""
 
-_LENGTH_BYTES: Final = 5
+LENGTH_BYTES: Final = 5
 _LENGTH_MARKER: Final = 0xCE
 _SHORT_KEY_MAX: Final = 0x7F
 
@@ -60,20 +59,38 @@ class MapPairs(list[tuple[Any, Any]]):
     __slots__ = ()
 
 
-class Frames(msgspec.Struct, gc=False):
+class Frames:
     """Decoded frames in columns: `headers[i]` and `bodies[i]` belong together; a frame without a body has `{}`.
 
     `data` holds the frames' bytes and `ends[i]` the offset at which frame i ends in it, so that an error can show the
     frame and a store can keep a tuple exactly as it came.
     """
 
-    headers: list[Header]
-    bodies: list[Body]
-    data: bytes
-    ends: list[int]
+    __slots__ = ("_bodies", "_ends", "_headers", "data")
+
+    def __init__(self, headers: list[Header], bodies: list[Body], data: bytes, ends: list[int]) -> None:
+        self._headers = headers
+        self._bodies = bodies
+        self.data = data
+        self._ends = ends
+
+    @property
+    def headers(self) -> list[Header]:
+        """What stands in front of each body."""
+        return self._headers
+
+    @property
+    def bodies(self) -> list[Body]:
+        """The bodies, decoded."""
+        return self._bodies
+
+    @property
+    def ends(self) -> list[int]:
+        """Where each frame ends."""
+        return self._ends
 
     def __len__(self) -> int:
-        return len(self.headers)
+        return len(self._ends)
 
     def raw(self, index: int) -> bytes:
         """The bytes of one frame, its length included."""
@@ -86,7 +103,7 @@ class Frames(msgspec.Struct, gc=False):
 
     def part(self, start: int, stop: int) -> Frames:
         """The frames from `start` up to `stop` as a batch of their own."""
-        if start == 0 and stop == len(self.headers):
+        if start == 0 and stop == len(self):
             return self
         base = self.ends[start - 1] if start else 0
         return Frames(
@@ -104,7 +121,7 @@ class FrameDecoder:
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
         # How many bytes the buffer must hold before it can contain a whole frame.
-        self._needed = _LENGTH_BYTES
+        self._needed = LENGTH_BYTES
 
     @property
     def buffered_bytes(self) -> int:
@@ -125,7 +142,7 @@ class FrameDecoder:
             return Frames([], [], b"", [])
         whole = bytes(memoryview(self._buffer)[: ends[-1]])
         del self._buffer[: ends[-1]]
-        return _decode(whole, lengths, ends)
+        return decoded(whole, lengths, ends)
 
     def _walk(self) -> tuple[list[int], list[int]]:
         """Lengths and ends of the whole frames in the buffer; sets how much the next one needs."""
@@ -134,7 +151,7 @@ class FrameDecoder:
         lengths: list[int] = []
         ends: list[int] = []
         position = 0
-        while position + _LENGTH_BYTES <= available:
+        while position + LENGTH_BYTES <= available:
             if buffer[position] != _LENGTH_MARKER:
                 raise ProtocolError(f"a frame begins with {bytes(buffer[position : position + 16]).hex(' ')}, not with a length")
             (length,) = _length_at(buffer, position)
@@ -143,14 +160,14 @@ class FrameDecoder:
                     f"a frame of {length} bytes is over the limit of {self._frame_bytes_max}",
                     "If the master really stores such tuples, raise source.frame_bytes_max.",
                 )
-            end = position + _LENGTH_BYTES + length
+            end = position + LENGTH_BYTES + length
             if end > available:
                 self._needed = end - position
                 return lengths, ends
             lengths.append(length)
             ends.append(end)
             position = end
-        self._needed = _LENGTH_BYTES
+        self._needed = LENGTH_BYTES
         return lengths, ends
 
 
@@ -207,7 +224,7 @@ def tuple_values(data: bytes) -> list[Any]:
 
 def header_end(frame: bytes) -> int:
     """Where the header of a frame ends, and its body begins. Raises IndexError if the frame isn't whole."""
-    head = frame[_LENGTH_BYTES:_HEAD_END]
+    head = frame[LENGTH_BYTES:_HEAD_END]
     position = _TIME_ENDS.get(head, 0)
     if not position or not frame.startswith(_TIME, position - _TIME_BYTES):
         return _walked(frame)
@@ -216,16 +233,16 @@ def header_end(frame: bytes) -> int:
 
 def _walked(frame: bytes) -> int:
     """What header_end says, from the header's beginning on."""
-    if frame[_LENGTH_BYTES] & 0xF0 != 0x80:
-        return layout.end_of(frame, _LENGTH_BYTES)
-    count = frame[_LENGTH_BYTES] & 0x0F
+    if frame[LENGTH_BYTES] & 0xF0 != 0x80:
+        return layout.end_of(frame, LENGTH_BYTES)
+    count = frame[LENGTH_BYTES] & 0x0F
     if count >= 4 and max(frame[6:11]) <= _SHORT_KEY_MAX:
         position = 11 + layout.SIZES[frame[11]] + _TIME_BYTES
         if position > 11 + _TIME_BYTES and frame.startswith(_TIME, position - _TIME_BYTES):
             if len(_TIME_ENDS) > _HEADS_MAX:
                 _TIME_ENDS.clear()
-            _TIME_ENDS[frame[_LENGTH_BYTES:_HEAD_END]] = position
-    return _behind(frame, _LENGTH_BYTES + 1, count)
+            _TIME_ENDS[frame[LENGTH_BYTES:_HEAD_END]] = position
+    return _behind(frame, LENGTH_BYTES + 1, count)
 
 
 def _behind(frame: bytes, position: int, count: int) -> int:
@@ -233,7 +250,7 @@ def _behind(frame: bytes, position: int, count: int) -> int:
     for _ in range(count):
         size = layout.SIZES[frame[position + 1]]
         if not size or frame[position] > _SHORT_KEY_MAX:
-            return layout.end_of(frame, _LENGTH_BYTES)  # what no server writes
+            return layout.end_of(frame, LENGTH_BYTES)  # what no server writes
         position += size + 1
     return position
 
@@ -329,7 +346,8 @@ _NOT_MESSAGEPACK: Final = (ValueError, TypeError, OverflowError, msgpack.UnpackE
 _ALL_DICTS: Final = {dict}
 
 
-def _decode(data: bytes, lengths: list[int], ends: list[int]) -> Frames:
+def decoded(data: bytes, lengths: list[int], ends: list[int]) -> Frames:
+    """Whole frames by their lengths and where they end. Raises ProtocolError as `FrameDecoder.feed` does."""
     try:
         items = _values(data)
     except _NOT_MESSAGEPACK:
@@ -346,7 +364,7 @@ def _decode_singly(data: bytes, ends: list[int]) -> Frames:
     bodies: list[Body] = []
     start = 0
     for end in ends:
-        header, body = _decode_frame(data[start + _LENGTH_BYTES : end])
+        header, body = _decode_frame(data[start + LENGTH_BYTES : end])
         headers.append(header)
         bodies.append(body)
         start = end

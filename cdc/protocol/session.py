@@ -20,7 +20,8 @@ from cdc.errors import CdcError, ConnectionLostError, ProtocolError, Unsupported
 from cdc.positions.vclock import VClock
 from cdc.protocol import requests
 from cdc.protocol.ballot import Ballot, parse_ballot
-from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header
+from cdc.protocol.codec import FRAME_BYTES_MAX, Body, Frames, Header
+from cdc.protocol.compiled_frames import CompiledFrames, frame_decoder
 from cdc.protocol.constants import NEWEST_PROVEN_VERSION, ROW_TYPES, TYPE_NAMES, Key, Type
 from cdc.protocol.failure import parse_error
 from cdc.protocol.greeting import GREETING_BYTES, Greeting, parse_greeting
@@ -141,7 +142,7 @@ class Session:
 
     def __init__(self, instance_uuid: UUID, *, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._instance_uuid = instance_uuid
-        self._decoder = FrameDecoder(frame_bytes_max)
+        self._decoder = frame_decoder(frame_bytes_max)
         self._greeting_bytes = bytearray()
         self._greeting: Greeting | None = None
         self._state = State.GREETING
@@ -308,6 +309,9 @@ class Session:
             events.append(Greeted(self._greeting))
         frames = self._decoder.feed(data)
         if not len(frames):
+            return events
+        if isinstance(frames, CompiledFrames) and frames.rows.has_only_rows:
+            self._rows(frames, events)
             return events
         types = [header.get(Key.REQUEST_TYPE) for header in frames.headers]
         # Between two packets that aren't rows, rows go through as one batch.

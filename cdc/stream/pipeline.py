@@ -21,6 +21,7 @@ from uuid import UUID
 
 from cdc import __version__
 from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
+from cdc.events import topics
 from cdc.events.envelope import Envelope
 from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
@@ -34,6 +35,8 @@ from cdc.schema.tracker import SchemaTracker
 from cdc.stream.assembler import Assembler, rows_of
 from cdc.stream.backfill import Republication
 from cdc.stream.batch import Batch, BatchBuilder, Mark
+from cdc.stream.compiled_rows import compiled_row_path
+from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.ledger import Ledger
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.options import PipelineOptions
@@ -101,6 +104,8 @@ class Pipeline:
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
         self._builder = BatchBuilder(names, position.seq, options.batch_bytes_max)
+        transaction_topic = names.control(topics.TRANSACTION)
+        row_path = compiled_row_path(options, self._envelope.source, transaction_topic)
         self._spaces = Spaces(
             SchemaTracker(stored, position.schema_version),
             options.space_filter(),
@@ -110,11 +115,25 @@ class Pipeline:
             str(server_uuid),
             version,
             images,
+            row_path,
         )
         self._events = StreamEvents(
             options, replace(position, server_uuid=server_uuid), self._envelope, self._builder, self._spaces, images
         )
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
+        self._compiled: CompiledStream | None = None
+        if row_path is not None:
+            self._compiled = CompiledStream(
+                row_path,
+                self._builder,
+                self._events,
+                self._assembler,
+                transaction_topic=transaction_topic,
+                open_bytes_max=options.transaction_bytes_max,
+                may_run=self._has_only_rows,
+                feed=self._feed,
+                batch=self._batch,
+            )
         self._tombstones = options.tombstones
         self._takes_singles = options.transaction_topic != "all"
         self._snapshot: Snapshot | None = None
@@ -130,7 +149,7 @@ class Pipeline:
     @property
     def open_byte_count(self) -> int:
         """Bytes of the source transaction whose end has not arrived."""
-        return self._assembler.open_byte_count
+        return self._assembler.open_byte_count + (self._compiled.open_byte_count if self._compiled is not None else 0)
 
     @property
     def limbo(self) -> LimboState:
@@ -161,6 +180,8 @@ class Pipeline:
         """The connection has ended: what was not whole, or not certain, is forgotten."""
         self._assembler.close()
         self._waiting.close()
+        if self._compiled is not None:
+            self._compiled.close()
 
     # The stream.
 
@@ -172,9 +193,24 @@ class Pipeline:
         SynchronousReplicationError; the pipeline is unusable then, but the transactions before the one at fault have come
         out.
         """
-        events, limbo = self._events, self._limbo
-        events.now_us = now_us
+        self._events.now_us = now_us
         suffix = self._envelope.batch_time(now_us)
+        feed = self._feed if self._compiled is None else self._compiled.feed
+        yield from feed(frames, suffix)
+        if self._catch_up_to is not None:
+            yield self._caught_up()
+        elif self._builder.row_count:
+            yield self._batch()
+        elif not self._limbo.is_empty:
+            self.ledger.receive(self._received())
+
+    def _has_only_rows(self) -> bool:
+        """Whether nothing waits, has been published already, or has yet to be told, beside the rows themselves."""
+        return self._limbo.is_empty and self._catch_up_to is None and not self._spaces.schema.touched
+
+    def _feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
+        """Take rows the Python way."""
+        events, limbo = self._events, self._limbo
         transactions = self._assembler.feed(frames)
         done = 0
         while done < len(transactions):
@@ -191,12 +227,6 @@ class Pipeline:
                 error.place = events.place
                 raise
             done += 1
-        if self._catch_up_to is not None:
-            yield self._caught_up()
-        elif self._builder.row_count:
-            yield self._batch()
-        elif not limbo.is_empty:
-            self.ledger.receive(self._received())
 
     def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle what can be handled now that this transaction has arrived.

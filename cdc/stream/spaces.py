@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+from cdc import native
 from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
@@ -23,6 +24,7 @@ from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import INDEX_SPACE, SchemaTracker
 from cdc.stream.batch import BatchBuilder
+from cdc.stream.compiled_rows import CompiledSpaces
 
 ChangedBy = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""
@@ -57,6 +59,7 @@ class Spaces:
         server_uuid: str,
         version: tuple[int, ...],
         images: Images | None = None,
+        row_path: native.CompiledRowPath | None = None,
     ) -> None:
         self._images = images
         # Of the spaces that have images, as they were compiled last.
@@ -65,7 +68,7 @@ class Spaces:
         # Spaces that have been given another primary key, and whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
         # A space that isn't published has None here.
-        self.compiled: dict[Any, SpaceEvents | None] = {}
+        self.compiled = CompiledSpaces(row_path)
         # The synchronous ones stand apart: their rows must be looked at before.
         self.apart: dict[Any, SpaceEvents | None] = {}
         self._is_included = is_included
@@ -134,7 +137,7 @@ class Spaces:
             except UnkeyableError as error:
                 self._images.spaces_without_images[form.name] = error.message
             else:
-                space.changes = changes.changes
+                space.changes, space.changes_by = changes.changes, "image"
                 self.image_changes[form.space_id] = changes
         if form.is_vinyl and self._merges_upserts:
             space.count_upserts(self._count_upsert)

@@ -384,7 +384,7 @@ class StreamEvents:
 
             return apply
 
-        space.changes = {kind: muted(change) for kind, change in space.changes.items()}
+        space.changes_by, space.changes = "nobody", {kind: muted(change) for kind, change in space.changes.items()}
 
     def end(self, pieces: EventFragments) -> None:
         """The transaction's last row has been handled."""

@@ -20,7 +20,8 @@ import msgpack
 
 from cdc.errors import CdcError
 from cdc.positions.vclock import VClock
-from cdc.protocol.codec import Body, FrameDecoder, Frames, Header
+from cdc.protocol.codec import Body, Frames, Header
+from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.greeting import GREETING_BYTES
 from cdc.protocol.session import Event, Session, SnapshotRows, StreamRows
@@ -96,7 +97,7 @@ class Capture:
 
 def packets(data: bytes) -> list[Packet]:
     """All frames of whole bytes."""
-    decoded = FrameDecoder().feed(data)
+    decoded = frame_decoder().feed(data)
     return [Packet(decoded.headers[i], decoded.bodies[i], decoded.raw(i)) for i in range(len(decoded))]
 
 

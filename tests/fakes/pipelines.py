@@ -8,7 +8,8 @@ from uuid import UUID
 
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
-from cdc.protocol.codec import FrameDecoder, Frames
+from cdc.protocol.codec import Frames
+from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast, Message
@@ -100,7 +101,7 @@ def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US, *, pub
 
 def frames_of(data: bytes) -> Frames:
     """Whole frames, decoded."""
-    decoder = FrameDecoder()
+    decoder = frame_decoder()
     frames = decoder.feed(data)
     assert not decoder.buffered_bytes
     return frames

@@ -15,7 +15,8 @@ from cdc.errors import CdcError
 from cdc.images.overlay import Images
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
-from cdc.protocol.codec import FrameDecoder, Frames
+from cdc.protocol.codec import Frames
+from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast
@@ -103,7 +104,7 @@ def value_of(message: Any) -> bytes | None:
 
 
 def pieces(data: list[bytes], size: int) -> Iterator[Frames]:
-    decoder = FrameDecoder()
+    decoder = frame_decoder()
     for start in range(0, len(data), size):
         yield decoder.feed(b"".join(data[start : start + size]))
 

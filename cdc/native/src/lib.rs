@@ -3,11 +3,19 @@
 //!
 //! What crosses the border is a batch, never a row. Only `python` knows of Python; all other modules are tested by themselves.
 
+pub mod envelope;
+pub mod frames;
+pub mod json;
 pub mod keys;
 pub mod layout;
 pub mod overlay;
+pub mod plan;
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]
 mod python_overlay;
+#[cfg(feature = "python")]
+mod python_rows;
+pub mod run;
 pub mod update;
+pub mod wire;

@@ -3,10 +3,12 @@
 use pyo3::prelude::*;
 
 use crate::python_overlay;
+use crate::python_rows;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("CRATE_VERSION", env!("CARGO_PKG_VERSION"))?;
     python_overlay::register(module)?;
+    python_rows::register(module)?;
     Ok(())
 }

@@ -1,0 +1,344 @@
+//! Bytes of a stream into frames, and of each frame what its header says; as cdc.protocol.codec and the assembler's columns.
+//!
+//! A frame that is anything but a header map with plain keys and at most one body map is none of this module's business: then the
+//! whole feed is decoded in Python, which names what is wrong with it.
+
+use crate::wire::{Reader, Value};
+
+pub const LENGTH_BYTES: usize = 5;
+const LENGTH_MARKER: u8 = 0xce;
+
+const KIND: u8 = 0x00;
+const REPLICA_ID: u8 = 0x02;
+const LSN: u8 = 0x03;
+const TIMESTAMP: u8 = 0x04;
+const TSN: u8 = 0x08;
+const FLAGS: u8 = 0x09;
+
+pub const COMMIT: u64 = 1;
+const ORIGIN_MAX: u64 = 31;
+/// Past the year 5000: no clock shows it, and its microseconds must stay a number of 64 bits.
+const TIMESTAMP_MAX: f64 = 1e11;
+/// Types of the rows of a log: INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP; PROMOTE, DEMOTE, CONFIRM, ROLLBACK.
+const ROW_KINDS: [u64; 10] = [2, 3, 4, 5, 9, 12, 31, 32, 40, 41];
+
+/// One frame: where it lies, and its header.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub begin: usize,
+    pub body: usize,
+    pub end: usize,
+    pub kind: u64,
+    pub origin: u64,
+    pub lsn: u64,
+    /// What the header has as TSN: the lsn less that of the transaction's first row. None: a transaction by itself.
+    pub tsn: Option<u64>,
+    pub flags: u64,
+    pub timestamp: f64,
+    /// Whether the header is what each row of a stream has, with values of the types and in the ranges that they should have.
+    pub is_sound: bool,
+}
+
+impl Row {
+    /// What identifies the transaction.
+    pub fn transaction(&self) -> (u64, u64) {
+        (self.origin, self.lsn.wrapping_sub(self.tsn.unwrap_or(0)))
+    }
+
+    pub fn is_row(&self) -> bool {
+        ROW_KINDS.contains(&self.kind)
+    }
+}
+
+/// The ends of the whole frames, and how many bytes there must be before another is whole. None: a length that isn't one.
+pub fn walk(data: &[u8], frame_bytes_max: usize) -> Option<(Vec<usize>, usize)> {
+    let mut ends = Vec::new();
+    let mut at = 0;
+    while at + LENGTH_BYTES <= data.len() {
+        if data[at] != LENGTH_MARKER {
+            return None;
+        }
+        let length =
+            u32::from_be_bytes([data[at + 1], data[at + 2], data[at + 3], data[at + 4]]) as usize;
+        if length > frame_bytes_max {
+            return None;
+        }
+        let end = at + LENGTH_BYTES + length;
+        if end > data.len() {
+            return Some((ends, end));
+        }
+        ends.push(end);
+        at = end;
+    }
+    Some((ends, at + LENGTH_BYTES))
+}
+
+/// The headers of frames that lie one behind the other. None if one isn't a header map with plain keys and at most one body map.
+pub fn scan(data: &[u8], ends: &[usize]) -> Option<Vec<Row>> {
+    let mut rows = Vec::with_capacity(ends.len());
+    let mut begin = 0;
+    for &end in ends {
+        rows.push(frame(data.get(..end)?, begin)?);
+        begin = end;
+    }
+    Some(rows)
+}
+
+#[inline]
+fn frame(data: &[u8], begin: usize) -> Option<Row> {
+    let mut reader = Reader::new(data, begin + LENGTH_BYTES);
+    let mut row = Row {
+        begin,
+        body: 0,
+        end: data.len(),
+        kind: u64::MAX,
+        origin: 0,
+        lsn: 0,
+        tsn: None,
+        flags: 0,
+        timestamp: 0.0,
+        is_sound: true,
+    };
+    header(&mut reader, &mut row)?;
+    row.body = reader.at;
+    if reader.at < data.len() {
+        // The body: a map of short keys, and nothing behind it.
+        let count = short_map(&mut reader)?;
+        for _ in 0..count {
+            short_key(&mut reader)?;
+            reader.skip()?;
+        }
+        if reader.at != data.len() {
+            return None;
+        }
+    }
+    let timestamp = row.timestamp;
+    row.is_sound = row.is_sound
+        && (1..=ORIGIN_MAX).contains(&row.origin)
+        && row.lsn > 0
+        && row.lsn < 1 << 63
+        && row.tsn.is_none_or_less(row.lsn)
+        && (1.0..TIMESTAMP_MAX).contains(&timestamp);
+    Some(row)
+}
+
+#[inline]
+fn header(reader: &mut Reader, row: &mut Row) -> Option<()> {
+    let count = short_map(reader)?;
+    for _ in 0..count {
+        let key = short_key(reader)?;
+        let at = reader.at;
+        match (key, reader.value()?) {
+            (KIND, Value::Unsigned(number)) => row.kind = number,
+            (REPLICA_ID, Value::Unsigned(number)) => row.origin = number,
+            (LSN, Value::Unsigned(number)) => row.lsn = number,
+            (TIMESTAMP, Value::Double(seconds)) => row.timestamp = seconds,
+            (TSN, Value::Unsigned(number)) => row.tsn = Some(number),
+            (FLAGS, Value::Unsigned(number)) => row.flags = number,
+            (KIND, _) => return None,
+            (REPLICA_ID | LSN | TIMESTAMP | TSN | FLAGS, _) => {
+                row.is_sound = false;
+                reader.at = at;
+                reader.skip()?;
+            }
+            _ => {
+                reader.at = at;
+                reader.skip()?;
+            }
+        }
+    }
+    Some(())
+}
+
+#[inline]
+fn short_map(reader: &mut Reader) -> Option<usize> {
+    let first = reader.peek()?;
+    reader.at += 1;
+    (first & 0xf0 == 0x80).then_some(usize::from(first & 0x0f))
+}
+
+#[inline]
+fn short_key(reader: &mut Reader) -> Option<u8> {
+    let key = reader.peek()?;
+    reader.at += 1;
+    (key < 0x80).then_some(key)
+}
+
+trait Tsn {
+    fn is_none_or_less(self, lsn: u64) -> bool;
+}
+
+impl Tsn for Option<u64> {
+    fn is_none_or_less(self, lsn: u64) -> bool {
+        self.map_or(true, |tsn| tsn < lsn)
+    }
+}
+
+/// Where a transaction that begins with row `at` ends.
+pub enum Extent {
+    /// Behind this row.
+    Whole(usize),
+    /// Its last row isn't there yet.
+    Open,
+    /// It is interrupted by this row, of another one.
+    Broken(usize),
+}
+
+pub fn extent(rows: &[Row], at: usize) -> Extent {
+    if rows[at].tsn.is_none() {
+        return Extent::Whole(at + 1);
+    }
+    let transaction = rows[at].transaction();
+    for (index, row) in rows.iter().enumerate().skip(at) {
+        // What isn't sound may say anything: the Python path looks at it.
+        if row.tsn.is_none() || row.transaction() != transaction || !row.is_sound {
+            return Extent::Broken(index);
+        }
+        if row.flags & COMMIT != 0 {
+            return Extent::Whole(index + 1);
+        }
+    }
+    Extent::Open
+}
+
+/// Behind up to so many rows' whole transactions from row `at` on, at least one if there is a whole one; a broken one ends it.
+pub fn whole_until(rows: &[Row], at: usize, count_max: usize) -> usize {
+    let mut until = at;
+    while until < rows.len() && (until == at || until - at < count_max) {
+        match extent(rows, until) {
+            Extent::Whole(end) => until = end,
+            Extent::Broken(index) => return index + 1,
+            Extent::Open => break,
+        }
+    }
+    until
+}
+
+/// Behind the row that ends the transaction which is open at row `at`; as far as the rows go, if none does.
+pub fn end_of_open(rows: &[Row], at: usize) -> usize {
+    for (index, row) in rows.iter().enumerate().skip(at) {
+        if row.tsn.is_none() || row.flags & COMMIT != 0 {
+            return index + 1;
+        }
+    }
+    rows.len()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn framed(payload: &[u8]) -> Vec<u8> {
+        let mut frame = vec![LENGTH_MARKER];
+        frame.extend((payload.len() as u32).to_be_bytes());
+        frame.extend(payload);
+        frame
+    }
+
+    fn header(lsn: u8, more: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![
+            0x84 + (more.len() / 2) as u8,
+            KIND,
+            2,
+            REPLICA_ID,
+            1,
+            LSN,
+            lsn,
+            TIMESTAMP,
+            0xcb,
+        ];
+        bytes.extend(2.5f64.to_be_bytes());
+        bytes.extend(more);
+        bytes.extend(b"\x82\x10\xcd\x02\x00\x21\x91\x01");
+        framed(&bytes)
+    }
+
+    fn scanned(frames: &[Vec<u8>]) -> Vec<Row> {
+        let data = frames.concat();
+        let (ends, _) = walk(&data, 1 << 20).unwrap();
+        assert_eq!(ends.len(), frames.len());
+        scan(&data, &ends).unwrap()
+    }
+
+    #[test]
+    fn frames_are_cut_where_they_end() {
+        let data = [header(5, &[]), header(6, &[])].concat();
+        let one = data.len() / 2;
+        assert_eq!(
+            walk(&data, 1 << 20).unwrap(),
+            (vec![one, 2 * one], 2 * one + LENGTH_BYTES)
+        );
+        assert_eq!(
+            walk(&data[..one + 7], 1 << 20).unwrap(),
+            (vec![one], 2 * one)
+        );
+        assert!(walk(&data, 3).is_none());
+        assert!(walk(b"\xcd\x01\x01\x01\x01", 1 << 20).is_none());
+    }
+
+    #[test]
+    fn headers_are_read() {
+        let rows = scanned(&[
+            header(5, &[]),
+            header(6, &[TSN, 0]),
+            header(7, &[TSN, 1, FLAGS, 1]),
+        ]);
+        assert_eq!(
+            (rows[0].kind, rows[0].origin, rows[0].lsn, rows[0].timestamp),
+            (2, 1, 5, 2.5)
+        );
+        assert!(rows.iter().all(|row| row.is_sound && row.is_row()));
+        assert_eq!(rows[2].transaction(), (1, 6));
+        assert_eq!((rows[2].flags, rows[2].tsn), (1, Some(1)));
+    }
+
+    #[test]
+    fn transactions_are_found() {
+        let rows = scanned(&[
+            header(5, &[]),
+            header(6, &[TSN, 0]),
+            header(7, &[TSN, 1, FLAGS, 1]),
+            header(8, &[TSN, 0]),
+        ]);
+        assert!(matches!(extent(&rows, 0), Extent::Whole(1)));
+        assert!(matches!(extent(&rows, 1), Extent::Whole(3)));
+        assert!(matches!(extent(&rows, 3), Extent::Open));
+        assert_eq!(
+            (
+                whole_until(&rows, 0, 1),
+                whole_until(&rows, 0, 9),
+                whole_until(&rows, 3, 9)
+            ),
+            (1, 3, 3)
+        );
+        assert_eq!((end_of_open(&rows, 1), end_of_open(&rows, 3)), (3, 4));
+    }
+
+    #[test]
+    fn what_interrupts_a_transaction_is_handed_back_with_it() {
+        let rows = scanned(&[
+            header(6, &[TSN, 0]),
+            header(9, &[TSN, 1, FLAGS, 1]),
+            header(10, &[]),
+        ]);
+        assert!(matches!(extent(&rows, 0), Extent::Broken(1)));
+        assert_eq!(whole_until(&rows, 0, 9), 2);
+    }
+
+    #[test]
+    fn odd_frames_are_left_to_python() {
+        for payload in [
+            &b"\x93\x01\x02\x03"[..],
+            b"\x81\x00\x02\x91\x01",
+            b"\x81\x00\x02\x80\x80",
+            b"\x81\xa1a\x02\x80",
+            b"\x81\x00\xa1a",
+            b"",
+        ] {
+            let data = framed(payload);
+            assert!(scan(&data, &[data.len()]).is_none(), "{payload:?}");
+        }
+        let bare = framed(b"\x81\x00\x02");
+        assert!(!scan(&bare, &[bare.len()]).unwrap()[0].is_sound);
+    }
+}

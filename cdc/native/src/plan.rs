@@ -1,0 +1,263 @@
+//! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for what is common.
+
+use crate::json::{
+    is_utf8, push_any, push_base64, push_signed, push_simple, push_text, push_unsigned, push_uuid,
+    Refused, Written,
+};
+use crate::wire::{Reader, Value};
+
+/// The kinds of values that a part of the primary key may have and that are written as they are, as bits.
+pub const NIL: u8 = 1;
+pub const BOOLEAN: u8 = 2;
+pub const INTEGER: u8 = 4;
+pub const TEXT: u8 = 8;
+pub const BINARY: u8 = 16;
+pub const UUID: u8 = 32;
+
+const EXT_UUID: i8 = 2;
+
+/// A field of the format: its name as JSON, and whether its type has none but simple values.
+pub struct Field {
+    pub name: Vec<u8>,
+    pub is_simple: bool,
+}
+
+/// A part of the primary key: its name as JSON, the field that it is, and what may stand there.
+pub struct Part {
+    pub name: Vec<u8>,
+    pub field: usize,
+    pub kinds: u8,
+}
+
+pub struct Plan {
+    fields: Vec<(Vec<u8>, bool)>,
+    parts: Vec<Part>,
+    /// Tuples with more fields would have two of one name.
+    fields_max: usize,
+    /// What an event has between the lsn in `sequence` and the replica id, and before the vclock.
+    pub table: Vec<u8>,
+    pub schema: Vec<u8>,
+    /// The space's name as JSON.
+    pub name: Vec<u8>,
+    /// Which of the topics.
+    pub topic: usize,
+}
+
+impl Plan {
+    pub fn new(
+        fields: Vec<Field>,
+        mut parts: Vec<Part>,
+        fields_max: usize,
+        table: Vec<u8>,
+        schema: Vec<u8>,
+        name: Vec<u8>,
+        topic: usize,
+    ) -> Self {
+        for (place, part) in parts.iter_mut().enumerate() {
+            part.name = opening(place, &part.name);
+        }
+        let fields = fields
+            .iter()
+            .enumerate()
+            .map(|(place, field)| (opening(place, &field.name), field.is_simple))
+            .collect();
+        Plan {
+            fields,
+            parts,
+            fields_max,
+            table,
+            schema,
+            name,
+            topic,
+        }
+    }
+
+    /// The tuple at `at` as a JSON object, exactly the fields that it has; returns where it ends. Where the fields of the primary
+    /// key are is put into `places`.
+    pub fn push_row(
+        &self,
+        out: &mut Vec<u8>,
+        data: &[u8],
+        at: usize,
+        places: &mut Vec<usize>,
+    ) -> Result<usize, Refused> {
+        let mut reader = Reader::new(data, at);
+        let Some(Value::Array(count)) = reader.value() else {
+            return Err(Refused);
+        };
+        if count > self.fields_max {
+            return Err(Refused);
+        }
+        places.clear();
+        places.resize(self.parts.len(), usize::MAX);
+        if count == 0 {
+            out.push(b'{');
+        }
+        for place in 0..count {
+            for (part, position) in self.parts.iter().zip(places.iter_mut()) {
+                if part.field == place {
+                    *position = reader.at;
+                }
+            }
+            match self.fields.get(place) {
+                Some((name, is_simple)) => {
+                    out.extend_from_slice(name);
+                    if *is_simple {
+                        push_simple(out, &mut reader)?;
+                    } else {
+                        push_any(out, &mut reader, 0)?;
+                    }
+                }
+                None => {
+                    out.extend_from_slice(if place == 0 {
+                        b"{\"field_"
+                    } else {
+                        b",\"field_"
+                    });
+                    push_unsigned(out, place as u64 + 1);
+                    out.extend_from_slice(b"\":");
+                    push_any(out, &mut reader, 0)?;
+                }
+            }
+        }
+        out.push(b'}');
+        Ok(reader.at)
+    }
+
+    /// The key of a tuple whose fields lie at `places`.
+    pub fn push_key_of_row(&self, out: &mut Vec<u8>, data: &[u8], places: &[usize]) -> Written {
+        for (part, &place) in self.parts.iter().zip(places) {
+            if place == usize::MAX {
+                return Err(Refused);
+            }
+            out.extend_from_slice(&part.name);
+            push_part(out, &mut Reader::new(data, place), part.kinds)?;
+        }
+        out.push(b'}');
+        Ok(())
+    }
+
+    /// The key at `at`, as it stands in a DELETE or UPDATE; returns where it ends.
+    pub fn push_key(&self, out: &mut Vec<u8>, data: &[u8], at: usize) -> Result<usize, Refused> {
+        let mut reader = Reader::new(data, at);
+        match reader.value() {
+            Some(Value::Array(count)) if count == self.parts.len() => {}
+            _ => return Err(Refused),
+        }
+        for part in &self.parts {
+            out.extend_from_slice(&part.name);
+            push_part(out, &mut reader, part.kinds)?;
+        }
+        out.push(b'}');
+        Ok(reader.at)
+    }
+}
+
+fn opening(place: usize, name: &[u8]) -> Vec<u8> {
+    let mut text = vec![if place == 0 { b'{' } else { b',' }];
+    text.extend_from_slice(name);
+    text.push(b':');
+    text
+}
+
+fn push_part(out: &mut Vec<u8>, reader: &mut Reader, kinds: u8) -> Written {
+    let kind = match reader.value().ok_or(Refused)? {
+        Value::Nil => {
+            out.extend_from_slice(b"null");
+            NIL
+        }
+        Value::Boolean(value) => {
+            out.extend_from_slice(if value { b"true" } else { b"false" });
+            BOOLEAN
+        }
+        Value::Unsigned(number) => {
+            push_unsigned(out, number);
+            INTEGER
+        }
+        Value::Signed(number) => {
+            push_signed(out, number);
+            INTEGER
+        }
+        Value::Text(text) if is_utf8(text) => {
+            push_text(out, text);
+            TEXT
+        }
+        Value::Binary(data) => {
+            push_base64(out, data);
+            BINARY
+        }
+        Value::Extension(EXT_UUID, data) => {
+            push_uuid(out, data)?;
+            UUID
+        }
+        _ => return Err(Refused),
+    };
+    if kinds & kind == 0 {
+        return Err(Refused);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    pub fn users() -> Plan {
+        let field = |name: &str, is_simple| Field {
+            name: format!("\"{name}\"").into_bytes(),
+            is_simple,
+        };
+        Plan::new(
+            vec![field("id", true), field("name", true), field("more", false)],
+            vec![Part {
+                name: b"\"id\"".to_vec(),
+                field: 0,
+                kinds: INTEGER,
+            }],
+            usize::MAX,
+            b"<table>".to_vec(),
+            b"<schema>".to_vec(),
+            b"\"users\"".to_vec(),
+            0,
+        )
+    }
+
+    fn row(data: &[u8]) -> Result<(String, String), Refused> {
+        let (mut out, mut key, mut places) = (Vec::new(), Vec::new(), Vec::new());
+        users().push_row(&mut out, data, 0, &mut places)?;
+        users().push_key_of_row(&mut key, data, &places)?;
+        Ok((
+            String::from_utf8(key).unwrap(),
+            String::from_utf8(out).unwrap(),
+        ))
+    }
+
+    #[test]
+    fn rows_have_the_fields_that_they_have() {
+        let texts = |key: &str, row: &str| Ok((key.to_owned(), row.to_owned()));
+        assert_eq!(
+            row(b"\x92\x07\xa1a"),
+            texts("{\"id\":7}", "{\"id\":7,\"name\":\"a\"}")
+        );
+        assert_eq!(
+            row(b"\x94\x07\xa1a\xcb\x3f\xe0\0\0\0\0\0\0\xc3"),
+            texts(
+                "{\"id\":7}",
+                "{\"id\":7,\"name\":\"a\",\"more\":0.5,\"field_4\":true}"
+            )
+        );
+        assert_eq!(row(b"\x91\xa1a"), Err(Refused)); // a key that must be a number
+        assert_eq!(row(b"\x90"), Err(Refused)); // no key at all
+        assert_eq!(row(b"\x92\x07\xcb\x3f\xe0\0\0\0\0\0\0"), Err(Refused)); // a number in a text's place
+        assert_eq!(row(b"\x07"), Err(Refused));
+    }
+
+    #[test]
+    fn keys_have_all_their_parts() {
+        let mut out = Vec::new();
+        assert_eq!(users().push_key(&mut out, b"\x91\x07", 0), Ok(2));
+        assert_eq!(out, b"{\"id\":7}");
+        assert_eq!(users().push_key(&mut out, b"\x92\x07\x08", 0), Err(Refused));
+        assert_eq!(users().push_key(&mut out, b"\x90", 0), Err(Refused));
+    }
+}

@@ -1,0 +1,369 @@
+//! The row path as Python sees it: frames of a stream (`FrameReader`, `Rows`) and what their events are made with (`RowPath`).
+
+use std::panic::{catch_unwind, AssertUnwindSafe};
+
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+
+use crate::envelope::Origins;
+use crate::frames::{end_of_open, scan, walk, whole_until, Row, LENGTH_BYTES};
+use crate::plan::{Field, Part, Plan};
+use crate::run::{self, Outbox, Settings};
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<FrameReader>()?;
+    module.add_class::<Rows>()?;
+    module.add_class::<RowPath>()?;
+    module.add_class::<Run>()?;
+    Ok(())
+}
+
+/// Work without Python's lock. A fault in it is an error as all others are: it must not end the daemon without a word.
+fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+    py.detach(|| catch_unwind(AssertUnwindSafe(work))).map_err(|fault| {
+        let reason = fault
+            .downcast_ref::<String>()
+            .map(String::as_str)
+            .or_else(|| fault.downcast_ref::<&str>().copied())
+            .unwrap_or("it says nothing of itself");
+        let error = py
+            .import("cdc.errors")
+            .and_then(|errors| errors.getattr("CdcError"))
+            .and_then(|class| {
+                class.call1((
+                    format!("a fault of the compiled row path: {reason}"),
+                    "Start the daemon with TARANTOOL_CDC_PURE=1, which does the same without it, and report this.",
+                ))
+            });
+        error.map_or_else(|error| error, PyErr::from_value)
+    })
+}
+
+/// Cuts a byte stream into frames and reads their headers.
+#[pyclass(module = "cdc._native")]
+struct FrameReader {
+    frame_bytes_max: usize,
+    buffer: Vec<u8>,
+    needed: usize,
+}
+
+#[pymethods]
+impl FrameReader {
+    #[new]
+    fn new(frame_bytes_max: usize) -> Self {
+        FrameReader {
+            frame_bytes_max,
+            buffer: Vec::new(),
+            needed: LENGTH_BYTES,
+        }
+    }
+
+    /// The frames that are whole now; None if a length isn't one, which `rest` then has.
+    fn feed(&mut self, py: Python<'_>, data: &[u8]) -> PyResult<Option<Rows>> {
+        self.buffer.extend_from_slice(data);
+        if self.buffer.len() < self.needed {
+            return Rows::none(py).map(Some);
+        }
+        let (buffer, frame_bytes_max) = (&self.buffer, self.frame_bytes_max);
+        let found = without_lock(py, || {
+            let (ends, needed) = walk(buffer, frame_bytes_max)?;
+            let rows = scan(buffer, &ends);
+            Some((ends, rows, needed))
+        })?;
+        let Some((ends, rows, needed)) = found else {
+            return Ok(None);
+        };
+        let whole = ends.last().copied().unwrap_or(0);
+        let data = PyBytes::new(py, &self.buffer[..whole]).unbind();
+        self.buffer.drain(..whole);
+        self.needed = needed - whole;
+        Ok(Some(Rows { data, ends, rows }))
+    }
+
+    #[getter]
+    fn rest<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.buffer)
+    }
+
+    #[getter]
+    fn buffered_bytes(&self) -> usize {
+        self.buffer.len()
+    }
+}
+
+/// Whole frames, and what their headers say; nothing of that if one of them is odd.
+#[pyclass(frozen, module = "cdc._native")]
+struct Rows {
+    data: Py<PyBytes>,
+    ends: Vec<usize>,
+    rows: Option<Vec<Row>>,
+}
+
+impl Rows {
+    fn none(py: Python<'_>) -> PyResult<Self> {
+        Ok(Rows {
+            data: PyBytes::new(py, b"").unbind(),
+            ends: Vec::new(),
+            rows: Some(Vec::new()),
+        })
+    }
+
+    fn known(&self) -> &[Row] {
+        self.rows.as_deref().unwrap_or(&[])
+    }
+}
+
+#[pymethods]
+impl Rows {
+    /// Of these bytes, which are whole frames.
+    #[staticmethod]
+    fn of(py: Python<'_>, data: Bound<'_, PyBytes>) -> PyResult<Option<Self>> {
+        let bytes = data.as_bytes();
+        let found = without_lock(py, || {
+            let (ends, _) = walk(bytes, usize::MAX >> 1)?;
+            let rows = scan(bytes, &ends);
+            (ends.last().copied().unwrap_or(0) == bytes.len()).then_some((ends, rows))
+        })?;
+        Ok(found.map(|(ends, rows)| Rows {
+            data: data.unbind(),
+            ends,
+            rows,
+        }))
+    }
+
+    fn __len__(&self) -> usize {
+        self.ends.len()
+    }
+
+    #[getter]
+    fn data(&self, py: Python<'_>) -> Py<PyBytes> {
+        self.data.clone_ref(py)
+    }
+
+    #[getter]
+    fn ends<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        PyList::new(py, &self.ends)
+    }
+
+    #[getter]
+    fn is_odd(&self) -> bool {
+        self.rows.is_none()
+    }
+
+    #[getter]
+    fn has_only_rows(&self) -> bool {
+        self.rows
+            .as_ref()
+            .is_some_and(|rows| rows.iter().all(Row::is_row))
+    }
+
+    /// The frames from `start` up to `stop`.
+    fn part(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<Self> {
+        let stop = stop.min(self.ends.len());
+        if start >= stop {
+            return Rows::none(py);
+        }
+        let base = if start == 0 { 0 } else { self.ends[start - 1] };
+        let rows = self.rows.as_ref().map(|rows| {
+            rows[start..stop]
+                .iter()
+                .map(|row| Row {
+                    begin: row.begin - base,
+                    body: row.body - base,
+                    end: row.end - base,
+                    ..row.clone()
+                })
+                .collect()
+        });
+        Ok(Rows {
+            data: PyBytes::new(
+                py,
+                &self.data.bind(py).as_bytes()[base..self.ends[stop - 1]],
+            )
+            .unbind(),
+            ends: self.ends[start..stop]
+                .iter()
+                .map(|end| end - base)
+                .collect(),
+            rows,
+        })
+    }
+
+    /// Behind whole transactions of up to so many rows from row `at` on, but one at least if there is one.
+    fn whole_until(&self, at: usize, count_max: usize) -> usize {
+        whole_until(self.known(), at, count_max)
+    }
+
+    /// Behind the row that ends the transaction which is open at row `at`, or behind the last row.
+    fn end_of_open(&self, at: usize) -> usize {
+        end_of_open(self.known(), at)
+    }
+}
+
+/// What a run came to.
+#[pyclass(frozen, get_all, module = "cdc._native")]
+struct Run {
+    at: usize,
+    messages: Py<PyList>,
+    byte_count: usize,
+    seq: u64,
+    row_count: u64,
+    timestamp: f64,
+    vclock: Py<PyDict>,
+    has_records: bool,
+    is_full: bool,
+}
+
+/// What the events of one connection are made with.
+#[pyclass(name = "CompiledRowPath", module = "cdc._native")]
+struct RowPath {
+    path: run::RowPath,
+    topics: Vec<Py<PyString>>,
+    outbox: Outbox,
+}
+
+impl RowPath {
+    fn topic(&mut self, topic: &Bound<'_, PyString>) -> usize {
+        let known = self
+            .topics
+            .iter()
+            .position(|known| known.bind(topic.py()).as_any().eq(topic).unwrap_or(false));
+        known.unwrap_or_else(|| {
+            self.topics.push(topic.clone().unbind());
+            self.topics.len() - 1
+        })
+    }
+
+    fn messages<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let bytes = &self.outbox.bytes;
+        let mut made = Vec::with_capacity(self.outbox.messages.len());
+        let mut last_key: Option<((usize, usize), Bound<'py, PyAny>)> = None;
+        for message in &self.outbox.messages {
+            // A tombstone has the key of the message before it.
+            let key = match &last_key {
+                Some((place, key)) if *place == message.key => key.clone(),
+                _ => PyBytes::new(py, &bytes[message.key.0..message.key.1]).into_any(),
+            };
+            let value = match message.value {
+                Some((begin, end)) => PyBytes::new(py, &bytes[begin..end]).into_any(),
+                None => py.None().into_bound(py),
+            };
+            let topic = self.topics[message.topic].bind(py).clone().into_any();
+            made.push(PyTuple::new(py, [topic, key.clone(), value])?);
+            last_key = Some((message.key, key));
+        }
+        PyList::new(py, made)
+    }
+}
+
+#[pymethods]
+impl RowPath {
+    /// `records_from`: a transaction with so many events has records of its own, in this topic; None: none has.
+    #[new]
+    fn new(
+        source: Vec<u8>,
+        tombstones: bool,
+        records_from: Option<u64>,
+        transaction_topic: Bound<'_, PyString>,
+        bytes_max: usize,
+    ) -> PyResult<Self> {
+        let settings = Settings {
+            source,
+            tombstones,
+            unrecorded_events_max: records_from.map(|count| count.saturating_sub(1)),
+            transaction_topic: 0,
+            bytes_max,
+        };
+        Ok(RowPath {
+            path: run::RowPath::new(settings),
+            topics: vec![transaction_topic.unbind()],
+            outbox: Outbox::default(),
+        })
+    }
+
+    /// Take a space's rows from here on: its topic; its name as JSON; the envelope's two pieces of it; for each field of its format
+    /// the name as JSON and whether it has simple values; for each part of its key the name as JSON, its field, and the kinds of
+    /// values that it may have. Tuples of more fields than `fields_max` are handed back.
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)] // it is one form, told once
+    fn take(
+        &mut self,
+        space_id: u64,
+        topic: &Bound<'_, PyString>,
+        name: Vec<u8>,
+        table: Vec<u8>,
+        schema: Vec<u8>,
+        fields: Vec<(Vec<u8>, bool)>,
+        parts: Vec<(Vec<u8>, usize, u8)>,
+        fields_max: usize,
+    ) {
+        let topic = self.topic(topic);
+        let fields = fields
+            .into_iter()
+            .map(|(name, is_simple)| Field { name, is_simple })
+            .collect();
+        let parts = parts
+            .into_iter()
+            .map(|(name, field, kinds)| Part { name, field, kinds })
+            .collect();
+        let plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
+        self.path.plans.insert(space_id, Some(plan));
+    }
+
+    /// Pass over a space's rows from here on, which have no events.
+    fn pass_over(&mut self, space_id: u64) {
+        self.path.plans.insert(space_id, None);
+    }
+
+    /// Hand a space's rows back from here on.
+    fn forget(&mut self, space_id: u64) {
+        self.path.plans.remove(&space_id);
+    }
+
+    fn forget_all(&mut self) {
+        self.path.plans.clear();
+    }
+
+    /// Handle whole transactions from row `at` on. `vclock`, `seq` and `byte_count` are what has been reached; the run tells what
+    /// of them has moved.
+    #[allow(clippy::too_many_arguments)]
+    fn run(
+        &mut self,
+        py: Python<'_>,
+        rows: &Bound<'_, Rows>,
+        at: usize,
+        suffix: &[u8],
+        vclock: Vec<(u64, u64)>,
+        seq: u64,
+        byte_count: usize,
+    ) -> PyResult<Run> {
+        let rows = rows.get();
+        let data = rows.data.bind(py).as_bytes();
+        let known = rows.known();
+        let outbox = &mut self.outbox;
+        outbox.bytes.clear();
+        outbox.messages.clear();
+        (outbox.byte_count, outbox.seq, outbox.row_count) = (byte_count, seq, 0);
+        (outbox.has_records, outbox.is_full) = (false, false);
+        let path = &mut self.path;
+        let (at, origins) = without_lock(py, || {
+            let mut origins = Origins::new(vclock);
+            let at = path.run(data, known, at, suffix, &mut origins, outbox);
+            (at, origins)
+        })?;
+        let moved = PyDict::new(py);
+        for (origin, lsn) in origins.components() {
+            moved.set_item(origin, lsn)?;
+        }
+        Ok(Run {
+            at,
+            messages: self.messages(py)?.unbind(),
+            byte_count: self.outbox.byte_count,
+            seq: self.outbox.seq,
+            row_count: self.outbox.row_count,
+            timestamp: self.outbox.timestamp,
+            vclock: moved.unbind(),
+            has_records: self.outbox.has_records,
+            is_full: self.outbox.is_full,
+        })
+    }
+}

@@ -1,0 +1,508 @@
+//! Whole transactions of the stream → events, in order: the hot path, as cdc.stream.stream_events, for what is common.
+//!
+//! A transaction is handled whole or not at all. One with anything in it that isn't common (rows of the schema, of the cluster's
+//! own talk, of a space without a plan, values that have no plain writing) is handed back as it was, and so is what anybody would
+//! have to say something about: the Python path handles it, or refuses it in words.
+
+use std::collections::HashMap;
+
+use crate::envelope::{
+    transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE,
+};
+use crate::frames::{extent, Extent, Row, COMMIT};
+use crate::json::Refused;
+use crate::plan::Plan;
+use crate::wire::{Reader, Value};
+
+const INSERT: u64 = 2;
+const REPLACE: u64 = 3;
+const UPDATE: u64 = 4;
+const DELETE: u64 = 5;
+const UPSERT: u64 = 9;
+const NOP: u64 = 12;
+
+const SPACE_ID: u8 = 0x10;
+const INDEX_ID: u8 = 0x11;
+const KEY: u8 = 0x20;
+const TUPLE: u8 = 0x21;
+
+/// What doesn't change while a connection lives.
+pub struct Settings {
+    /// What each event's source begins with.
+    pub source: Vec<u8>,
+    /// Whether a DELETE is followed by a record without a value.
+    pub tombstones: bool,
+    /// With more events than this a transaction has records of its own, if any has.
+    pub unrecorded_events_max: Option<u64>,
+    /// Which of the topics has these records.
+    pub transaction_topic: usize,
+    /// Past this a batch is full.
+    pub bytes_max: usize,
+}
+
+/// One message: its topic, and where its key and its value lie. No value: a tombstone.
+pub struct Message {
+    pub topic: usize,
+    pub key: (usize, usize),
+    pub value: Option<(usize, usize)>,
+}
+
+/// What a run comes to.
+#[derive(Default)]
+pub struct Outbox {
+    pub bytes: Vec<u8>,
+    pub messages: Vec<Message>,
+    /// Of the values of the whole batch, with those that it had before.
+    pub byte_count: usize,
+    pub seq: u64,
+    pub row_count: u64,
+    pub timestamp: f64,
+    pub has_records: bool,
+    /// Whether the next transaction was left because a batch of this size wouldn't hold it.
+    pub is_full: bool,
+}
+
+impl Outbox {
+    fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {
+        let value = (value_begin, self.bytes.len());
+        self.byte_count += value.1 - value.0;
+        self.messages.push(Message {
+            topic,
+            key,
+            value: Some(value),
+        });
+    }
+}
+
+/// Why a transaction isn't handled.
+enum Obstacle {
+    /// It is for the Python path.
+    Uncommon,
+    /// The batch is full before its end.
+    Full,
+}
+
+impl From<Refused> for Obstacle {
+    fn from(_: Refused) -> Self {
+        Obstacle::Uncommon
+    }
+}
+
+/// The row path of one connection.
+pub struct RowPath {
+    pub settings: Settings,
+    /// By space; None: its rows have no events.
+    pub plans: HashMap<u64, Option<Plan>>,
+    shared: Shared,
+    places: Vec<usize>,
+    orders: Vec<(u64, u64)>,
+}
+
+impl RowPath {
+    pub fn new(settings: Settings) -> Self {
+        RowPath {
+            settings,
+            plans: HashMap::new(),
+            shared: Shared::default(),
+            places: Vec::new(),
+            orders: Vec::new(),
+        }
+    }
+
+    /// Handle transactions from row `at` on, as many as there are, until one is to be handed back, or the batch is full; returns
+    /// the row that is next.
+    pub fn run(
+        &mut self,
+        data: &[u8],
+        rows: &[Row],
+        mut at: usize,
+        suffix: &[u8],
+        origins: &mut Origins,
+        outbox: &mut Outbox,
+    ) -> usize {
+        while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
+            let Extent::Whole(end) = extent(rows, at) else {
+                break;
+            };
+            let mark = (
+                outbox.bytes.len(),
+                outbox.messages.len(),
+                outbox.byte_count,
+                outbox.seq,
+            );
+            if let Err(obstacle) = self.transaction(data, &rows[at..end], suffix, origins, outbox) {
+                outbox.bytes.truncate(mark.0);
+                outbox.messages.truncate(mark.1);
+                (outbox.byte_count, outbox.seq) = (mark.2, mark.3);
+                outbox.is_full = matches!(obstacle, Obstacle::Full);
+                break;
+            }
+            outbox.row_count += (end - at) as u64;
+            at = end;
+        }
+        at
+    }
+
+    fn transaction(
+        &mut self,
+        data: &[u8],
+        rows: &[Row],
+        suffix: &[u8],
+        origins: &mut Origins,
+        outbox: &mut Outbox,
+    ) -> Result<(), Obstacle> {
+        let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
+            return Err(Obstacle::Uncommon);
+        };
+        let (origin, tsn) = first.transaction();
+        let known = origins.lsn(origin);
+        if rows
+            .iter()
+            .any(|row| !row.is_sound || row.lsn <= known || row.flags > COMMIT)
+        {
+            return Err(Obstacle::Uncommon);
+        }
+        self.shared.begin(
+            &self.settings.source,
+            origins,
+            origin,
+            tsn,
+            last.lsn,
+            last.timestamp,
+        );
+        self.orders.clear();
+        let mut total_order = 0;
+        for (number, row) in rows.iter().enumerate() {
+            let frame = &data[..row.end];
+            let Some((space_id, body, plan)) = plan_of(&self.plans, frame, row)? else {
+                continue;
+            };
+            let key_begin = outbox.bytes.len();
+            let key;
+            let value_begin;
+            match row.kind {
+                INSERT | REPLACE => {
+                    // The row comes first, as it tells where the fields of the key are; the key is put behind the event.
+                    value_begin = key_begin;
+                    outbox.bytes.extend_from_slice(if row.kind == INSERT {
+                        OPEN_CREATE
+                    } else {
+                        OPEN_UPDATE
+                    });
+                    if plan.push_row(&mut outbox.bytes, frame, body, &mut self.places)? != row.end {
+                        return Err(Obstacle::Uncommon);
+                    }
+                    key = None;
+                }
+                _ => {
+                    if plan.push_key(&mut outbox.bytes, frame, body)? != row.end {
+                        return Err(Obstacle::Uncommon);
+                    }
+                    value_begin = outbox.bytes.len();
+                    key = Some((key_begin, value_begin));
+                    outbox.bytes.extend_from_slice(OPEN_DELETE);
+                }
+            }
+            outbox.seq += 1;
+            total_order += 1;
+            let order = match self.orders.iter_mut().find(|(other, _)| *other == space_id) {
+                Some(found) => {
+                    found.1 += 1;
+                    found.1
+                }
+                None => {
+                    self.orders.push((space_id, 1));
+                    1
+                }
+            };
+            let place = Place {
+                lsn: row.lsn,
+                row: number as u64,
+                seq: outbox.seq,
+                total_order,
+                order,
+            };
+            self.shared
+                .push_rest(&mut outbox.bytes, plan, &place, suffix);
+            match key {
+                Some(key) => {
+                    outbox.add(plan.topic, key, value_begin);
+                    if self.settings.tombstones {
+                        outbox.messages.push(Message {
+                            topic: plan.topic,
+                            key,
+                            value: None,
+                        });
+                    }
+                }
+                None => {
+                    outbox.add(plan.topic, (0, 0), value_begin);
+                    let begin = outbox.bytes.len();
+                    plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?;
+                    let end = outbox.bytes.len();
+                    if let Some(message) = outbox.messages.last_mut() {
+                        message.key = (begin, end);
+                    }
+                }
+            }
+            if outbox.byte_count > self.settings.bytes_max && number + 1 < rows.len() {
+                return Err(Obstacle::Full);
+            }
+        }
+        if self
+            .settings
+            .unrecorded_events_max
+            .is_some_and(|most| total_order > most)
+        {
+            self.record(origin, tsn, last.timestamp, outbox);
+        }
+        outbox.timestamp = last.timestamp;
+        origins.advance(origin, last.lsn);
+        Ok(())
+    }
+
+    fn record(&self, origin: u64, tsn: u64, timestamp: f64, outbox: &mut Outbox) {
+        let counts: Vec<(&[u8], u64)> = self
+            .orders
+            .iter()
+            .filter_map(|(space_id, count)| {
+                Some((&self.plans.get(space_id)?.as_ref()?.name[..], *count))
+            })
+            .collect();
+        let (key, begin, end) = transaction_records(origin, tsn, &counts, timestamp);
+        let key_begin = outbox.bytes.len();
+        outbox.bytes.extend_from_slice(&key);
+        let key = (key_begin, outbox.bytes.len());
+        for value in [begin, end] {
+            let value_begin = outbox.bytes.len();
+            outbox.bytes.extend_from_slice(&value);
+            outbox.add(self.settings.transaction_topic, key, value_begin);
+        }
+        outbox.has_records = true;
+    }
+}
+
+/// A row's space, where its tuple or key begins, and what its event is made with; None if it has none.
+#[inline]
+fn plan_of<'a>(
+    plans: &'a HashMap<u64, Option<Plan>>,
+    frame: &[u8],
+    row: &Row,
+) -> Result<Option<(u64, usize, &'a Plan)>, Obstacle> {
+    if row.kind == NOP && (row.body == row.end || frame[row.body..] == [0x80]) {
+        return Ok(None);
+    }
+    if !matches!(row.kind, INSERT | REPLACE | UPDATE | DELETE | UPSERT) {
+        return Err(Obstacle::Uncommon);
+    }
+    let space_id = space_id_of(frame, row.body).ok_or(Obstacle::Uncommon)?;
+    let Some(plan) = plans.get(&space_id).ok_or(Obstacle::Uncommon)? else {
+        return if names_one_space(frame, row.body) {
+            Ok(None)
+        } else {
+            Err(Obstacle::Uncommon)
+        };
+    };
+    let wanted = match row.kind {
+        INSERT | REPLACE => TUPLE,
+        DELETE => KEY,
+        _ => return Err(Obstacle::Uncommon),
+    };
+    let body = content(frame, row.body, wanted).ok_or(Obstacle::Uncommon)?;
+    Ok(Some((space_id, body, plan)))
+}
+
+/// The space that a body names first, as all bodies do that servers write.
+#[inline]
+fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
+    if *frame.get(body + 1)? != SPACE_ID {
+        return None;
+    }
+    Reader::new(frame, body + 2).unsigned()
+}
+
+/// Whether a body has the space's id but once: of several the last would count.
+fn names_one_space(frame: &[u8], body: usize) -> bool {
+    let mut reader = Reader::new(frame, body);
+    let Some(Value::Map(count)) = reader.value() else {
+        return false;
+    };
+    let mut found = 0;
+    for _ in 0..count {
+        found += u32::from(reader.peek() == Some(SPACE_ID));
+        if reader.skip().is_none() || reader.skip().is_none() {
+            return false;
+        }
+    }
+    found == 1
+}
+
+/// Where the tuple or key begins in a body that has nothing else but the space, and an index's id before a key.
+#[inline]
+fn content(frame: &[u8], body: usize, wanted: u8) -> Option<usize> {
+    let mut left = frame.get(body)? & 0x0f;
+    let mut reader = Reader::new(frame, body + 2);
+    reader.unsigned()?;
+    left = left.checked_sub(1)?;
+    if left == 2 && wanted == KEY && reader.peek()? == INDEX_ID {
+        reader.at += 1;
+        match reader.value()? {
+            Value::Unsigned(0) => {}
+            _ => return None,
+        }
+        left -= 1;
+    }
+    (left == 1 && reader.peek()? == wanted).then_some(reader.at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::{scan, tests::framed, walk};
+    use crate::plan::tests::users;
+
+    fn frame(kind: u8, lsn: u8, more: &[u8], body: &[u8]) -> Vec<u8> {
+        let mut bytes = vec![
+            0x84 + (more.len() / 2) as u8,
+            0x00,
+            kind,
+            0x02,
+            1,
+            0x03,
+            lsn,
+            0x04,
+            0xcb,
+        ];
+        bytes.extend(2.5f64.to_be_bytes());
+        bytes.extend(more);
+        bytes.extend(body);
+        framed(&bytes)
+    }
+
+    fn path(bytes_max: usize) -> RowPath {
+        let mut path = RowPath::new(Settings {
+            source: b"<source>".to_vec(),
+            tombstones: true,
+            unrecorded_events_max: Some(1),
+            transaction_topic: 1,
+            bytes_max,
+        });
+        path.plans.insert(512, Some(users()));
+        path.plans.insert(513, None);
+        path
+    }
+
+    fn run(path: &mut RowPath, frames: &[Vec<u8>], at: usize) -> (usize, Outbox, Origins) {
+        let data = frames.concat();
+        let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
+        let (mut origins, mut outbox) = (Origins::new(vec![(2, 9), (1, 3)]), Outbox::default());
+        let at = path.run(&data, &rows, at, b"<suffix>", &mut origins, &mut outbox);
+        (at, outbox, origins)
+    }
+
+    fn text(outbox: &Outbox, (begin, end): (usize, usize)) -> &str {
+        std::str::from_utf8(&outbox.bytes[begin..end]).unwrap()
+    }
+
+    const ROW: &[u8] = b"\x82\x10\xcd\x02\x00\x21\x91\x07";
+    const GONE: &[u8] = b"\x82\x10\xcd\x02\x00\x20\x91\x07";
+    const UNWANTED: &[u8] = b"\x82\x10\xcd\x02\x01\x21\x91\x07";
+    const UNKNOWN: &[u8] = b"\x82\x10\xcd\x02\x02\x21\x91\x07";
+
+    #[test]
+    fn single_rows_are_transactions() {
+        let frames = [
+            frame(2, 5, &[], ROW),
+            frame(5, 6, &[], GONE),
+            frame(3, 7, &[], UNWANTED),
+            frame(12, 8, &[], b"\x80"),
+        ];
+        let (at, outbox, origins) = run(&mut path(1 << 20), &frames, 0);
+        assert_eq!(
+            (at, outbox.row_count, outbox.seq, origins.lsn(1)),
+            (4, 4, 2, 8)
+        );
+        assert_eq!(outbox.messages.len(), 3);
+        assert_eq!(text(&outbox, outbox.messages[0].key), "{\"id\":7}");
+        assert_eq!(
+            text(&outbox, outbox.messages[0].value.unwrap()),
+            concat!(
+                r#"{"op":"c","before":null,"after":{"id":7}<source>"ts_ms":2500,"ts_us":2500000,"ts_ns":2500000000,"#,
+                r#""snapshot":"false","db":"","sequence":"[\"3\",\"5<table>1,"lsn":5,"tsn":5,"row":0,"seq":1<schema>"#,
+                r#"{"1":5,"2":9}},"transaction":{"id":"1:5","total_order":1,"data_collection_order":1<suffix>"#
+            )
+        );
+        assert!(outbox.messages[2].value.is_none());
+    }
+
+    #[test]
+    fn a_transaction_is_handled_whole_or_not_at_all() {
+        let frames = [
+            frame(2, 5, &[], ROW),
+            frame(2, 6, &[8, 0], ROW),
+            frame(2, 7, &[8, 1, 9, 1], UNKNOWN),
+            frame(2, 8, &[], ROW),
+        ];
+        let (at, outbox, origins) = run(&mut path(1 << 20), &frames, 0);
+        assert_eq!(
+            (
+                at,
+                outbox.messages.len(),
+                outbox.seq,
+                outbox.row_count,
+                origins.lsn(1)
+            ),
+            (1, 1, 1, 1, 5)
+        );
+        let (at, outbox, _) = run(&mut path(1 << 20), &frames, 3);
+        assert_eq!((at, outbox.messages.len()), (4, 1));
+    }
+
+    #[test]
+    fn longer_transactions_have_records() {
+        let frames = [frame(2, 6, &[8, 0], ROW), frame(3, 7, &[8, 1, 9, 1], ROW)];
+        let (at, outbox, _) = run(&mut path(1 << 20), &frames, 0);
+        assert_eq!(
+            (at, outbox.messages.len(), outbox.has_records),
+            (2, 4, true)
+        );
+        assert_eq!(text(&outbox, outbox.messages[3].key), "{\"id\":\"1:6\"}");
+        assert_eq!(
+            text(&outbox, outbox.messages[3].value.unwrap()),
+            r#"{"status":"END","id":"1:6","event_count":2,"data_collections":[{"data_collection":"users","event_count":2}],"ts_ms":2500}"#
+        );
+    }
+
+    #[test]
+    fn a_full_batch_ends_before_a_transaction() {
+        let frames = [
+            frame(2, 5, &[], ROW),
+            frame(2, 6, &[8, 0], ROW),
+            frame(2, 7, &[8, 1, 9, 1], ROW),
+        ];
+        let (at, outbox, _) = run(&mut path(400), &frames, 0);
+        assert_eq!((at, outbox.messages.len(), outbox.is_full), (1, 1, true));
+        let (at, outbox, _) = run(&mut path(10), &frames, 0);
+        assert_eq!((at, outbox.messages.len()), (1, 1));
+        let (at, outbox, _) = run(&mut path(10), &frames, 1);
+        assert_eq!((at, outbox.messages.len(), outbox.bytes.len()), (1, 0, 0));
+    }
+
+    #[test]
+    fn what_is_uncommon_is_handed_back() {
+        for uncommon in [
+            frame(4, 5, &[], ROW),                                         // an UPDATE
+            frame(40, 5, &[], b"\x80"),                                    // a confirmation
+            frame(2, 5, &[9, 3], ROW),                                     // a synchronous one
+            frame(2, 3, &[], ROW), // one that has come before
+            frame(2, 5, &[], b"\x82\x21\x91\x07\x10\xcd\x02\x00"), // a body in another order
+            frame(2, 5, &[], b"\x83\x10\xcd\x02\x00\x21\x91\x07\x10\x00"), // a space twice
+            frame(2, 5, &[], b"\x82\x10\xcd\x02\x00\x21\xa1a"), // no tuple
+            frame(2, 5, &[], b"\x82\x10\xcd\x02\x01\x10\xcd\x02\x00"), // one space, then another
+            frame(5, 5, &[], b"\x83\x10\xcd\x02\x00\x11\x01\x20\x91\x07"), // by another index
+        ] {
+            let (at, outbox, _) = run(&mut path(1 << 20), &[uncommon], 0);
+            assert_eq!((at, outbox.messages.len(), outbox.bytes.len()), (0, 0, 0));
+        }
+    }
+}

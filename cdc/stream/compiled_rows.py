@@ -1,0 +1,106 @@
+"""The compiled row path of one connection: which spaces' rows it handles, and a run of it.
+
+    spaces.compiled[id] = …  ─▶ a plan there          CompiledRows.run ─▶ messages, and how far it came
+    spaces.compiled.pop(id)  ─▶ none any more              │ the next transaction is uncommon
+                                                           ▼
+                                                      the Python path (cdc.stream.pipeline)
+
+A space that has no plan there is nobody's mistake: its rows go the Python way, which is the specification.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Final, SupportsIndex
+from uuid import UUID
+
+from cdc import native
+from cdc.events.envelope import SpaceEvents
+from cdc.events.json_values import encode
+from cdc.events.key_text import writing
+from cdc.events.row_encoder import PLAIN_FIELD_TYPES
+from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.stream.options import PipelineOptions
+
+_new_row_path: Final[Callable[[bytes, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
+    "CompiledRowPath", None
+)
+
+_KINDS: Final[dict[type, int]] = {type(None): 1, bool: 2, int: 4, str: 8, bytes: 16, UUID: 32}
+"""Of each type of values its bit in a plan (cdc/native/src/plan.rs)."""
+_ALL_KINDS: Final = sum(_KINDS.values())
+_RECORDS_FROM: Final = {"none": None, "multi": 2, "all": 1}
+_NO_MAX: Final = 1 << 32
+_PAST_FORMAT: Final = re.compile(r"field_\d+")
+
+
+def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic: str) -> native.CompiledRowPath | None:
+    """A row path that has no plans yet; None where the Python path runs."""
+    if _new_row_path is None:
+        return None
+    records_from = _RECORDS_FROM[options.transaction_topic]
+    return _new_row_path(source, options.tombstones, records_from, transaction_topic, options.batch_bytes_max)
+
+
+class CompiledSpaces(dict[Any, SpaceEvents | None]):
+    """The spaces whose rows need no second look, None for one that isn't published; the compiled path has the same."""
+
+    def __init__(self, row_path: native.CompiledRowPath | None) -> None:
+        super().__init__()
+        self._row_path = row_path
+
+    def __setitem__(self, space_id: Any, space: SpaceEvents | None) -> None:
+        super().__setitem__(space_id, space)
+        path = self._row_path
+        if path is None:
+            return
+        path.forget(space_id)
+        if space is None:
+            path.pass_over(space_id)
+        elif space.changes_by == "row":
+            _take(path, space)
+
+    def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
+        """Forget a space."""
+        if self._row_path is not None:
+            self._row_path.forget(int(space_id))
+        return super().pop(space_id, default)
+
+    def clear(self) -> None:
+        """Forget all spaces."""
+        if self._row_path is not None:
+            self._row_path.forget_all()
+        super().clear()
+
+
+def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
+    """Have a space's rows handled there, if its form is one that can be."""
+    form = space.form
+    names = [form.part_name(index) for index in range(len(form.key_parts))]
+    kinds = [_kinds(part) for part in form.key_parts]
+    if len(set(names)) < len(names) or not all(kinds):
+        return
+    try:
+        fields = [(encode(item.name), item.type in PLAIN_FIELD_TYPES) for item in form.fields]
+        parts = [(encode(name), part.field, kind) for name, part, kind in zip(names, form.key_parts, kinds, strict=True)]
+        name = encode(form.name)
+    except UnicodeEncodeError:
+        return  # a name that isn't UTF-8
+    path.take(form.space_id, space.topic, name, space.table, space.schema, fields, parts, _fields_max(form))
+
+
+def _kinds(part: KeyPart) -> int:
+    """The types of values that a part of the key may have and that are written as they are; 0 if there are none."""
+    if part.path:
+        return 0
+    return _ALL_KINDS if part.type in PLAIN_FIELD_TYPES else sum(_KINDS[kind] for kind in writing(part)[1])
+
+
+def _fields_max(form: SpaceForm) -> int:
+    """How many fields a tuple may have without two of one name."""
+    names = form.field_names
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            return place
+    return len(names) if any(map(_PAST_FORMAT.fullmatch, names)) else _NO_MAX

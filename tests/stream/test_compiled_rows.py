@@ -1,0 +1,360 @@
+"""The compiled row path against its specification: the same bytes go through both, and the same must come out.
+
+Whatever stands in the rows: forms, values and operations at random, transactions of all lengths cut anywhere, bytes that lie.
+The recorded servers go through whichever path runs in test_pipeline_captures, against golden files.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import struct
+from collections.abc import Iterable
+from decimal import Decimal
+from typing import Any
+from uuid import UUID
+
+import msgpack
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc import native
+from cdc.errors import CdcError
+from cdc.positions.position import Position, SnapshotState
+from cdc.positions.vclock import VClock
+from cdc.protocol.codec import FrameDecoder
+from cdc.protocol.compiled_frames import CompiledFrameDecoder, CompiledFrames, frame_decoder
+from cdc.protocol.constants import Flag, Key, Type
+from cdc.protocol.extensions import Datetime, Interval, OpaqueExtension
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Broadcast, Message
+from cdc.stream.pipeline import Pipeline
+from tests.fakes import wire
+from tests.fakes.captures import REPLICASET
+from tests.fakes.master import SERVER
+from tests.fakes.pipelines import NOW_US, pipeline
+from tests.fakes.profiles import MANY, SOME
+
+pytestmark = pytest.mark.skipif(
+    native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
+)
+
+BEGIN = Position(VClock({1: 10, 2: 7, 9: 3}), 40, 3, REPLICASET, SERVER, SnapshotState(1, is_complete=True))
+USERS, HIDDEN, UNKNOWN = 512, 513, 700
+TYPES = ["unsigned", "integer", "string", "boolean", "varbinary", "uuid", "number", "double", "decimal", "scalar", "any",
+         "datetime", "map", "array", "interval", "int8", "uint64", "str", "float32"]  # fmt: skip
+NAMES = ["id", "name", "a b", 'quo"te', "back\\slash", "field_3", "field_5", "é", "\t", "", "id"]
+
+
+def spaces(fields: list[tuple[str, str]], parts: list[tuple[int, str]]) -> list[StoredSpace]:
+    form = [{"name": name, "type": kind} for name, kind in fields]
+    index = [USERS, 0, "pk", "tree", {}, [[field, kind] for field, kind in parts]]
+    return [
+        StoredSpace(USERS, [USERS, 1, "users", "memtx", 0, {}, form], {0: index}, 1),
+        StoredSpace(HIDDEN, [HIDDEN, 1, "hidden", "memtx", 0, {}, []], {0: [HIDDEN, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0),
+    ]
+
+
+PLAIN = spaces([("id", "unsigned"), ("name", "string"), ("more", "any")], [(0, "unsigned")])
+
+DATETIMES = st.builds(
+    Datetime,
+    st.integers(-(10**11), 10**11) | st.integers(-(2**63), 2**63 - 1),
+    st.sampled_from([0, 1, 999_999_999, 1_000_000_000, -1, 5000]),
+    st.sampled_from([0, 60, -90, 840, -1]),
+    st.sampled_from([0, 7]),
+)
+DECIMALS: st.SearchStrategy[Decimal] = st.decimals(allow_nan=False, allow_infinity=False).filter(
+    lambda value: abs(value.as_tuple().exponent) < 60 and len(value.as_tuple().digits) < 39  # type: ignore[arg-type]
+)
+TEXTS = st.text(max_size=8) | st.sampled_from(['\x00\x1f"\\/\x7f\u2028', "\udcff", "é\udc80", "😀", "x" * 300])
+SCALARS = (
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.integers(-200, 70_000) | st.floats() | TEXTS
+    | st.binary(max_size=20) | st.uuids() | DECIMALS | DATETIMES
+    | st.sampled_from([Interval(year=1), OpaqueExtension(9, b"abc"), OpaqueExtension(2, b"short"), OpaqueExtension(1, b"\xff"),
+                       Decimal("1E+3"), Decimal("-0.00"), Decimal("1E-30"), math.nan, math.inf, -math.inf, -0.0, 1e22, 5e-324,
+                       1e16])
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(TEXTS, inner, max_size=3)
+        | st.dictionaries(st.integers(-5, 300) | st.booleans() | TEXTS, inner, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def of_type(kind: str) -> st.SearchStrategy[Any]:
+    """Mostly what such a field has."""
+    fitting: st.SearchStrategy[Any] = {
+        "unsigned": st.integers(0, 2**64 - 1), "integer": st.integers(-(2**63), 2**63), "string": TEXTS, "str": TEXTS,
+        "boolean": st.booleans(), "varbinary": st.binary(max_size=9), "uuid": st.uuids(), "number": st.integers(0, 99) | DECIMALS,
+        "double": st.floats(), "decimal": DECIMALS, "datetime": DATETIMES, "int8": st.integers(-128, 127),
+        "uint64": st.integers(0, 9),
+    }.get(kind, VALUES)  # fmt: skip
+    return st.integers(0, 9).flatmap(lambda number: fitting if number else VALUES)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> tuple[list[StoredSpace], list[bytes]]:
+    """Spaces, and the frames of rows in them."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5))
+    fields = [(name, draw(st.sampled_from(TYPES))) for name in names]
+    numbers = draw(st.lists(st.integers(0, len(fields) - 1), min_size=1, max_size=2, unique=True))
+    parts = [(number, fields[number][1]) for number in numbers]
+    lsns = {1: 10, 2: 7}
+    frames: list[bytes] = []
+    for _ in range(draw(st.integers(1, 12))):
+        origin = draw(st.sampled_from([1, 1, 1, 2]))
+        length = draw(st.sampled_from([0, 0, 1, 2, 5]))
+        first = lsns[origin] + 1
+        for place in range(max(length, 1)):
+            lsns[origin] += 1
+            header: dict[int, Any] = {
+                Key.REQUEST_TYPE: draw(st.sampled_from([2, 2, 2, 3, 3, 5, 5, 4, 9, 12])),
+                Key.REPLICA_ID: origin,
+                Key.LSN: lsns[origin],
+                Key.TIMESTAMP: draw(st.sampled_from([1.5, 1_732_180_000.123456, 0.0, 7])),
+            }
+            if length:
+                header[Key.TSN] = lsns[origin] - first
+                if place == length - 1:
+                    header[Key.FLAGS] = Flag.COMMIT
+            tuple_ = [draw(of_type(kind)) for _, kind in fields][: draw(st.sampled_from([9, 9, 9, 1, 2]))]
+            tuple_ += draw(st.lists(VALUES, max_size=2)) if draw(st.integers(0, 5)) == 0 else []
+            frames.append(wire.frame(header, body_of(draw, header[Key.REQUEST_TYPE], tuple_, parts)))
+    return spaces(fields, parts), frames
+
+
+def body_of(draw: st.DrawFn, kind: int, tuple_: list[Any], parts: list[tuple[int, str]]) -> dict[int, Any]:
+    if kind == Type.NOP:
+        return {}
+    body: dict[int, Any] = {Key.SPACE_ID: draw(st.sampled_from([USERS] * 12 + [HIDDEN, HIDDEN, UNKNOWN]))}
+    key = [tuple_[field] for field, _ in parts if field < len(tuple_)]
+    if kind in (Type.INSERT, Type.REPLACE):
+        return body | {Key.TUPLE: tuple_}
+    if kind == Type.DELETE:
+        return body | draw(st.sampled_from([{}, {Key.INDEX_ID: 0}, {Key.INDEX_ID: 1}])) | {Key.KEY: key}
+    if kind == Type.UPDATE:
+        return body | {Key.INDEX_BASE: 1, Key.KEY: key, Key.TUPLE: [["=", 2, 5]]}
+    return body | {Key.INDEX_BASE: 1, Key.TUPLE: tuple_, Key.OPS: [["+", 2, 5]]}
+
+
+def outcome(
+    stored: list[StoredSpace], pieces: Iterable[bytes], decoder: FrameDecoder, **options: Any
+) -> tuple[list[Message | Broadcast], str, Any]:
+    """The messages, the error that ended it, and where it stands then."""
+    target = pipeline(BEGIN, stored, version=(2, 11), exclude=["hidden"], **options)
+    found: list[Message | Broadcast] = []
+    row_count = event_count = 0
+    error = ""
+    try:
+        for piece in pieces:
+            frames = decoder.feed(piece)
+            if not len(frames):
+                continue
+            for batch in target.feed(frames, NOW_US):
+                found += batch.messages
+                row_count += batch.row_count
+                event_count += batch.event_count
+    except CdcError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+        # How far it came before the one at fault is the path's own matter, as the next connection goes on from the checkpoint.
+        return found, error, None
+    at_end = target.position, target.open_byte_count, row_count, event_count, target.ledger.received
+    return found, error, at_end
+
+
+def compare(stored: list[StoredSpace], pieces: list[bytes], *, may_differ: bool = False, **options: Any) -> None:
+    """`may_differ`: the errors, as of two in one feed the Python path tells that of a header, the compiled one the first."""
+    python = outcome(stored, pieces, FrameDecoder(), **options)
+    decoder = frame_decoder()
+    assert isinstance(decoder, CompiledFrameDecoder)
+    compiled = outcome(stored, pieces, decoder, **options)
+    if may_differ and python[1] and compiled[1]:
+        return
+    assert compiled[1:] == python[1:]
+    if python[1]:
+        # The Python path looks at all headers of a feed before it handles the first row.
+        assert compiled[0][: len(python[0])] == python[0]
+    else:
+        assert compiled[0] == python[0]
+
+
+@MANY
+@given(
+    stream=streams(),
+    size=st.integers(1, 4000),
+    tombstones=st.booleans(),
+    topic=st.sampled_from(["none", "multi", "all"]),
+    bytes_max=st.sampled_from([1, 1500, 1 << 20]),
+    on_error=st.sampled_from(["dlq", "dlq", "fail"]),
+)
+def test_both_paths_write_the_same_bytes(
+    stream: tuple[list[StoredSpace], list[bytes]], size: int, tombstones: bool, topic: str, bytes_max: int, on_error: str
+) -> None:
+    stored, frames = stream
+    data = b"".join(frames)
+    pieces = [data[start : start + size] for start in range(0, len(data), size)]
+    compare(stored, pieces, tombstones=tombstones, transaction_topic=topic, batch_bytes_max=bytes_max, on_error=on_error)
+
+
+@SOME
+@given(stream=streams(), seed=st.integers(0, 2**32 - 1), size=st.integers(20, 4000))
+def test_both_paths_bear_bytes_that_lie(stream: tuple[list[StoredSpace], list[bytes]], seed: int, size: int) -> None:
+    stored, frames = stream
+    rng = random.Random(seed)
+    data = bytearray(b"".join(frames))
+    for _ in range(rng.randint(1, 3)):
+        data[rng.randrange(len(data))] = rng.choice([0x00, 0x80, 0x90, 0xC0, 0xC1, 0xCE, 0xDF, 0xFF, rng.randrange(256)])
+    pieces = [bytes(data[start : start + size]) for start in range(0, len(data), size)]
+    compare(stored, pieces, may_differ=True, on_error="dlq")
+
+
+def rows(count: int, length: int, *, kind: int = Type.INSERT, first: int = 11, space_id: int = USERS) -> list[bytes]:
+    """Rows in transactions of a length."""
+    found = []
+    for place in range(count):
+        header: dict[int, Any] = {Key.REQUEST_TYPE: kind, Key.REPLICA_ID: 1, Key.LSN: first + place, Key.TIMESTAMP: 2.0}
+        if length > 1:
+            header[Key.TSN] = place % length
+            if place % length == length - 1:
+                header[Key.FLAGS] = Flag.COMMIT
+        found.append(wire.frame(header, {Key.SPACE_ID: space_id, Key.TUPLE: [place, "x" * 50]}))
+    return found
+
+
+class Counting:
+    """A compiled row path that counts what it has handled."""
+
+    def __init__(self, target: Pipeline) -> None:
+        assert target._compiled is not None
+        self._path: Any = target._compiled._path
+        self.row_count = self.call_count = 0
+        target._compiled._path = self  # type: ignore[assignment]  # it stands in for it
+
+    def run(self, rows: native.Rows, at: int, *others: Any) -> native.Run:
+        found: native.Run = self._path.run(rows, at, *others)
+        self.row_count += found.at - at
+        self.call_count += 1
+        return found
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+@pytest.mark.parametrize("size", [500, 5000, 1 << 20])
+def test_the_compiled_path_takes_what_it_can(length: int, size: int) -> None:
+    """Else the comparisons above say nothing."""
+    data = b"".join(rows(400, length))
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    counting = Counting(target)
+    decoder = frame_decoder()
+    count = 0
+    for start in range(0, len(data), size):
+        frames = decoder.feed(data[start : start + size])
+        assert isinstance(frames, CompiledFrames)
+        count += sum(batch.row_count for batch in target.feed(frames, NOW_US))
+    assert count == 400
+    # The first transaction has the schema settled, and its space compiled.
+    assert counting.row_count == 400 - length
+    assert target.open_byte_count == 0
+
+
+def test_a_row_of_another_kind_is_handed_back_alone() -> None:
+    header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.LSN: 211, Key.TIMESTAMP: 2.0}
+    update = wire.frame(header, {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]})
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    counting = Counting(target)
+    batches = target.feed(frame_decoder().feed(b"".join([*rows(200, 1), update, *rows(200, 1, first=212)])), NOW_US)
+    assert (sum(batch.row_count for batch in batches), counting.row_count) == (401, 399)
+
+
+def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom() -> None:
+    """Else each transaction would cost a call of it."""
+    header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.TIMESTAMP: 2.0}
+    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]}
+    data = b"".join(wire.frame({**header, Key.LSN: 11 + place}, body) for place in range(1000))
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    counting = Counting(target)
+    assert sum(batch.row_count for batch in target.feed(frame_decoder().feed(data), NOW_US)) == 1000
+    assert (counting.row_count, counting.call_count) == (0, 9)
+
+
+def test_an_unfinished_transaction_is_kept_and_counted() -> None:
+    frames = rows(40, 40)
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    decoder = frame_decoder()
+    assert not list(target.feed(decoder.feed(b"".join(frames[:30])), NOW_US))
+    assert target.open_byte_count == sum(map(len, frames[:30]))
+    assert not list(target.feed(decoder.feed(b"".join(frames[30:39])), NOW_US))
+    assert target.open_byte_count == sum(map(len, frames[:39]))
+    (batch,) = target.feed(decoder.feed(frames[39]), NOW_US)
+    assert (batch.row_count, target.open_byte_count) == (40, 0)
+
+
+def test_past_a_bound_an_unfinished_transaction_goes_the_python_way() -> None:
+    """To its spool, if it is larger still."""
+    frames, spools = rows(400, 200), list[Any]()
+    target = pipeline(BEGIN, PLAIN, version=(2, 11), transaction_bytes_max=3000, spools=spools)
+    decoder = frame_decoder()
+    batches = [batch for frame in frames for batch in target.feed(decoder.feed(frame), NOW_US)]
+    assert sum(batch.row_count for batch in batches) == 400
+    assert len(spools) == 2
+    assert all(spool.is_closed for spool in spools)
+
+
+def test_frames_are_decoded_only_where_somebody_looks() -> None:
+    frames = frame_decoder().feed(b"".join(rows(3, 1)))
+    python = FrameDecoder().feed(b"".join(rows(3, 1)))
+    assert isinstance(frames, CompiledFrames)
+    assert frames._columns is None
+    for one, other in ((frames, python), (frames.part(1, 3), python.part(1, 3)), (frames.part(2, 2), python.part(2, 2))):
+        assert (one.headers, one.bodies, one.data, one.ends, len(one), one.raws()) == (
+            other.headers, other.bodies, other.data, other.ends, len(other), other.raws()
+        )  # fmt: skip
+    assert frames.raw(1) == python.raw(1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\xcd\x00\x00\x00\x00",
+        b"\xce\xff\xff\xff\xff",
+        wire.raw_frame(b""),
+        wire.raw_frame(b"\x93\x01\x02\x03"),
+        wire.raw_frame(b"\x81\x00\x02\x91\x01"),
+        wire.raw_frame(b"\x81\x00\x02\x81\x10\xc1"),
+        wire.raw_frame(b"\x81\x00\x02\x81\x10"),
+        wire.frame({Key.REQUEST_TYPE: 2}, {}) + b"\xcd\x00\x00\x00\x00",
+    ],
+)
+def test_what_is_odd_is_refused_in_the_same_words(data: bytes) -> None:
+    said = []
+    for decoder in (FrameDecoder(1000), frame_decoder(1000)):
+        with pytest.raises(CdcError) as caught:
+            decoder.feed(data)
+        said.append(str(caught.value))
+    assert said[0] == said[1]
+
+
+def test_a_packet_among_rows_is_seen() -> None:
+    heartbeat = wire.frame({Key.REQUEST_TYPE: 0, Key.REPLICA_ID: 1, Key.TIMESTAMP: 1.0})
+    frames = frame_decoder().feed(b"".join(rows(1, 1)) + heartbeat)
+    assert isinstance(frames, CompiledFrames)
+    assert not frames.rows.has_only_rows
+    assert [header[Key.REQUEST_TYPE] for header in frames.headers] == [2, 0]
+
+
+def test_numbers_are_written_as_json_encoder_writes_them() -> None:
+    rng = random.Random(5)
+    values: list[Any] = [struct.unpack(">d", rng.randbytes(8))[0] for _ in range(3000)]
+    values += [float(f"{rng.random():.{digits}f}e{exponent}") for digits in (1, 5, 17) for exponent in range(-30, 30)]
+    values += [msgpack.unpackb(b"\xca" + rng.randbytes(4)) for _ in range(200)] + [UUID(int=5), Decimal("0.1")]
+    stored = spaces([("id", "unsigned"), ("values", "array")], [(0, "unsigned")])
+    frame = wire.frame(
+        {Key.REQUEST_TYPE: 2, Key.REPLICA_ID: 1, Key.LSN: 12, Key.TIMESTAMP: 2.0},
+        {Key.SPACE_ID: USERS, Key.TUPLE: [1, values]},
+    )
+    compare(stored, [rows(1, 1)[0] + frame])
