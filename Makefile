@@ -9,6 +9,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST := $(BIN)/python -m pytest --dist=loadgroup
+# What the compiled row path has taken over runs in Python as well, where that is all there is.
+PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol/test_session.py --numprocesses=2 --budget=0.1
 
 .PHONY: help setup demo check check-native test soak bench lint lock wheel spark-zip system clean
 
@@ -32,10 +34,12 @@ demo: setup
 # Without servers: what is run after each change.
 check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.25
+	$(PYTHON_PATH)
 
 # Three processes at a time: most of the tests wait for their servers most of the time.
 test: setup lint check-native
 	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.25 --durations=40
+	$(PYTHON_PATH)
 
 # The compiled row path. clippy and rustfmt aren't in every system's package of cargo; what is there is run.
 check-native: setup
@@ -44,6 +48,7 @@ check-native: setup
 	  if cargo $${tool%% *} --version >/dev/null 2>&1; then cargo $$tool; else echo "cargo has no $${tool%% *}: not checked"; fi; \
 	done; \
 	cargo test --locked --quiet --no-default-features
+	$(BIN)/python -c 'from cdc import native; assert native.ROW_PATH == "native", native.REASON'
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --durations=0

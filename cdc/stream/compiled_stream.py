@@ -94,8 +94,6 @@ class CompiledStream:
                 continue
             progress = 0
             if self._may_run():
-                if builder.stored:
-                    yield self._batch()  # DDL that comes before a transaction must not be taken for its own
                 start = at
                 at, is_full = self._run_once(rows, at, suffix)
                 progress = at - start

@@ -1,4 +1,4 @@
-"""The two ways of the hot path write the same bytes: runs of single rows drawn together, and everything else."""
+"""The two ways of the Python path write the same bytes: runs of single rows drawn together, and everything else."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.protocol.codec import Frames
+from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.stream.batch import Batch
 from cdc.stream.stream_events import StreamEvents
 from tests.fakes.master import Master
-from tests.fakes.pipelines import NOW_US, frames_of, pipeline
+from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import SOME
 from tests.fakes.replica import Replica
 from tests.fakes.workload import Workload
@@ -29,7 +29,7 @@ def workload(seed: int, steps: int) -> tuple[Replica, Frames]:
     replica.connect()
     start = len(master.log)
     work.run(steps)
-    return replica, frames_of(b"".join(row.packet(2) for row in master.log[start:]))
+    return replica, FrameDecoder().feed(b"".join(row.packet(2) for row in master.log[start:]))
 
 
 def fed(replica: Replica, frames: Frames, sizes: list[int], *, is_general: bool, **options: Any) -> list[Batch]:

@@ -117,7 +117,7 @@ fn frame(data: &[u8], begin: usize) -> Option<Row> {
         && (1..=ORIGIN_MAX).contains(&row.origin)
         && row.lsn > 0
         && row.lsn < 1 << 63
-        && row.tsn.is_none_or_less(row.lsn)
+        && row.tsn.unwrap_or(0) < row.lsn
         && (1.0..TIMESTAMP_MAX).contains(&timestamp);
     Some(row)
 }
@@ -162,16 +162,6 @@ fn short_key(reader: &mut Reader) -> Option<u8> {
     let key = reader.peek()?;
     reader.at += 1;
     (key < 0x80).then_some(key)
-}
-
-trait Tsn {
-    fn is_none_or_less(self, lsn: u64) -> bool;
-}
-
-impl Tsn for Option<u64> {
-    fn is_none_or_less(self, lsn: u64) -> bool {
-        self.map_or(true, |tsn| tsn < lsn)
-    }
 }
 
 /// Where a transaction that begins with row `at` ends.
