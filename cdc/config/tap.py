@@ -42,7 +42,7 @@ class TapSection(Section):
     key: Annotated[str, AfterValidator(_key_template)] = "{space}:{key}"
     """What keys are called: `{space}`, `{key}` (the primary key's values joined by `:`), or any field of the row by its name."""
     value: Literal["json", "msgpack"] = "json"
-    """The row as in `after`; or as a MessagePack array."""
+    """The row as in `after`; or as a MessagePack array: the tuple's bytes where they are known (docs/tap.md)."""
     session_timeout_ms: int = Field(default=600_000, ge=1_000, le=30 * 86_400_000)
     """How long a client that has given a name may stay away and go on where it was."""
     clients: list[TapClient] = Field(default=[])

@@ -198,6 +198,14 @@ class Daemon:
             command.append("--until-caught-up")
         return ChildProcess(f"the daemon {self.prefix}", command, log_file=self._log_file, working_directory=self._directory)
 
+    def start_tap(self, port: int) -> ChildProcess:
+        """Start a TAP server beside it."""
+        config_file = self._directory / "tap.toml"
+        config_file.write_text(f'{self._config_file.read_text()}[tap]\nlisten = "127.0.0.1:{port}"\nhttp = ""\n')
+        command = [sys.executable, "-m", "cdc", "tap", "--config", str(config_file)]
+        file = self._directory / "tap.log"
+        return ChildProcess(f"the TAP server of {self.prefix}", command, log_file=file, working_directory=self._directory)
+
     def catch_up(self) -> None:
         """Run until caught up, unmeasured."""
         process = self.start(until_caught_up=True)
@@ -246,22 +254,23 @@ class Daemon:
             usage.close()
 
 
-def logged_at(process: ChildProcess, event: str) -> float:
-    """When the daemon has first logged this event. Raises LookupError if it hasn't."""
+def logged_at(process: ChildProcess, event: str, count: int = 1) -> float:
+    """When the process has logged this event for the first time, or as often as `count`. Raises LookupError if it hasn't."""
     for row in process.log_text().splitlines():
         if row.startswith("{"):
             entry: dict[str, Any] = json.loads(row)
-            if entry.get("event") == event:
+            count -= entry.get("event") == event
+            if not count:
                 return datetime.fromisoformat(entry["timestamp"]).timestamp()
     raise LookupError(f"the daemon hasn't logged {event!r}:\n{process.log_tail()}")
 
 
-def wait_logged(process: ChildProcess, event: str, seconds: float = 60) -> float:
-    """Wait until the daemon has logged this event; when it did."""
+def wait_logged(process: ChildProcess, event: str, seconds: float = 60, count: int = 1) -> float:
+    """Wait until the process has logged this event, so often; when it did."""
     deadline = time.monotonic() + seconds
     while True:
         try:
-            return logged_at(process, event)
+            return logged_at(process, event, count)
         except LookupError:
             if time.monotonic() > deadline or process.exit_status() is not None:
                 raise

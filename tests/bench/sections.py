@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from cdc.local.interface import KafkaServer
+from cdc.local.ports import free_port
 from cdc.local.process import ChildProcess
 from cdc.local.servers import LocalServers
 from cdc.local.spark import spark_environment
 from cdc.positions.vclock import VClock
 from tests.bench.consumer import LatencyReader, count_rows
-from tests.bench.process import DELIVERIES, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
+from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
 from tests.bench.raw_drain import drain
 from tests.bench.replica import Replica
 from tests.bench.results import Result
@@ -265,6 +266,53 @@ def _run_spark(bench: Bench, directory: Path, job: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines() if line.startswith('{"phase"')]
 
 
+def tap(bench: Bench) -> Iterator[Result]:
+    """The TAP server's CPU: a dump of all rows from the daemon's store, then as many changes as they come from Kafka."""
+    section, rows = "tap", bench.rows
+    with bench.master(section, 2 * rows) as master:
+        daemon = bench.daemon(section, master, DELIVERIES[0], images=True)
+        daemon.catch_up()
+        master.fill(rows, rows_per_transaction=500)
+        daemon.catch_up()
+        port = free_port()
+        server = daemon.start_tap(port)
+        usage = Usage(server.pid)
+        try:
+            wait_logged(server, "clients can connect")
+            with _tap_client(bench, port, "dump", rows) as client:
+                yield _of_tap(section, "dump", rows, client, usage)
+            with _tap_client(bench, port, "follow", rows) as client:
+                wait_logged(server, "a client has connected", count=2)
+                master.fill(rows, rows_per_transaction=500, first=rows + 1)
+                daemon.catch_up()
+                yield _of_tap(section, "live", rows, client, usage)
+        finally:
+            server.kill()
+            usage.close()
+
+
+@contextmanager
+def _tap_client(bench: Bench, port: int, mode: str, count: int) -> Iterator[ChildProcess]:
+    command = [sys.executable, "-m", "tests.bench.tap_client", str(port), mode, str(count)]
+    file = bench.directory / f"tap-{mode}.log"
+    process = ChildProcess(f"the TAP client that takes a {mode}", command, log_file=file, working_directory=Path.cwd())
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def _of_tap(section: str, what: str, rows: int, client: ChildProcess, usage: Usage) -> Result:
+    if client.exit_status(wait_seconds=RUN_TIMEOUT_SECONDS) != 0:
+        raise RuntimeError(f"the client has ended:\n{client.log_tail()}")
+    told = json.loads(client.log_text().splitlines()[-1])
+    seconds = told["last"] - told["first"]
+    cpu_seconds = usage.cpu_seconds(told["first"], told["last"])
+    return Result(
+        section=section, what=what, rows=rows, seconds=seconds, cpu_seconds=cpu_seconds, peak_rss_bytes=usage.peak_rss_bytes
+    )
+
+
 def _of_run(section: str, what: str, rows: int, run: Run, note: str = "") -> Result:
     return Result(
         section=section,
@@ -286,5 +334,6 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "latency": latency,
     "spark": spark,
     "backlog": backlog,
+    "tap": tap,
 }
 """By the names that --only takes, in the order in which they run."""

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple
+from zlib import crc32
 
 import msgspec
 
 from cdc.errors import CdcError
-from cdc.feeds.tap import wire
-from cdc.feeds.tap.keys import KeyTemplate, vbucket_of
+from cdc.feeds.tap.keys import KeyTemplate
+from cdc.feeds.tap.wire import KEY_BYTES_MAX, delete, mutation
 
 OPAQUE_MASK: Final = 0x7FFF_FFFF
 """Of changes; what else is sent has the highest bit set."""
@@ -50,12 +51,19 @@ class MalformedError(CdcError):
     """A message isn't one of this daemon's events."""
 
 
+Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+"""More than that no daemon gives out, and no message of TAP has room for."""
+
+
 class _Source(msgspec.Struct):
     name: str
     table: str
-    seq: int
+    seq: Seq
 
 
+_MUTATION: Final = Kind.MUTATION
+_DELETE: Final = Kind.DELETE
+_new: Final = tuple.__new__
 _NULL: Final = b"null"
 _NOTHING: Final = msgspec.Raw(_NULL)
 
@@ -145,9 +153,8 @@ class Changes:
         self._mask = vbucket_count - 1
         self._is_packed = is_packed
         self._templates: dict[str, KeyTemplate | None] = {}
-        needs_row = KeyTemplate(template, "").needs_row
-        self._decode: Any = msgspec.json.Decoder(_EventWithRows if needs_row else _Event).decode
-        self._make = self._of_rows if needs_row else self._of_keys
+        self._needs_row = KeyTemplate(template, "").needs_row
+        self._decode: Any = msgspec.json.Decoder(_EventWithRows if self._needs_row else _Event).decode
 
     @property
     def spaces(self) -> frozenset[str]:
@@ -174,19 +181,24 @@ class Changes:
         source = event.source
         if source.name != self._name:
             return None
-        template = self.template(source.table)
-        if template is None:
-            return source.seq, []
-        if event.op == "t":
-            return source.seq, Change(source.seq, Kind.TRUNCATE, source.table, b"", 0, b"")
+        seq, space = source.seq, source.table
         try:
-            return source.seq, self._make(template, key or b"", event)
+            template = self._templates[space]
+        except KeyError:
+            template = self.template(space)
+        if template is None:
+            return seq, []
+        if event.op == "t":
+            return seq, Change(seq, Kind.TRUNCATE, space, b"", 0, b"")
+        try:
+            if self._needs_row:
+                return seq, self._of_rows(template, key or b"", event)
+            name = template.of_key(key or b"")
+            if len(name) > KEY_BYTES_MAX:
+                return seq, []
+            return seq, self._change(seq, space, name, bytes(event.after))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise MalformedError(f"an event with the key {(key or b'')[:100]!r} can't be read: {error}") from error
-
-    def _of_keys(self, template: KeyTemplate, key: bytes, event: _Event) -> Change:
-        source = event.source
-        return self._change(source.seq, source.table, template.of_key(key), bytes(event.after))
 
     def _of_rows(self, template: KeyTemplate, key: bytes, event: _EventWithRows) -> Numbered:
         source = event.source
@@ -194,16 +206,17 @@ class Changes:
         former = template.of_row(key, before) if before != _NULL else None
         now = template.of_row(key, after) if after != _NULL else None
         changes = []
-        if former is not None and former != now:
+        if former is not None and former != now and len(former) <= KEY_BYTES_MAX:
             changes.append(self._change(source.seq, source.table, former, _NULL))
-        if now is not None:
+        if now is not None and len(now) <= KEY_BYTES_MAX:
             changes.append(self._change(source.seq, source.table, now, after))
         return changes[0] if len(changes) == 1 else changes
 
     def _change(self, seq: int, space: str, key: bytes, after: bytes) -> Change:
-        vbucket = vbucket_of(key, self._mask)
+        vbucket = crc32(key) >> 16 & self._mask  # as vbucket_of
         # An event without images says that the key has changed and not how: what a client has of it is no good any more.
         if after == _NULL:
-            return Change(seq, Kind.DELETE, space, key, vbucket, wire.delete(key, vbucket, seq & OPAQUE_MASK, seq))
+            return Change(seq, _DELETE, space, key, vbucket, delete(key, vbucket, seq & OPAQUE_MASK, seq))
         value = packed(after) if self._is_packed else after
-        return Change(seq, Kind.MUTATION, space, key, vbucket, wire.mutation(key, value, vbucket, seq & OPAQUE_MASK, seq))
+        # As Change(…) makes it, which takes three times as long.
+        return _new(Change, (seq, _MUTATION, space, key, vbucket, mutation(key, value, vbucket, seq & OPAQUE_MASK, seq)))

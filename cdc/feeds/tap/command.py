@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 
 from cdc.config import Config
@@ -25,6 +26,9 @@ def _address(text: str) -> tuple[str, int]:
 
 
 async def _serve(config: Config, to: tuple[str, int] | None) -> None:
+    # Changes are many and live long, and none is in a cycle: looking for cycles among them is in vain (as in the daemon).
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 50)
     server = TapServer(config, to)
     address = config.tap.http_address
     page = Page(address, server, config.name, config.http.allowed_hosts) if address is not None else None

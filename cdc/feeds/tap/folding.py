@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cdc.feeds.tap.changes import MalformedError
+from cdc.feeds.tap.changes import MalformedError, Seq
 
 _NULL: Final = b"null"
 _ROW_BYTES: Final = 200
@@ -52,7 +52,7 @@ class _Source(msgspec.Struct):
     name: str
     table: str
     space_id: int
-    seq: int
+    seq: Seq
     snapshot_id: str | None = None
 
 

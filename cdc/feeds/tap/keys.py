@@ -25,8 +25,8 @@ KEY: Final = "key"
 
 
 def vbucket_of(key: bytes, mask: int) -> int:
-    """As memcached's and Couchbase's clients find it; `mask` is the number of vbuckets less one."""
-    return zlib.crc32(key) >> 16 & 0x7FFF & mask
+    """As memcached's and Couchbase's clients find it; `mask` is the number of vbuckets, 32,768 at most, less one."""
+    return zlib.crc32(key) >> 16 & mask
 
 
 def joined(key: bytes) -> bytes:
@@ -60,9 +60,14 @@ class KeyTemplate:
         """From the primary key as the topics have it."""
         prefix, _, rest = template.partition("{key}")
         if names == [SPACE, KEY] and not rest:
-            start = prefix.replace("{space}", space).encode()
-            self.prefix = start
-            self.of_key = lambda key: start + joined(key)
+            start = self.prefix = prefix.replace("{space}", space).encode()
+
+            def of_key(key: bytes) -> bytes:
+                # The commonest key is one whole number (see `joined`).
+                digits = key[key.find(b'":') + 2 : -1]
+                return start + (digits if digits.isdigit() else joined(key))
+
+            self.of_key = of_key
 
     def _of_key(self, key: bytes) -> bytes:
         return self._filled({SPACE: self._space.encode(), KEY: joined(key)})

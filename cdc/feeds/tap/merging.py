@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from cdc.feeds.tap import wire
 from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
@@ -94,47 +94,63 @@ class Merger:
         self.waiting_bytes = 0
         """Of changes whose turn it isn't yet."""
         self._waiting: dict[int, Numbered] = {}
+        self._odd: set[int] = set()
+        """Those that are no single change of a key."""
 
     def add(self, changes: Iterable[tuple[int, Numbered]]) -> None:
         """Changes by their numbers, in any order."""
-        next_seq, waiting = self.next_seq, self._waiting
+        next_seq, waiting, size, special = self.next_seq, self._waiting, 0, Kind.TRUNCATE
         for seq, change in changes:
             if seq >= next_seq and seq not in waiting:
                 waiting[seq] = change
-                self.waiting_bytes += _size(change)
+                if type(change) is Change:
+                    size += len(change[5]) + CHANGE_BYTES
+                    if change[1] < special:
+                        continue
+                else:
+                    size += _size(change)
+                self._odd.add(seq)
+        self.waiting_bytes += size
 
     def take(self, count_max: int = 2000) -> Batch | None:
         """The next changes in order; None if the next one hasn't come."""
+        waiting, first = self._waiting, self.next_seq
+        if first not in waiting:
+            return None
+        if self._odd:
+            return self._take_one_by_one(count_max)
+        changes: list[Any] = list(map(waiting.get, range(first, first + min(count_max, len(waiting)))))
+        if None in changes:
+            del changes[changes.index(None) :]
+        end = first + len(changes)
+        deque(map(waiting.__delitem__, range(first, end)), maxlen=0)
+        return self._taken(changes, end, sum([len(change[5]) for change in changes]) + CHANGE_BYTES * len(changes))
+
+    def _take_one_by_one(self, count_max: int) -> Batch:
+        """The same, where some are special or no single changes."""
         first = seq = self.next_seq
         changes: list[Change] = []
         byte_count = 0
-        pop = self._waiting.pop
-        while len(changes) < count_max:
-            found = pop(seq, None)
-            if found is None:
+        while len(changes) < count_max and (found := self._waiting.get(seq)) is not None:
+            if isinstance(found, list):
+                changes += found
+            elif found.kind < Kind.TRUNCATE:
+                changes.append(found)
+            elif seq > first:
                 break
-            is_one = isinstance(found, Change)
-            if is_one and found.kind >= Kind.TRUNCATE:  # type: ignore[union-attr]  # as is_one says
-                if changes:
-                    self._waiting[seq] = found
-                else:
-                    changes = [found]  # type: ignore[list-item]
-                    seq += 1
-                break
-            if is_one:
-                changes.append(found)  # type: ignore[arg-type]
-                byte_count += len(found[5]) + CHANGE_BYTES
             else:
-                changes += found  # type: ignore[arg-type]
-                byte_count += _size(found)
+                changes = [found]
+                count_max = 0
+            del self._waiting[seq]
+            self._odd.discard(seq)
+            byte_count += _size(found)
             seq += 1
-        if seq == first:
-            return None
-        self.next_seq = seq
-        self.waiting_bytes = max(0, self.waiting_bytes - byte_count)
-        if not self._waiting:
-            self.waiting_bytes = 0
-        return Batch(first, seq - 1, changes, byte_count)
+        return self._taken(changes, seq, byte_count)
+
+    def _taken(self, changes: list[Change], end: int, byte_count: int) -> Batch:
+        first, self.next_seq = self.next_seq, end
+        self.waiting_bytes = self.waiting_bytes - byte_count if self._waiting else 0
+        return Batch(first, end - 1, changes, byte_count)
 
     @property
     def hole(self) -> int | None:

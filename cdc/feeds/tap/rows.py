@@ -17,20 +17,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Final, Protocol
+from zlib import crc32
 
 from cdc.errors import StateError
-from cdc.feeds.tap import wire
-from cdc.feeds.tap.changes import packed
-from cdc.feeds.tap.keys import vbucket_of
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.session import Cursor
+from cdc.feeds.tap.wire import KEY_BYTES_MAX, changed_key, mutation
 from cdc.schema.keys import space_prefix
 
 FILL_OPAQUE: Final = 0x8000_0000
 """Opaques of rows have this bit."""
-_LOOK_ROWS: Final = 64
-"""How often it is looked whether the view has become old."""
+_PIECE_ROWS: Final = 64
+_PIECE_BYTES: Final = 256 * 1024
+"""Rows are taken from the store so many at a time, as far as the size of those before tells; between two pieces it is looked
+whether the view has become old."""
 _OPAQUE_COUNT: Final = 0x7FFF_FFFF
 
 
@@ -98,26 +100,23 @@ class RowStore(ABC):
             return self._current().seq
 
     def read(self, cursor: Cursor, selection: Selection, *, is_packed: bool, count_max: int, bytes_max: int) -> Rows:
-        """The rows behind a cursor, at most so many. Raises as `seq`."""
+        """The rows behind a cursor, until there are so many. Raises as `seq`."""
         with self._lock, self._errors():
             view = self._current()
             frames: list[bytes] = []
             keys: list[bytes] = []
             size = 0
             until = view.opened_at + self._view_seconds_max
-            for place, (key, row, space) in enumerate(_rows_behind(view, cursor, selection)):
-                if key in view.doubtful:
-                    continue
-                made = self._made(key, row, space, view, selection, len(frames), is_packed=is_packed)
-                if made is not None:
-                    frames.append(made[1])
-                    keys.append(made[0])
-                    size += len(made[1])
-                if len(frames) >= count_max or size >= bytes_max:
-                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+            for space, piece in _rows_behind(view, cursor, selection):
+                last = piece[-1][0]
+                rows = [row for row in piece if row[0] not in view.doubtful] if view.doubtful else piece
+                names, made = self._made(rows, space, view, selection, len(frames), is_packed=is_packed)
+                frames += made
+                keys += names
+                size += sum(map(len, made))
                 # Of what the client doesn't get, there may be much.
-                if not place % _LOOK_ROWS and time.monotonic() > until:
-                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, key))
+                if len(frames) >= count_max or size >= bytes_max or time.monotonic() > until:
+                    return Rows(view.seq, view.version, frames, keys, Cursor(space.number, last))
             return Rows(view.seq, view.version, frames, keys, None)
 
     def names(self) -> list[str]:
@@ -144,9 +143,9 @@ class RowStore(ABC):
 
     @abstractmethod
     def _made(
-        self, key: bytes, row: bytes, space: Any, view: View, selection: Selection, place: int, *, is_packed: bool
-    ) -> tuple[bytes, bytes] | None:
-        """A row's key at the client, and its frame; None if the client doesn't get it."""
+        self, rows: Sequence[tuple[bytes, bytes]], space: Any, view: View, selection: Selection, place: int, *, is_packed: bool
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Keys and frames of the rows that the client gets; so many have been made before."""
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[None]:
@@ -172,20 +171,26 @@ class RowStore(ABC):
             self._view.transaction.abort()
             self._view = None
 
-    def _frame(
-        self, key: bytes, row: bytes, seq: int, number: int, selection: Selection, *, is_packed: bool
-    ) -> tuple[bytes, bytes] | None:
-        """A key as the client knows it, and its frame; None if the client doesn't get it. `number` makes the opaque."""
-        vbucket = vbucket_of(key, self._mask)
-        if (selection.vbuckets is not None and vbucket not in selection.vbuckets) or vbucket in selection.lost:
-            return None
-        opaque = FILL_OPAQUE | number & _OPAQUE_COUNT
-        if selection.is_keys_only:
-            return key, wire.changed_key(key, vbucket, opaque, seq)
-        return key, wire.mutation(key, packed(row) if is_packed else row, vbucket, opaque, seq)
+    def _frames(
+        self, names: list[bytes], values: list[bytes], numbers: Sequence[tuple[int, int]], selection: Selection
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Keys and frames of those rows that the client gets. `numbers` are what makes the opaque, and the CAS, of each."""
+        mask, wanted, lost, is_keys_only = self._mask, selection.vbuckets, selection.lost, selection.is_keys_only
+        keys, frames = [], []
+        for name, value, (number, seq) in zip(names, values, numbers, strict=True):
+            vbucket = crc32(name) >> 16 & mask  # as vbucket_of
+            if (wanted is not None and vbucket not in wanted) or vbucket in lost or len(name) > KEY_BYTES_MAX:
+                continue
+            opaque = FILL_OPAQUE | number & _OPAQUE_COUNT
+            keys.append(name)
+            frames.append(
+                changed_key(name, vbucket, opaque, seq) if is_keys_only else mutation(name, value, vbucket, opaque, seq)
+            )
+        return keys, frames
 
 
-def _rows_behind(view: View, cursor: Cursor, selection: Selection) -> Iterator[tuple[bytes, bytes, Any]]:
+def _rows_behind(view: View, cursor: Cursor, selection: Selection) -> Iterator[tuple[Any, list[tuple[bytes, bytes]]]]:
+    """Spaces, with some of their rows at a time."""
     for space in view.spaces:
         if space.number < cursor.space or (selection.spaces is not None and space.name not in selection.spaces):
             continue
@@ -197,7 +202,14 @@ def _rows_behind(view: View, cursor: Cursor, selection: Selection) -> Iterator[t
                 is_there = found.next()
             if not is_there:
                 continue
-            for key, row in found.iternext():
-                if not key.startswith(prefix):
+            rows, count = found.iternext(), 1
+            while piece := list(islice(rows, count)):
+                size = sum([len(row) for _, row in piece])
+                count = min(_PIECE_ROWS, 1 + _PIECE_BYTES * len(piece) // (size + 1))
+                is_end = not piece[-1][0].startswith(prefix)
+                if is_end:
+                    piece = [row for row in piece if row[0].startswith(prefix)]
+                if piece:
+                    yield space, piece
+                if is_end:
                     break
-                yield key, row, space

@@ -16,7 +16,7 @@ import hashlib
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +26,7 @@ import msgspec
 import structlog
 
 from cdc.errors import StateError
+from cdc.feeds.tap.changes import packed
 from cdc.feeds.tap.directory import open_locked
 from cdc.feeds.tap.folding import Fold, SpaceState, decoded_spaces, encoded_spaces
 from cdc.feeds.tap.keys import KeyTemplate
@@ -253,17 +254,21 @@ class TopicStore(RowStore):
             raise
 
     def _made(
-        self, key: bytes, row: bytes, space: _Space, _: View, selection: Selection, __: int, *, is_packed: bool
-    ) -> tuple[bytes, bytes] | None:
-        seq, key_length = _HEAD.unpack_from(row)
-        if seq <= space.floor:
-            return None
-        start = _HEAD.size + key_length
-        primary = row[_HEAD.size : start] if key_length else key[4:]
-        value = row[start:]
-        template = space.template
-        shown = template.of_row(primary, value) if template.needs_row else template.of_key(primary)
-        return self._frame(shown, value, seq, seq, selection, is_packed=is_packed)
+        self, rows: Sequence[tuple[bytes, bytes]], space: _Space, _: View, selection: Selection, __: int, *, is_packed: bool
+    ) -> tuple[list[bytes], list[bytes]]:
+        template, floor = space.template, space.floor
+        names, values, numbers = [], [], []
+        for key, row in rows:
+            seq, key_length = _HEAD.unpack_from(row)
+            if seq <= floor:
+                continue
+            start = _HEAD.size + key_length
+            primary = row[_HEAD.size : start] if key_length else key[4:]
+            value = row[start:]
+            names.append(template.of_row(primary, value) if template.needs_row else template.of_key(primary))
+            values.append(packed(value) if is_packed else value)
+            numbers.append((seq, seq))
+        return self._frames(names, values, numbers, selection)
 
     # Inside.
 

@@ -89,5 +89,9 @@ class TopicThread(ABC):
             failure = error
         except KafkaException as error:
             failure = reading_error(error.args[0], "the topics can't be read")
+        except Exception as error:
+            # A fault of this program, whose traceback follows: without this clients would wait for ever.
+            failure = CdcError(f"a thread that reads topics has ended: {error!r}")
+            raise
         finally:
             self._on_end(failure)

@@ -5,7 +5,7 @@ Nothing is written here but an entry in LMDB's table of readers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,21 +60,26 @@ class DaemonStore(RowStore):
         return translate_lmdb_errors(self._path)
 
     def _made(
-        self, _: bytes, row: bytes, space: _Space, view: View, selection: Selection, place: int, *, is_packed: bool
-    ) -> tuple[bytes, bytes] | None:
-        values = tuple_values(row)
-        encoder, template = space.encoder, space.template
-        try:
-            shown = encoder.rows[len(values)](values)
-            if space.number_field is not None:
-                key = b"%b%d" % (space.prefix, values[space.number_field])
-            elif template.needs_row:
-                key = template.of_row(encoder.key_of(values), shown)
-            else:
-                key = template.of_key(encoder.key_of(values))
-        except (EncodingError, SchemaError):
-            return None  # it has no event either
-        return self._frame(key, shown, view.seq, view.seq + place, selection, is_packed=is_packed)
+        self, rows: Sequence[tuple[bytes, bytes]], space: _Space, view: View, selection: Selection, place: int, *, is_packed: bool
+    ) -> tuple[list[bytes], list[bytes]]:
+        encode, key_of, template = space.encoder.rows, space.encoder.key_of, space.template
+        prefix, number_field, needs_row, of_key = space.prefix, space.number_field, template.needs_row, template.of_key
+        names, values = [], []
+        for _, row in rows:
+            fields = tuple_values(row)
+            try:
+                shown = encode[len(fields)](fields)
+                if number_field is not None:
+                    names.append(b"%b%d" % (prefix, fields[number_field]))
+                elif needs_row:
+                    names.append(template.of_row(key_of(fields), shown))
+                else:
+                    names.append(of_key(key_of(fields)))
+            except (EncodingError, SchemaError):
+                continue  # it has no event either
+            values.append(row if is_packed else shown)
+        numbers = [(view.seq + number, view.seq) for number in range(place, place + len(names))]
+        return self._frames(names, values, numbers, selection)
 
     def _open_view(self) -> View:
         self._open()

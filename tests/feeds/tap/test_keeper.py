@@ -39,8 +39,8 @@ class Kept:
     def __init__(self, path: Path, broker: Broker, **settings: Any) -> None:
         self.store = TopicStore(path, PREFIX, [".*"], lambda space: KeyTemplate("{space}:{key}", space), 1024, 5.0)
         self.epochs: list[int] = []
-        self._ends: list[CdcError | None] = []
-        self.keeper = Keeper(broker.topics(**settings), self.store, lambda _: True, self.epochs.append, self._ends.append)
+        self.ends: list[CdcError | None] = []
+        self.keeper = Keeper(broker.topics(**settings), self.store, lambda _: True, self.epochs.append, self.ends.append)
 
     def __enter__(self) -> Self:
         self.store.open()
@@ -51,7 +51,7 @@ class Kept:
         self.keeper.stop()
         self.keeper.join()
         self.store.close()
-        assert self._ends == [None]
+        assert self.ends == [None]
 
     def wait(self, seq: int) -> None:
         """Until all changes up to here are in the store."""
@@ -188,6 +188,19 @@ def test_what_comes_late_makes_clients_begin_anew(tmp_path: Path, broker: Broker
         broker.change(1, 1, "a", partition=1)
         wait_for("the row", lambda: kept.rows().keys() == {"users:1", "users:2"})
         assert kept.epochs
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_fault_is_told(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nobody was told of it, clients waited for a thread that had ended."""
+    monkeypatch.delattr(keeper_module, "event_of")
+    broker.change(1, 1, "a")
+    kept = Kept(tmp_path, broker)
+    kept.store.open()
+    kept.keeper.start()
+    kept.keeper.join()
+    kept.store.close()
+    assert "NameError" in str(kept.ends)
 
 
 def _sweep(broker: Broker) -> None:

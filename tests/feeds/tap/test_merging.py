@@ -143,6 +143,16 @@ def test_a_key_made_of_another_field_moves() -> None:
     assert isinstance(stayed[1], Change)
 
 
+@pytest.mark.parametrize("template", ["{space}:{key}", "{space}:{id}"])
+def test_a_key_that_no_message_has_room_for_is_left_out(template: str) -> None:
+    for length, is_told in ((65_535, True), (65_536, False)):
+        name = "x" * (length - len("users:"))
+        found = changes(template).of(json.dumps({"id": name}).encode(), event(7, after={"id": name}))
+        assert found is not None
+        assert found[0] == 7
+        assert bool(found[1]) is is_told
+
+
 def test_packed_values() -> None:
     found = changes(value="msgpack").of(b'{"id":1}', event(7, after={"id": 1, "name": "x"}))
     assert found is not None
@@ -151,7 +161,7 @@ def test_packed_values() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", [b"", b"x", b"[]", b"{}", b'{"op":"c","source":{"name":"shop","table":"users","seq":"7"}}', b"\xff"]
+    "value", [b"", b"x", b"[]", b"{}", b'{"op":"c","source":{"name":"shop","table":"users","seq":"7"}}', b"\xff", event(1 << 63)]
 )
 def test_what_is_no_event_is_said(value: bytes) -> None:
     with pytest.raises(MalformedError):
