@@ -1,7 +1,7 @@
 """The thread that owns Kafka: takes batches from a bounded queue, commits them on time, and says what is settled.
 
     pipeline ──submit──▶ queue (bytes bounded) ──▶ produce, produce, … commit ──▶ settled positions ──▶ Ledger
-                           │ full: the daemon stops reading the socket             every commit_interval_ms
+                           │ full: the daemon stops reading the socket             when the queue is empty,
                            ▼
                         the master's own log is the buffer that has no bound
 
@@ -50,6 +50,8 @@ PROOF_SECONDS: Final = 5.0
 """After so long without a commit the position is committed again. Only a commit tells that another daemon has taken the name, and
 Kafka forgets a transactional id that writes nothing for seven days (transactional.id.expiration.ms)."""
 COMPLAINT_SECONDS: Final = 10.0
+MANY_BYTES: Final = 512 * 1024
+"""A batch of more is one of several that were read at once: others follow it, though they may not wait yet."""
 
 
 class _State(Enum):
@@ -366,12 +368,15 @@ class Publisher:
     def _publish(self) -> None:
         interval = self._config.commit_interval_ms / 1000
         heartbeat_interval = self._config.heartbeat_interval_ms / 1000
+        pause = self._config.commit_pause_ms / 1000
         next_heartbeat = 0.0
         last = self.committed
         self._open = open_ = OpenTransaction()
         while True:
+            rested_at = self.statistics.last_commit_at + pause
             # In the middle of a source transaction there is nothing to commit, so nothing is due.
-            batch = self._take(open_.began_at + interval - time.monotonic() if open_.end is not None else IDLE_SECONDS)
+            due_at = open_.due_at(interval, rested_at, follows_more=False)
+            batch = self._take(due_at - time.monotonic() if open_.end is not None else IDLE_SECONDS)
             if self._abandoned is not None:
                 raise PublishAborted(self._abandoned)
             if batch is not None:
@@ -389,7 +394,9 @@ class Publisher:
                 self.statistics.event_count += batch.event_count
                 self.statistics.byte_count += batch.byte_count
             now = time.monotonic()
-            is_due = now >= open_.began_at + interval or open_.byte_count >= self._config.commit_bytes_max or self._is_drained
+            follows_more = bool(self._queue) or (batch is not None and batch.byte_count > MANY_BYTES)
+            due_at = open_.due_at(interval, rested_at, follows_more=follows_more)
+            is_due = now >= due_at or open_.byte_count >= self._config.commit_bytes_max or self._is_drained
             if open_.end is not None and is_due:
                 if heartbeat_interval and now >= next_heartbeat:
                     next_heartbeat = now + heartbeat_interval

@@ -31,6 +31,13 @@ class OpenTransaction:
         self.event_count += batch.event_count
         self.byte_count += batch.byte_count
 
+    def due_at(self, interval_seconds: float, rested_at: float, *, follows_more: bool) -> float:
+        """When to commit: as soon as nothing more waits and the last commit was long enough ago, which is `rested_at`, and at the
+        end of the interval at the latest, which lets many batches share a commit while there is much to do.
+        """
+        latest = self.began_at + interval_seconds
+        return latest if follows_more else min(latest, rested_at)
+
     def timeout(self, error: CdcError, now: float, limit_seconds: float) -> TransactionTimeoutError | None:
         """What to say instead of `error` if a large source transaction has run out of time: None if it hasn't."""
         seconds = now - self.began_at

@@ -115,7 +115,7 @@ def test_a_broadcast_reaches_the_partitions_that_there_are_now(cluster: Cluster,
 
 @pytest.mark.parametrize("mode", MODES)
 def test_topics_are_made_after_a_commit(cluster: Cluster, start: Start, mode: Mode) -> None:
-    publisher = start(mode, commit_interval_ms=60_000)
+    publisher = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     for number in (1, 2):
         found = batch(number)
         found.topics = [f"shop.{number}", f"shop.{number}b"]
@@ -256,8 +256,16 @@ def test_a_source_transaction_that_takes_too_long(cluster: Cluster, start: Start
     assert cluster.values("shop.things") == [row(1), row(2), row(3)]
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_commit_waits_for_nothing_when_nothing_waits(start: Start, mode: str) -> None:
+    publisher = start(mode, commit_interval_ms=60_000, commit_pause_ms=0)
+    for seq in (1, 2):
+        publisher.submit(batch(seq))
+        assert [position.seq for position in wait(publisher)] == [seq]
+
+
 def test_a_large_source_transaction_has_all_the_time_that_there_is(cluster: Cluster, start: Start) -> None:
-    publisher = start("exactly_once", commit_interval_ms=60_000)
+    publisher = start("exactly_once", commit_interval_ms=60_000, commit_pause_ms=60_000)
     publisher.submit(batch(1))
     publisher.submit(batch(2, is_boundary=False))
     assert [position.seq for position in wait(publisher)] == [1]
@@ -267,7 +275,7 @@ def test_a_large_source_transaction_has_all_the_time_that_there_is(cluster: Clus
 
 def test_a_commit_between_source_transactions_that_takes_too_long_is_no_size(cluster: Cluster, start: Start) -> None:
     cluster.timeout_seconds = 0.2
-    publisher = start("exactly_once", commit_interval_ms=400)
+    publisher = start("exactly_once", commit_interval_ms=400, commit_pause_ms=400)
     publisher.submit(batch(1))
     with pytest.raises(PublishError) as caught:
         wait(publisher)
@@ -318,7 +326,7 @@ def until(what: Callable[[], bool]) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_an_orderly_end_shows_all_that_was_committed(cluster: Cluster, start: Start, mode: Mode) -> None:
-    publisher = start(mode, commit_interval_ms=60_000)
+    publisher = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     publisher.submit(batch(1))
     leave_out_next(cluster)
     assert publisher.stop(20)
@@ -330,7 +338,7 @@ def test_an_orderly_end_shows_all_that_was_committed(cluster: Cluster, start: St
 
 def test_an_end_says_what_readers_may_not_reach(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readability, "END_SECONDS", 0.1)
-    publisher = start("exactly_once", commit_interval_ms=60_000)
+    publisher = start("exactly_once", commit_interval_ms=60_000, commit_pause_ms=60_000)
     publisher.submit(batch(1))
     cluster.can_tell = False
     assert publisher.stop(20), "all was committed"
@@ -339,7 +347,7 @@ def test_an_end_says_what_readers_may_not_reach(cluster: Cluster, start: Start, 
 
 
 def test_an_end_waits_until_partitions_have_leaders_again(cluster: Cluster, start: Start) -> None:
-    publisher = start("exactly_once", commit_interval_ms=60_000)
+    publisher = start("exactly_once", commit_interval_ms=60_000, commit_pause_ms=60_000)
     publisher.submit(batch(1))
     leave_out_next(cluster)
     cluster.can_tell = False
@@ -394,7 +402,7 @@ def test_what_hangs_at_a_start(cluster: Cluster, start: Start, *, is_known: bool
 @pytest.mark.parametrize("mode", MODES)
 def test_an_end_that_has_to_leave_a_transaction_open(cluster: Cluster, start: Start, mode: Mode) -> None:
     """It says for how long readers wait; the next start ends it."""
-    publisher = start(mode, commit_interval_ms=60_000)
+    publisher = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     publisher.submit(batch(1))
     cluster.fail_commit = cluster.fail_abort = lambda: KafkaError(KafkaError._TIMED_OUT, retriable=True)
     assert not publisher.stop(0.3)
@@ -411,7 +419,7 @@ def test_an_end_that_has_to_leave_a_transaction_open(cluster: Cluster, start: St
 @pytest.mark.parametrize("slow", ["shop.things", "shop.schema", "shop.others"])
 def test_a_new_form_is_shown_behind_what_it_ends_and_before_what_it_begins(cluster: Cluster, start: Start, slow: str) -> None:
     """Although each partition takes its own time."""
-    publisher = start("at_least_once", commit_interval_ms=60_000)
+    publisher = start("at_least_once", commit_interval_ms=60_000, commit_pause_ms=60_000)
     cluster.slow = {slow}
     publisher.submit(batch(1))
     found = batch(2)

@@ -96,7 +96,7 @@ def test_what_is_settled_is_there(ground: Ground, start: Start, mode: Mode) -> N
 
 
 def test_an_orderly_end_commits_what_was_submitted(ground: Ground, start: Start, mode: Mode) -> None:
-    one = start(mode, commit_interval_ms=60_000)
+    one = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     one.submit(batch(ground, 1))
     assert one.stop(60)
     assert [position.seq for position in one.last_settled()] == [1]
@@ -106,7 +106,7 @@ def test_an_orderly_end_commits_what_was_submitted(ground: Ground, start: Start,
 
 def test_an_end_within_a_source_transaction(ground: Ground, start: Start, mode: Mode) -> None:
     """Its part is not committed, and no transaction stays open; the next start goes on before it."""
-    one = start(mode, commit_interval_ms=60_000)
+    one = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     one.submit(batch(ground, 1))
     one.submit(batch(ground, 2, is_boundary=False))
     assert not one.stop(60)
@@ -140,7 +140,7 @@ def test_what_is_abandoned_is_published_anew(ground: Ground, start: Start, mode:
 
 def test_what_a_killed_process_left_open(ground: Ground, start: Start, mode: Mode) -> None:
     """It just doesn't go on: the next one of the name does, from the checkpoint, and nobody ever sees the rest."""
-    killed = start(mode, commit_interval_ms=60_000)
+    killed = start(mode, commit_interval_ms=60_000, commit_pause_ms=60_000)
     killed.submit(batch(ground, 1, is_boundary=False))
     again = start(mode)
     assert seq(again) == 0

@@ -62,7 +62,7 @@ class Auditor:
 def test_no_ack_is_beyond_the_committed_checkpoint(scene: Scene) -> None:
     scene.daemon.settings["source"]["ack_interval_ms"] = 50
     # Rare commits: what has been received is ahead of what is durable nearly all the time.
-    scene.daemon.settings["kafka"]["commit_interval_ms"] = 3000
+    scene.daemon.settings["kafka"] |= {"commit_interval_ms": 3000, "commit_pause_ms": 3000}
     scene.workload.create(500)
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix, only="checkpoint") as reader:
         auditor = Auditor(reader, scene)

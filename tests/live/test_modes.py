@@ -35,7 +35,7 @@ def newest_seq(scene: Scene) -> int:
 def test_at_least_once_repeats_whole_transactions(scene: Scene) -> None:
     scene.daemon.settings["kafka"]["delivery"] = "at_least_once"
     # Rare checkpoints, so that a kill has much to repeat.
-    scene.daemon.settings["kafka"]["commit_interval_ms"] = 2_000
+    scene.daemon.settings["kafka"] |= {"commit_interval_ms": 2_000, "commit_pause_ms": 2_000}
     scene.workload.create(1_000)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
@@ -101,7 +101,7 @@ def _is_inside(stream: Stream, seq: int) -> bool:
 
 def test_at_least_once_killed_before_a_gap(scene: Scene) -> None:
     """Consumers have events that the checkpoint doesn't know of, and the log that would repeat them is gone."""
-    scene.daemon.settings["kafka"].update(delivery="at_least_once", commit_interval_ms=4_000, partitions=1)
+    scene.daemon.settings["kafka"].update(delivery="at_least_once", commit_interval_ms=4_000, commit_pause_ms=4_000, partitions=1)
     things = "local things = box.space.things "
     scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
     scene.tarantool.eval(things + "for id = 1, 9 do things:insert{id} end")
@@ -125,7 +125,7 @@ def test_at_least_once_killed_before_a_gap(scene: Scene) -> None:
 
 def test_at_least_once_killed_in_the_middle_of_a_request(scene: Scene) -> None:
     """Rows that were asked for are in sight and won't come again: what happens next to their keys comes behind them."""
-    scene.daemon.settings["kafka"].update(delivery="at_least_once", commit_interval_ms=3_000, partitions=1)
+    scene.daemon.settings["kafka"].update(delivery="at_least_once", commit_interval_ms=3_000, commit_pause_ms=3_000, partitions=1)
     things = "local things = box.space.things "
     scene.tarantool.eval("box.schema.space.create('things'):create_index('primary')")
     scene.tarantool.eval(things + "for id = 1, 5000 do things:insert{id, 'first'} end")

@@ -37,6 +37,7 @@ def test_readers_reach_what_was_committed_while_a_partition_had_no_leader(
         topic_prefix=name,
         replication_factor=3,
         commit_interval_ms=60_000,
+        commit_pause_ms=60_000,
         properties={"transaction.timeout.ms": 600_000},
     )
     admin = KafkaClients(name, config).admin()

@@ -173,7 +173,7 @@ def test_write_is_lacking_on_one_topic_in_the_stream(secured_scene: Scene, admin
     )
     grant(admin, denied)
     # Many batches in one Kafka transaction: it has failed before the last of them is handed over, and before it is committed.
-    daemon.settings["kafka"]["commit_interval_ms"] = 3_000
+    daemon.settings["kafka"] |= {"commit_interval_ms": 3_000, "commit_pause_ms": 3_000}
     scene.tarantool.eval(
         "require('fiber').create(function() for id = 2, 400 do box.space.denied:insert{id} require('fiber').sleep(0.01) end end)"
     )
