@@ -220,11 +220,10 @@ class KafkaSection(Section):
     delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
     """`at_least_once`: visible at once, and a restart may repeat whole source transactions."""
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
-    """When a Kafka transaction commits at the latest while more waits; where nothing does it commits at once (`commit_pause_ms`), and
-    earlier by `commit_bytes_max`."""
+    """When a Kafka transaction commits at the latest while more waits, or by `commit_bytes_max`; where nothing waits it does at
+    once (`commit_pause_ms`)."""
     commit_pause_ms: int = Field(default=15, ge=0, le=60_000)
-    """How long after a commit the next one comes at the earliest, however little waits: each is work of its own for the daemon and
-    the broker."""
+    """How long after a commit the next one comes at the earliest, however little waits: each is work of its own."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Of events in one Kafka transaction, as long as it is of several source transactions."""
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)

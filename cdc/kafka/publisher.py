@@ -43,7 +43,7 @@ from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.stream.open_transaction import OpenTransaction
+from cdc.stream.open_transaction import OpenTransaction, Pace
 
 IDLE_SECONDS: Final = 0.5
 PROOF_SECONDS: Final = 5.0
@@ -366,17 +366,14 @@ class Publisher:
             self._fail(ProducerLostError(f"{error.message}; and then Kafka's client failed: {lost}"))
 
     def _publish(self) -> None:
-        interval = self._config.commit_interval_ms / 1000
+        config = self._config
+        pace = Pace(config.commit_interval_ms / 1000, config.commit_pause_ms / 1000, config.commit_bytes_max)
         heartbeat_interval = self._config.heartbeat_interval_ms / 1000
-        pause = self._config.commit_pause_ms / 1000
         next_heartbeat = 0.0
         last = self.committed
         self._open = open_ = OpenTransaction()
         while True:
-            rested_at = self.statistics.last_commit_at + pause
-            # In the middle of a source transaction there is nothing to commit, so nothing is due.
-            due_at = open_.due_at(interval, rested_at, follows_more=False)
-            batch = self._take(due_at - time.monotonic() if open_.end is not None else IDLE_SECONDS)
+            batch = self._take(open_.wait_seconds(pace, self.statistics.last_commit_at, time.monotonic(), IDLE_SECONDS))
             if self._abandoned is not None:
                 raise PublishAborted(self._abandoned)
             if batch is not None:
@@ -395,9 +392,8 @@ class Publisher:
                 self.statistics.byte_count += batch.byte_count
             now = time.monotonic()
             follows_more = bool(self._queue) or (batch is not None and batch.byte_count > MANY_BYTES)
-            due_at = open_.due_at(interval, rested_at, follows_more=follows_more)
-            is_due = now >= due_at or open_.byte_count >= self._config.commit_bytes_max or self._is_drained
-            if open_.end is not None and is_due:
+            is_due = open_.is_due(pace, self.statistics.last_commit_at, now, follows_more=follows_more)
+            if open_.end is not None and (is_due or self._is_drained):
                 if heartbeat_interval and now >= next_heartbeat:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(open_.end)

@@ -10,6 +10,15 @@ from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch
 
 
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How often Kafka transactions commit."""
+
+    interval_seconds: float
+    pause_seconds: float
+    bytes_max: int
+
+
 @dataclass(slots=True)
 class OpenTransaction:
     """Batches that aren't committed, and where a commit may fall: `end` is None within a source transaction.
@@ -31,12 +40,20 @@ class OpenTransaction:
         self.event_count += batch.event_count
         self.byte_count += batch.byte_count
 
-    def due_at(self, interval_seconds: float, rested_at: float, *, follows_more: bool) -> float:
-        """When to commit: as soon as nothing more waits and the last commit was long enough ago, which is `rested_at`, and at the
-        end of the interval at the latest, which lets many batches share a commit while there is much to do.
+    def due_at(self, pace: Pace, last_commit_at: float, *, follows_more: bool) -> float:
+        """When to commit: as soon as nothing more waits, but for the pause after the last commit, and at the end of the interval
+        at the latest, which lets many batches share a commit while there is much to do.
         """
-        latest = self.began_at + interval_seconds
-        return latest if follows_more else min(latest, rested_at)
+        latest = self.began_at + pace.interval_seconds
+        return latest if follows_more else min(latest, last_commit_at + pace.pause_seconds)
+
+    def is_due(self, pace: Pace, last_commit_at: float, now: float, *, follows_more: bool) -> bool:
+        """Whether to commit now."""
+        return self.byte_count >= pace.bytes_max or now >= self.due_at(pace, last_commit_at, follows_more=follows_more)
+
+    def wait_seconds(self, pace: Pace, last_commit_at: float, now: float, idle_seconds: float) -> float:
+        """How long to wait for another batch. Nothing is due in the middle of a source transaction, where no commit may fall."""
+        return self.due_at(pace, last_commit_at, follows_more=False) - now if self.end is not None else idle_seconds
 
     def timeout(self, error: CdcError, now: float, limit_seconds: float) -> TransactionTimeoutError | None:
         """What to say instead of `error` if a large source transaction has run out of time: None if it hasn't."""
