@@ -1,7 +1,7 @@
 """What the compiled module has (cdc/native/src). Only cdc.native imports it."""
 
-from collections.abc import Iterable, Iterator
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
 
@@ -75,6 +75,9 @@ class Rows:
     def end_of_open(self, at: int) -> int:
         """Behind the row that ends the transaction which is open at row `at`, or behind the last row."""
 
+ImageKeys = tuple[int, list[tuple[int, str]], list[bytes], bool]
+"""What a space's keys begin with, their fields and types, the names of the space's fields, and whether UPSERTs are taken."""
+
 class CompiledRowPath:
     """What the events of one connection are made with."""
 
@@ -90,6 +93,7 @@ class CompiledRowPath:
         fields: list[tuple[bytes, bool]],
         parts: list[tuple[bytes, int, int]],
         fields_max: int,
+        images: ImageKeys | None,
     ) -> None:
         """Take a space's rows from here on."""
     def pass_over(self, space_id: int) -> None:
@@ -105,6 +109,7 @@ class CompiledRowPath:
         vclock: list[tuple[int, int]],
         seq: int,
         byte_count: int,
+        images: tuple[Any, Callable[[bytes], bytes | None]] | None,
     ) -> Run:
         """Handle whole transactions from row `at` on."""
 

@@ -88,6 +88,8 @@ class SpaceEvents(RowEncoder):
         self.topic = topic
         self.changes_by: Literal["row", "image", "nobody"] = "row"
         """What `changes` are made from: the row alone, the image, or nothing, as the rows are told in another way."""
+        self.key_number = form.space_id
+        """What the keys of the images begin with, if they are made from those."""
         self.changes: dict[int, Change] = {
             Type.INSERT: self._whole_row(OPEN_CREATE),
             Type.REPLACE: self._whole_row(OPEN_UPDATE),

@@ -314,5 +314,6 @@ class ImageChanges:
 
 
 def _lua_text(text: str) -> str:
-    """A text as Lua writes it."""
-    return "'" + text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n") + "'"
+    """A text as Lua writes it; of one that isn't UTF-8 the bytes that don't fit by their numbers."""
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
+    return "'" + "".join([char if not "\udc80" <= char <= "\udcff" else f"\\{ord(char) - 0xDC00}" for char in escaped]) + "'"

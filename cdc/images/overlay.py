@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final, Protocol
 
 from cdc.errors import KeysChangedError, SchemaError, UnkeyableError
-from cdc.images.pending import Change, Changes, new_pending
+from cdc.images.pending import Change, Changes, Pending, new_pending
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.schema.keys import KeyCodec, space_prefix
@@ -220,6 +220,11 @@ class Images:
             if len(rows) >= REKEY_ROWS or byte_count >= REKEY_BYTES:
                 return rows, old_key
         return rows, None
+
+    @property
+    def reading(self) -> tuple[Pending, Callable[[bytes], bytes | None]]:
+        """For a compiled row path: what is pending, and how to read what is stored, until something is written."""
+        return self._pending, self._store.get
 
     def current(self, key: bytes) -> bytes | None:
         """A key's tuple, None if there is none."""

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     # For annotations: at run time they are there only if they are chosen.
     from cdc._native import CompiledRowPath as CompiledRowPath
     from cdc._native import FrameReader as FrameReader
+    from cdc._native import ImageKeys as ImageKeys
     from cdc._native import Rows as Rows
     from cdc._native import Run as Run
 

@@ -58,7 +58,7 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
         path.forget(space_id)
         if space is None:
             path.pass_over(space_id)
-        elif space.changes_by == "row":
+        elif space.changes_by != "nobody":
             _take(path, space)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
@@ -81,13 +81,24 @@ def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
     kinds = [_kinds(part) for part in form.key_parts]
     if len(set(names)) < len(names) or not all(kinds):
         return
+    if space.changes_by == "image" and any(part.is_as_written for part in form.key_parts):
+        return  # its keys in the store are made in Python
     try:
         fields = [(encode(item.name), item.type in PLAIN_FIELD_TYPES) for item in form.fields]
         parts = [(encode(name), part.field, kind) for name, part, kind in zip(names, form.key_parts, kinds, strict=True)]
         name = encode(form.name)
+        images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name that isn't UTF-8
-    path.take(form.space_id, space.topic, name, space.table, space.schema, fields, parts, _fields_max(form))
+    path.take(form.space_id, space.topic, name, space.table, space.schema, fields, parts, _fields_max(form), images)
+
+
+def _images(space: SpaceEvents) -> native.ImageKeys:
+    """What the store's keys of a space begin with and are made of, the names of its fields, and whether its UPSERTs are taken."""
+    form = space.form
+    parts = [(part.field, part.type) for part in form.key_parts]
+    # Vinyl looks at an UPSERT's tuple when it is too late to refuse it, and has rules of its own.
+    return space.key_number, parts, [name.encode() for name in form.field_names], not form.is_vinyl
 
 
 def _kinds(part: KeyPart) -> int:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from cdc import native
+from cdc.images.overlay import Images
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.stream.assembler import Assembler
@@ -36,6 +37,7 @@ class CompiledStream:
         builder: BatchBuilder,
         events: StreamEvents,
         assembler: Assembler,
+        images: Images | None,
         *,
         transaction_topic: str,
         open_bytes_max: int,
@@ -48,6 +50,7 @@ class CompiledStream:
         self._builder = builder
         self._events = events
         self._assembler = assembler
+        self._images = images
         self._transaction_topic = transaction_topic
         self._open_bytes_max = min(open_bytes_max, OPEN_BYTES_MAX)
         self._may_run = may_run
@@ -114,7 +117,8 @@ class CompiledStream:
     def _run_once(self, rows: native.Rows, at: int, suffix: bytes) -> tuple[int, bool]:
         """Run until something is to be done about it; returns where that is, and whether the next transaction didn't fit."""
         builder, events = self._builder, self._events
-        run = self._path.run(rows, at, suffix, list(events.vclock.items()), builder.seq, builder.byte_count)
+        images = self._images.reading if self._images is not None else None
+        run = self._path.run(rows, at, suffix, list(events.vclock.items()), builder.seq, builder.byte_count, images)
         if run.at > at:
             builder.messages += run.messages
             builder.seq, builder.byte_count, builder.timestamp = run.seq, run.byte_count, run.timestamp

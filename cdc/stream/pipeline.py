@@ -128,6 +128,7 @@ class Pipeline:
                 self._builder,
                 self._events,
                 self._assembler,
+                images,
                 transaction_topic=transaction_topic,
                 open_bytes_max=options.transaction_bytes_max,
                 may_run=self._has_only_rows,

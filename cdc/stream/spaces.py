@@ -138,6 +138,7 @@ class Spaces:
                 self._images.spaces_without_images[form.name] = error.message
             else:
                 space.changes, space.changes_by = changes.changes, "image"
+                space.key_number = self._images.number(form.space_id)
                 self.image_changes[form.space_id] = changes
         if form.is_vinyl and self._merges_upserts:
             space.count_upserts(self._count_upsert)

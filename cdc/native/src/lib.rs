@@ -5,6 +5,7 @@
 
 pub mod envelope;
 pub mod frames;
+pub mod images;
 pub mod json;
 pub mod keys;
 pub mod layout;

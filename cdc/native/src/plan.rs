@@ -1,5 +1,6 @@
 //! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for what is common.
 
+use crate::images::ImagePlan;
 use crate::json::{
     is_utf8, push_any, push_base64, push_signed, push_simple, push_text, push_unsigned, push_uuid,
     Refused, Written,
@@ -41,6 +42,8 @@ pub struct Plan {
     pub name: Vec<u8>,
     /// Which of the topics.
     pub topic: usize,
+    /// By what its images are kept, if it has images.
+    pub images: Option<ImagePlan>,
 }
 
 impl Plan {
@@ -69,6 +72,7 @@ impl Plan {
             schema,
             name,
             topic,
+            images: None,
         }
     }
 

@@ -7,8 +7,12 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::envelope::Origins;
 use crate::frames::{end_of_open, scan, walk, whole_until, Row, LENGTH_BYTES};
+use crate::images::ImagePlan;
+use crate::keys::KeyPlan;
+use crate::overlay::Overlay;
 use crate::plan::{Field, Part, Plan};
-use crate::run::{self, Outbox, Settings};
+use crate::python_overlay::PendingChanges;
+use crate::run::{self, Images, Outbox, Settings};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FrameReader>()?;
@@ -256,6 +260,21 @@ impl RowPath {
     }
 }
 
+/// What the store has of these keys.
+fn fetch(py: Python<'_>, get: &Py<PyAny>, overlay: &mut Overlay, keys: &[Vec<u8>]) -> PyResult<()> {
+    let get = get.bind(py);
+    for key in keys {
+        let found = get.call1((PyBytes::new(py, key),))?;
+        let tuple = if found.is_none() {
+            None
+        } else {
+            Some(found.cast::<PyBytes>()?.as_bytes())
+        };
+        overlay.fetched(key, tuple);
+    }
+    Ok(())
+}
+
 #[pymethods]
 impl RowPath {
     /// `records_from`: a transaction with so many events has records of its own, in this topic; None: none has.
@@ -283,7 +302,8 @@ impl RowPath {
 
     /// Take a space's rows from here on: its topic; its name as JSON; the envelope's two pieces of it; for each field of its format
     /// the name as JSON and whether it has simple values; for each part of its key the name as JSON, its field, and the kinds of
-    /// values that it may have. Tuples of more fields than `fields_max` are handed back.
+    /// values that it may have. Tuples of more fields than `fields_max` are handed back. If it has images: what its keys in the store
+    /// begin with, the fields and types that they are made of, the names of its fields, and whether UPSERTs are taken.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // it is one form, told once
     fn take(
         &mut self,
@@ -295,7 +315,25 @@ impl RowPath {
         fields: Vec<(Vec<u8>, bool)>,
         parts: Vec<(Vec<u8>, usize, u8)>,
         fields_max: usize,
+        images: Option<(u32, Vec<(usize, String)>, Vec<Vec<u8>>, bool)>,
     ) {
+        let images = match images {
+            None => None,
+            Some((number, parts, names, takes_upserts)) => {
+                let parts: Vec<(usize, &str)> = parts
+                    .iter()
+                    .map(|(field, kind)| (*field, kind.as_str()))
+                    .collect();
+                let Some(keys) = KeyPlan::new(number, &parts) else {
+                    return; // its keys are made in Python
+                };
+                Some(ImagePlan {
+                    keys,
+                    names,
+                    takes_upserts,
+                })
+            }
+        };
         let topic = self.topic(topic);
         let fields = fields
             .into_iter()
@@ -305,7 +343,8 @@ impl RowPath {
             .into_iter()
             .map(|(name, field, kinds)| Part { name, field, kinds })
             .collect();
-        let plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
+        let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
+        plan.images = images;
         self.path.plans.insert(space_id, Some(plan));
     }
 
@@ -335,6 +374,7 @@ impl RowPath {
         vclock: Vec<(u64, u64)>,
         seq: u64,
         byte_count: usize,
+        images: Option<(PyRefMut<'_, PendingChanges>, Py<PyAny>)>,
     ) -> PyResult<Run> {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
@@ -345,11 +385,29 @@ impl RowPath {
         (outbox.byte_count, outbox.seq, outbox.row_count) = (byte_count, seq, 0);
         (outbox.has_records, outbox.is_full) = (false, false);
         let path = &mut self.path;
+        let (mut pending, get) = images.unzip();
+        let overlay = pending.as_mut().map(|pending| &mut pending.overlay);
+        let mut failure = None;
         let (at, origins) = without_lock(py, || {
             let mut origins = Origins::new(vclock);
-            let at = path.run(data, known, at, suffix, &mut origins, outbox);
+            let mut fetch = |overlay: &mut Overlay, keys: &[Vec<u8>]| {
+                let Some(get) = &get else {
+                    return false;
+                };
+                Python::attach(|py| fetch(py, get, overlay, keys))
+                    .map_err(|error| failure = Some(error))
+                    .is_ok()
+            };
+            let mut images = overlay.map(|overlay| Images {
+                overlay,
+                fetch: &mut fetch,
+            });
+            let at = path.run(data, known, at, suffix, &mut origins, outbox, &mut images);
             (at, origins)
         })?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
         let moved = PyDict::new(py);
         for (origin, lsn) in origins.components() {
             moved.set_item(origin, lsn)?;

@@ -9,8 +9,10 @@ use std::collections::HashMap;
 use crate::envelope::{
     transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE,
 };
-use crate::frames::{extent, Extent, Row, COMMIT};
+use crate::frames::{extent, whole_until, Extent, Row, COMMIT};
+use crate::images::Work;
 use crate::json::Refused;
+use crate::overlay::Overlay;
 use crate::plan::Plan;
 use crate::wire::{Reader, Value};
 
@@ -25,6 +27,9 @@ const SPACE_ID: u8 = 0x10;
 const INDEX_ID: u8 = 0x11;
 const KEY: u8 = 0x20;
 const TUPLE: u8 = 0x21;
+
+/// For so many rows at a time the store is asked for what they need.
+const FETCH_ROWS: usize = 1024;
 
 /// What doesn't change while a connection lives.
 pub struct Settings {
@@ -96,6 +101,14 @@ pub struct RowPath {
     shared: Shared,
     places: Vec<usize>,
     orders: Vec<(u64, u64)>,
+    work: Work,
+}
+
+/// The images of one connection: what is pending, and how to learn what the store has of some keys (`Overlay::fetched`).
+pub struct Images<'a> {
+    pub overlay: &'a mut Overlay,
+    /// Returns false if the store can't be read.
+    pub fetch: &'a mut dyn FnMut(&mut Overlay, &[Vec<u8>]) -> bool,
 }
 
 impl RowPath {
@@ -106,11 +119,13 @@ impl RowPath {
             shared: Shared::default(),
             places: Vec::new(),
             orders: Vec::new(),
+            work: Work::default(),
         }
     }
 
     /// Handle transactions from row `at` on, as many as there are, until one is to be handed back, or the batch is full; returns
     /// the row that is next.
+    #[allow(clippy::too_many_arguments)] // each is another thing that only its owner in Python knows
     pub fn run(
         &mut self,
         data: &[u8],
@@ -119,18 +134,37 @@ impl RowPath {
         suffix: &[u8],
         origins: &mut Origins,
         outbox: &mut Outbox,
+        images: &mut Option<Images>,
     ) -> usize {
+        // Up to where the store has been asked for what these rows need.
+        let mut fetched_until = at;
         while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
             let Extent::Whole(end) = extent(rows, at) else {
                 break;
             };
+            let mut change_count = 0;
+            if let Some(images) = images {
+                if end > fetched_until {
+                    fetched_until = whole_until(rows, at, FETCH_ROWS);
+                    if !self.fetch(data, &rows[at..fetched_until], images) {
+                        break;
+                    }
+                }
+                change_count = images.overlay.change_count();
+            }
             let mark = (
                 outbox.bytes.len(),
                 outbox.messages.len(),
                 outbox.byte_count,
                 outbox.seq,
             );
-            if let Err(obstacle) = self.transaction(data, &rows[at..end], suffix, origins, outbox) {
+            let overlay = images.as_mut().map(|images| &mut *images.overlay);
+            if let Err(obstacle) =
+                self.transaction(data, &rows[at..end], suffix, origins, outbox, overlay)
+            {
+                if let Some(images) = images {
+                    images.overlay.back_to(change_count);
+                }
                 outbox.bytes.truncate(mark.0);
                 outbox.messages.truncate(mark.1);
                 (outbox.byte_count, outbox.seq) = (mark.2, mark.3);
@@ -143,6 +177,30 @@ impl RowPath {
         at
     }
 
+    /// Ask the store for what these rows need of it, all at once; returns whether it could be read.
+    fn fetch(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
+        if images.overlay.fetched_count() > FETCH_ROWS {
+            images.overlay.forget_fetched();
+        }
+        let mut wanted = Vec::new();
+        for row in rows {
+            let frame = &data[..row.end];
+            let plan = space_id_of(frame, row.body)
+                .and_then(|space_id| self.plans.get(&space_id)?.as_ref());
+            if let Some(image_plan) = plan.and_then(|plan| plan.images.as_ref()) {
+                wanted.extend(
+                    self.work
+                        .unknown_key(image_plan, frame, row, images.overlay)
+                        .map(<[u8]>::to_vec),
+                );
+            }
+        }
+        // In the order of the store's pages, where neighbours are found together.
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.is_empty() || (images.fetch)(images.overlay, &wanted)
+    }
+
     fn transaction(
         &mut self,
         data: &[u8],
@@ -150,6 +208,7 @@ impl RowPath {
         suffix: &[u8],
         origins: &mut Origins,
         outbox: &mut Outbox,
+        mut overlay: Option<&mut Overlay>,
     ) -> Result<(), Obstacle> {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
             return Err(Obstacle::Uncommon);
@@ -174,14 +233,27 @@ impl RowPath {
         let mut total_order = 0;
         for (number, row) in rows.iter().enumerate() {
             let frame = &data[..row.end];
-            let Some((space_id, body, plan)) = plan_of(&self.plans, frame, row)? else {
+            let Some((space_id, plan)) = plan_of(&self.plans, frame, row)? else {
                 continue;
             };
             let key_begin = outbox.bytes.len();
             let key;
             let value_begin;
-            match row.kind {
-                INSERT | REPLACE => {
+            let has_image = plan.images.is_some();
+            match (row.kind, &plan.images) {
+                (_, Some(images)) => {
+                    let overlay = overlay.as_deref_mut().ok_or(Obstacle::Uncommon)?;
+                    value_begin = key_begin;
+                    if !self
+                        .work
+                        .apply(plan, images, frame, row, overlay, &mut outbox.bytes)?
+                    {
+                        continue;
+                    }
+                    key = None;
+                }
+                (INSERT | REPLACE, None) => {
+                    let body = content(frame, row.body, TUPLE).ok_or(Obstacle::Uncommon)?;
                     // The row comes first, as it tells where the fields of the key are; the key is put behind the event.
                     value_begin = key_begin;
                     outbox.bytes.extend_from_slice(if row.kind == INSERT {
@@ -194,7 +266,8 @@ impl RowPath {
                     }
                     key = None;
                 }
-                _ => {
+                (DELETE, None) => {
+                    let body = content(frame, row.body, KEY).ok_or(Obstacle::Uncommon)?;
                     if plan.push_key(&mut outbox.bytes, frame, body)? != row.end {
                         return Err(Obstacle::Uncommon);
                     }
@@ -202,6 +275,7 @@ impl RowPath {
                     key = Some((key_begin, value_begin));
                     outbox.bytes.extend_from_slice(OPEN_DELETE);
                 }
+                _ => return Err(Obstacle::Uncommon),
             }
             outbox.seq += 1;
             total_order += 1;
@@ -238,10 +312,21 @@ impl RowPath {
                 None => {
                     outbox.add(plan.topic, (0, 0), value_begin);
                     let begin = outbox.bytes.len();
-                    plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?;
+                    if has_image {
+                        outbox.bytes.extend_from_slice(&self.work.key);
+                    } else {
+                        plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?;
+                    }
                     let end = outbox.bytes.len();
                     if let Some(message) = outbox.messages.last_mut() {
                         message.key = (begin, end);
+                    }
+                    if row.kind == DELETE && self.settings.tombstones {
+                        outbox.messages.push(Message {
+                            topic: plan.topic,
+                            key: (begin, end),
+                            value: None,
+                        });
                     }
                 }
             }
@@ -282,13 +367,13 @@ impl RowPath {
     }
 }
 
-/// A row's space, where its tuple or key begins, and what its event is made with; None if it has none.
+/// A row's space, and what its event is made with; None if it has none.
 #[inline]
 fn plan_of<'a>(
     plans: &'a HashMap<u64, Option<Plan>>,
     frame: &[u8],
     row: &Row,
-) -> Result<Option<(u64, usize, &'a Plan)>, Obstacle> {
+) -> Result<Option<(u64, &'a Plan)>, Obstacle> {
     if row.kind == NOP && (row.body == row.end || frame[row.body..] == [0x80]) {
         return Ok(None);
     }
@@ -303,13 +388,10 @@ fn plan_of<'a>(
             Err(Obstacle::Uncommon)
         };
     };
-    let wanted = match row.kind {
-        INSERT | REPLACE => TUPLE,
-        DELETE => KEY,
-        _ => return Err(Obstacle::Uncommon),
-    };
-    let body = content(frame, row.body, wanted).ok_or(Obstacle::Uncommon)?;
-    Ok(Some((space_id, body, plan)))
+    if !matches!(row.kind, INSERT | REPLACE | UPDATE | DELETE | UPSERT) {
+        return Err(Obstacle::Uncommon);
+    }
+    Ok(Some((space_id, plan)))
 }
 
 /// The space that a body names first, as all bodies do that servers write.
@@ -396,7 +478,15 @@ mod tests {
         let data = frames.concat();
         let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
         let (mut origins, mut outbox) = (Origins::new(vec![(2, 9), (1, 3)]), Outbox::default());
-        let at = path.run(&data, &rows, at, b"<suffix>", &mut origins, &mut outbox);
+        let at = path.run(
+            &data,
+            &rows,
+            at,
+            b"<suffix>",
+            &mut origins,
+            &mut outbox,
+            &mut None,
+        );
         (at, outbox, origins)
     }
 

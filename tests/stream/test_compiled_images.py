@@ -1,0 +1,249 @@
+"""The compiled row path with images against its specification: what comes out, what the images hold, and what the store gets.
+
+Rows of a few keys, so that each meets what the one before it has left: pending, written, or gone.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+from uuid import UUID
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc import native
+from cdc.errors import CdcError
+from cdc.images.overlay import Images
+from cdc.images.pending import PendingChanges
+from cdc.protocol.codec import FrameDecoder
+from cdc.protocol.compiled_frames import CompiledFrames, frame_decoder
+from cdc.protocol.constants import Flag, Key, Type
+from cdc.protocol.extensions import Datetime, OpaqueExtension
+from cdc.schema.forms import StoredSpace
+from cdc.stream.batch import Broadcast, Message
+from tests.fakes import wire
+from tests.fakes.pipelines import NOW_US, pipeline
+from tests.fakes.profiles import MANY
+from tests.fakes.tuples import MemoryTuples
+from tests.stream.test_compiled_rows import BEGIN, USERS, Counting, rows, spaces
+
+pytestmark = pytest.mark.skipif(
+    native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
+)
+
+KEYS: dict[str, list[Any]] = {
+    "unsigned": [1, 2, 300, True],
+    "integer": [1, -2, 2**63],
+    "string": ["", "\0", "a", "\udcff", "k" * 600],
+    "varbinary": [b"", b"\0", b"b"],
+    "boolean": [True, False],
+    "uuid": [UUID(int=1), UUID(int=2)],
+    "number": [1, 2.5, 2**53 + 1, float("nan")],
+    "scalar": [1, "a", False, b"b", 0.5],
+    "datetime": [Datetime(1), Datetime(2, 5)],
+}
+VALUES = (
+    st.none()
+    | st.integers(-300, 70_000)
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.text(max_size=4)
+    | st.floats()
+    | st.sampled_from([OpaqueExtension(9, b"x"), [1, {"a": 2}], {"b": None}, "x" * 300, "\udcff"])
+)
+FIELDS = ["id", "second", "n", "s", "größe"]
+
+
+class Stream(NamedTuple):
+    """A space that is there, and the frames of rows in it."""
+
+    stored: list[StoredSpace]
+    frames: list[bytes]
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> Stream:
+    kinds = [draw(st.sampled_from(sorted(KEYS))) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
+    fields = [*zip(FIELDS, kinds, strict=False), ("n", "any"), ("s", "any")]
+    frames: list[bytes] = []
+    lsn = BEGIN.vclock[1]
+    there: set[str] = set()
+    for _ in range(draw(st.integers(1, 14))):
+        length = draw(st.sampled_from([0, 0, 0, 2, 5]))
+        first = lsn + 1
+        for place in range(max(length, 1)):
+            lsn += 1
+            header: dict[int, Any] = {Key.REPLICA_ID: 1, Key.LSN: lsn, Key.TIMESTAMP: 2.5}
+            if length:
+                header[Key.TSN] = lsn - first
+                if place == length - 1:
+                    header[Key.FLAGS] = Flag.COMMIT
+            kind, body = draw(requests(kinds, there))
+            header = {Key.REQUEST_TYPE: kind, **header}
+            frames.append(wire.frame(header, body))
+    return Stream(spaces(fields, list(enumerate(kinds))), frames)
+
+
+@st.composite
+def requests(draw: st.DrawFn, kinds: list[str], there: set[str]) -> tuple[int, dict[int, Any]]:
+    key = [draw(st.sampled_from(KEYS[kind])) for kind in kinds]
+    tuple_ = key + draw(st.lists(VALUES, max_size=3))
+    wanted = draw(st.sampled_from([Type.INSERT, Type.REPLACE, Type.UPDATE, Type.UPDATE, Type.UPDATE, Type.UPSERT, Type.DELETE]))
+    if wanted == Type.INSERT and repr(key) in there and draw(st.integers(0, 9)):
+        wanted = Type.REPLACE
+    (there.discard if wanted == Type.DELETE else there.add)(repr(key))
+    body: dict[int, Any] = {Key.SPACE_ID: USERS, **draw(st.sampled_from([{}, {Key.INDEX_ID: 0}]))}
+    operations = draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from("====+++--#!"),
+                st.sampled_from([2, 3, 3, 4, "n", "s", "größe", "n[1]", -1]),
+                VALUES | st.integers(0, 9),
+            ).map(list),
+            max_size=3,
+        )
+    )
+    base = draw(st.sampled_from([{Key.INDEX_BASE: 1}, {Key.INDEX_BASE: 1}, {}, {Key.INDEX_BASE: 0}]))
+    if wanted in (Type.INSERT, Type.REPLACE):
+        body = {Key.SPACE_ID: USERS, Key.TUPLE: tuple_}
+    elif wanted == Type.DELETE:
+        body |= {Key.KEY: key}
+    elif wanted == Type.UPDATE:
+        body |= base | draw(st.sampled_from([True, False]).map(lambda first: (first and {Key.KEY: key}) or {}))
+        body |= {Key.TUPLE: operations, Key.KEY: key}
+    else:
+        body |= base | {Key.TUPLE: tuple_, Key.OPS: operations}
+    return wanted, body
+
+
+class Outcome(NamedTuple):
+    """All that can be told from outside."""
+
+    messages: list[Message | Broadcast]
+    changes: list[tuple[bytes, bytes | None]]
+    error: str
+    rows: list[tuple[bytes, bytes]]
+    doubtful: frozenset[bytes]
+    position: object
+
+
+def outcome(stream: Stream, decoder: FrameDecoder, *, size: int, writes: int, is_python: bool, **options: Any) -> Outcome:
+    """`writes`: after so many batches those that have come are written."""
+    store = MemoryTuples()
+    images = Images(store, version=(2, 11))
+    if is_python:
+        images._pending = PendingChanges()
+    target = pipeline(BEGIN, stream.stored, version=(2, 11), images=images, **options)
+    data = b"".join(stream.frames)
+    messages: list[Message | Broadcast] = []
+    changes: list[tuple[bytes, bytes | None]] = []
+    waiting = []
+    error = ""
+    try:
+        for start in range(0, len(data), size):
+            frames = decoder.feed(data[start : start + size])
+            if not len(frames):
+                continue
+            for batch in target.feed(frames, NOW_US):
+                messages += batch.messages
+                changes += batch.changes
+                waiting.append(batch.changes)
+                if len(waiting) > writes:
+                    for one in waiting:
+                        store.write(one, ())
+                        images.written(one)
+                    waiting.clear()
+    except CdcError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+        # What is pending behind an error is of no moment.
+        return Outcome(messages, [], error, [], frozenset(), None)
+    found = list(images.scan(USERS))
+    for one in waiting:
+        store.write(one, ())
+        images.written(one)
+    assert list(images.scan(USERS)) == found == sorted(store.rows.items())
+    return Outcome(messages, changes, error, found, images.doubtful, target.position)
+
+
+@MANY
+@given(
+    stream=streams(),
+    size=st.integers(1, 3000),
+    writes=st.sampled_from([0, 2, 1000]),
+    tombstones=st.booleans(),
+    bytes_max=st.sampled_from([1, 1500, 1 << 20]),
+    on_error=st.sampled_from(["dlq", "fail"]),
+    on_image_error=st.sampled_from(["dlq", "dlq", "fail"]),
+)
+def test_both_paths_do_the_same(
+    stream: Stream, size: int, writes: int, tombstones: bool, bytes_max: int, on_error: str, on_image_error: str
+) -> None:
+    options: dict[str, Any] = {
+        "tombstones": tombstones,
+        "batch_bytes_max": bytes_max,
+        "on_error": on_error,
+        "on_image_error": on_image_error,
+    }
+    python = outcome(stream, FrameDecoder(), size=size, writes=writes, is_python=True, **options)
+    compiled = outcome(stream, frame_decoder(), size=size, writes=writes, is_python=False, **options)
+    if python.error:
+        # How far it came before the row at fault is the path's own matter: the next connection begins at the checkpoint.
+        assert compiled.error == python.error
+        assert compiled.messages[: len(python.messages)] == python.messages[: len(compiled.messages)]
+    else:
+        assert compiled == python
+
+
+def requests_of(count: int, length: int, kind: int, body: Any, *, first: int) -> list[bytes]:
+    found = []
+    for place in range(count):
+        header: dict[int, Any] = {Key.REQUEST_TYPE: kind, Key.REPLICA_ID: 1, Key.LSN: first + place, Key.TIMESTAMP: 2.0}
+        if length > 1:
+            header[Key.TSN] = place % length
+            if place % length == length - 1:
+                header[Key.FLAGS] = Flag.COMMIT
+        found.append(wire.frame(header, body(place)))
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 50])
+@pytest.mark.parametrize("is_written", [True, False])
+def test_what_is_common_is_not_handed_back(length: int, *, is_written: bool) -> None:
+    """Else the comparison says nothing."""
+    stored = spaces([("id", "unsigned"), ("name", "string"), ("n", "any")], [(0, "unsigned")])
+    store = MemoryTuples()
+    images = Images(store, version=(2, 11))
+    target = pipeline(BEGIN, stored, version=(2, 11), images=images)
+    counting = Counting(target)
+    steps = [
+        rows(400, length),
+        requests_of(
+            400,
+            length,
+            Type.UPDATE,
+            lambda place: {
+                Key.SPACE_ID: USERS,
+                Key.INDEX_BASE: 1,
+                Key.KEY: [place],
+                Key.TUPLE: [["=", "name", f"n{place}"]],
+            },
+            first=411,
+        ),
+        rows(400, length, kind=Type.REPLACE, first=811),
+        requests_of(400, length, Type.DELETE, lambda place: {Key.SPACE_ID: USERS, Key.KEY: [place]}, first=1211),
+    ]
+    decoder = frame_decoder()
+    found = []
+    for step in steps:
+        frames = decoder.feed(b"".join(step))
+        assert isinstance(frames, CompiledFrames)
+        for batch in target.feed(frames, NOW_US):
+            found += [message for message in batch.messages if isinstance(message, tuple) and message[0] == "shop.users"]
+            if is_written:
+                store.write(batch.changes, ())
+                images.written(batch.changes)
+    assert counting.row_count >= 1600 - 2 * length
+    values = [value for _, _, value in found if value is not None]
+    assert [value[:8] for value in values[::400]] == [b'{"op":"c', b'{"op":"u', b'{"op":"u', b'{"op":"d']
+    assert b'"before":{"id":7,"name":"n7"},"after":{"id":7,"name":"xxx' in values[807]
+    assert list(images.scan(USERS)) == []
