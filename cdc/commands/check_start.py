@@ -24,12 +24,11 @@ from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED, snapshot_remedy
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
-from cdc.store.files import has_data, is_locked, translate_denials
+from cdc.store.files import has_data, in_use, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership, patterns
 from cdc.stream.checkpoint import Checkpoint, fold
 from cdc.stream.former_topics import spaces_by_topic
-from cdc.stream.ownership import NameTakenError
 
 ROOM_BYTES: Final = 1024**3
 """With less room for the state store, say so: nobody knows how much there is to be stored."""
@@ -69,7 +68,11 @@ def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
 def runs_already(config: Config, stored: Checkpoint) -> bool:
     """Whether the daemon of this configuration is at work: of its name, and in its state directory."""
     directory, sign = admission.store_path(config), stored.signs.get(config.name)
-    return is_locked(directory) and sign is not None and sign.writer in Foothold.writers_in(directory)[-1:]
+    if not is_locked(directory):
+        return False
+    if sign is None:  # it has just started, or its checkpoint was deleted
+        return config.http.address is not None and asking.name_at(config.http.address) == config.name
+    return sign.writer in Foothold.writers_in(directory)[-1:]
 
 
 def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
@@ -84,7 +87,7 @@ def _check_address(config: Config) -> None:
     address = config.http.address
     if address is None:
         return
-    error = asking.who_listens(config.name, address)
+    error = admission.who_listens(config)
     if error is not None:
         raise error
     try_to_listen(address)
@@ -93,10 +96,7 @@ def _check_address(config: Config) -> None:
 def _check_alone(config: Config, stored: Checkpoint) -> None:
     directory = admission.store_path(config)
     if is_locked(directory):
-        raise NameTakenError(
-            f"a daemon is at work with the state in {directory}",
-            f"Stop that one before {config.name!r} is run, or give this one another state.path.",
-        )
+        raise in_use(directory)
     admission.check_alone(config, stored, Foothold.holders_of(directory), lambda: False)
 
 
@@ -168,7 +168,10 @@ def _check_store(config: Config, stored: Checkpoint, *, is_at_work: bool) -> Non
         admission.check_store(config, stored)
     except StateMissingError as error:
         if is_at_work:
-            error.hint = "The daemon that is at work has it: stop that one, or correct state.path."
+            error.hint = (
+                "The daemon that is at work has it in a state.path of its own: to go on in its place, stop it and name that "
+                "directory here."
+            )
         raise
 
 
@@ -212,10 +215,11 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
     former = spaces_by_topic(stored, prefix)
     for topic in spaces:
         if topic in former and topic not in existing:
-            made = "the daemon makes it again" if config.kafka.create_topics else "once it is there again and the daemon runs"
+            # A daemon at work makes it with the first row that it writes there, and `snapshot` has it write all.
+            when = "While the daemon runs" if config.kafka.create_topics else "Once it is there again and the daemon runs"
             yield Finding(
                 topic,
-                f"it was deleted, and what was published there is gone: {made}, and {snapshot_remedy(former[topic])}",
+                f"it was deleted, and what was published there is gone. {when}, {snapshot_remedy(former[topic])}",
                 is_failure=False,
             )
     schema = TopicNames(prefix).control(SCHEMA)

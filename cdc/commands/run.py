@@ -34,7 +34,8 @@ def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: boo
 
 def _say_row_path(config: Config) -> None:
     """The log's first line."""
-    structlog.get_logger().info("starting", name=config.name, row_path=native.ROW_PATH, reason=native.REASON)
+    kafka = config.kafka.bootstrap_servers  # which is waited for next
+    structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=native.ROW_PATH, reason=native.REASON)
 
 
 def _under_signals(daemon: Daemon) -> Daemon:

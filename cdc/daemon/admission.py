@@ -19,13 +19,14 @@ import structlog
 from confluent_kafka import KafkaException
 
 from cdc.config import Config
-from cdc.errors import ConfigurationError, StateError
+from cdc.errors import CdcError, ConfigurationError, StateError
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
-from cdc.store.files import is_there, lock, translate_lmdb_errors
+from cdc.ops import asking
+from cdc.store.files import is_locked, is_there, lock, translate_lmdb_errors
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
@@ -34,7 +35,8 @@ _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
 """What follows is the number of the file of writers itself: a copy has another one, and the original may be in use."""
 _WRITERS_KEPT: Final = 8
-_TO_START: Final = re.compile(r"start (?:once )?with (--rebuild-state|--take-over|--take-prefix)")
+_ORDERS: Final = ("rebuild_state", "take_over", "take_prefix")
+_TO_START: Final = re.compile(r"start (?:once )?with (--[a-z-]+)(?: and (--[a-z-]+))?")
 _FENCE_SECONDS: Final = 10.0
 _FENCE_TIMEOUT_MS: Final = 60_000
 
@@ -54,10 +56,15 @@ class Orders:
 
     def added_to(self, hint: str) -> str:
         """A remedy that names an order, so that those that were given already are kept."""
-        given = " ".join(
-            f"--{name.replace('_', '-')}" for name in ("rebuild_state", "take_over", "take_prefix") if getattr(self, name)
-        )
-        return _TO_START.sub(rf"add \1 to {given}", hint) if given else hint
+        given = [f"--{name.replace('_', '-')}" for name in _ORDERS if getattr(self, name)]
+        if not given:
+            return hint
+
+        def added(found: re.Match[str]) -> str:
+            more = [order for order in found.groups() if order is not None and order not in given]
+            return f"add {' and '.join(more)} to {' '.join(given)}"
+
+        return _TO_START.sub(added, hint)
 
 
 class StateMissingError(StateError):
@@ -255,9 +262,17 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     if found is not None:
         raise NameTakenError(
             f"a daemon {config.name!r} is at work{_where(found)}, and there can be one of a name",
-            "Stop that one first, or give this one another name and kafka.topic_prefix. To end that one from here, start with "
-            "--take-over.",
+            f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix.",
         )
+
+
+def how_to_end_it(config: Config) -> str:
+    """A part of a remedy: what ends a daemon of this name that has another state directory."""
+    path = store_path(config)
+    if config.state.images == "none" or is_there(path):
+        return ", or start with --take-over to end it"
+    why = f"there is no state store in {path}"
+    return f", or start with --take-over and --rebuild-state to end it and publish all rows again ({why})"
 
 
 def former_holder(config: Config, stored: Checkpoint) -> str | None:
@@ -266,6 +281,15 @@ def former_holder(config: Config, stored: Checkpoint) -> str | None:
     if sign is None or sign.is_last or sign.writer != stored.writer:
         return None
     return f"process {sign.process_id} on {sign.host}"
+
+
+def who_listens(config: Config) -> CdcError | None:
+    """What to say if another daemon has http.listen, before this one has opened anything; None if none does."""
+    address = config.http.address
+    if address is None:
+        return None
+    # Nothing but a signal ends one that has this state directory.
+    return asking.who_listens(config.name, address, "" if is_locked(store_path(config)) else how_to_end_it(config))
 
 
 def _heard(config: Config, name: str, is_stopping: Stopping) -> Sign | None:

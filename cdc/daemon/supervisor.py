@@ -54,7 +54,6 @@ from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FencedError, ForbiddenError, ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.sign_of_life import SignOfLife
-from cdc.ops import asking
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.http import StatusServer
 from cdc.ops.stall_watch import StallWatch
@@ -207,7 +206,9 @@ class Daemon:
             return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
         except ConfigurationError as error:
             assert address is not None
-            found = asking.who_listens(self._config.name, address)
+            found = admission.who_listens(self._config)
+            if found is not None:
+                found.hint = self._orders.added_to(found.hint)
             if self._orders.take_over and isinstance(found, NameTakenError):
                 self._listens_later = True
                 return None
@@ -249,15 +250,20 @@ class Daemon:
             if not orders.take_prefix:
                 admission.check_position(config, stored)
             self._check_store(stored)
+        is_alone = orders.take_over
         if config.state.images == "full" and self._writer is None:
+            if not is_alone and not is_there(admission.store_path(config)):
+                # Before a store is made: an empty one would be filled without asking by the next start.
+                admission.check_alone(config, stored, (), self._is_stopping.is_set)
+                is_alone = True
             self._open_store()
         self._foothold = self._foothold or Foothold(config)
         self._is_store_ours = orders.rebuild_state or admission.is_store_ours(config, stored, self._foothold.former())
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
         former = admission.former_holder(config, stored)
-        if not orders.take_over:
+        if not is_alone:
             admission.check_alone(config, stored, self._foothold.former_holders(), self._is_stopping.is_set)
-        elif former is not None:
+        elif orders.take_over and former is not None:
             self._log.info("taking the name; the daemon that has it ends by itself within seconds", former=former)
         if orders.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
@@ -506,6 +512,8 @@ class Daemon:
         if self._publisher is None:
             if self._life is not None:
                 self._life.close(is_clean=False)
+            if sys.exception() is None:
+                self._log.info("stopped")
             return
         is_whole = self._publisher.stop(self._config.kafka.stop_timeout_ms / 1000)
         if self._life is not None:

@@ -105,8 +105,15 @@ class _Producing:
                     raise PublishAborted("stopped while the producer's queue was full") from None
                 self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
             except KafkaException as error:
-                cause = self._first_error(error.args[0])
-                raise writing_error(cause, f"a message for {_topic(messages[start])} was refused") from error
+                refusal = error.args[0]
+                cause = self._first_error(refusal)
+                # What ended the transaction may be about any topic, and rarely about this message's.
+                what = (
+                    f"a message for {_topic(messages[start])} was refused"
+                    if cause is refusal
+                    else "a Kafka transaction can't go on"
+                )
+                raise writing_error(cause, what) from error
 
     def _partition_count(self, topic: str) -> int:
         """How many partitions the topic has now, for a message that must reach all that have rows.

@@ -62,7 +62,10 @@ FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH
 
 RIGHTS_HINT: Final = "Grant the rights of docs/kafka-acls.md; `tarantool-cdc check` tries each of them."
 LOGIN_HINT: Final = "Correct security.protocol and sasl.* in kafka.properties, or have the user made on the brokers."
-NAME_HINT: Final = "Two daemons of one name can't run at once: stop one, or give it another name."
+NAME_HINT: Final = (
+    "If that was meant (--take-over), nothing is to be done. Else stop that one, or give this one another name and "
+    "kafka.topic_prefix: two daemons of one name can't run at once."
+)
 _SIZE_HINT: Final = (
     "Raise max.message.bytes of the topic, and kafka.message_bytes_max if that is less; or leave the space out with "
     "spaces.exclude."

@@ -35,7 +35,6 @@ class LostTopics:
         self._admin = admin
         self._topic_admin = topic_admin
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
-        self._has_forms = False
         self._next_look = 0.0
 
     def begin(self, stored: Checkpoint) -> Batch | None:
@@ -56,14 +55,13 @@ class LostTopics:
                 spaces=len(records),
             )
         self._topic_admin.remember(spaces, [self._schema_topic] if records else [])
-        self._has_forms = bool(records)
         self._next_look = time.monotonic() + LOOK_SECONDS
         return Batch(list(records), 0, 0, 0, stored.position or Position(), True, {}, [], 0.0) if is_lost else None
 
     def look(self) -> None:
         """Raises ProducerLostError if the topic of forms was deleted: the next publisher begins with them. Looks now and then."""
         now = time.monotonic()
-        if not self._has_forms or now < self._next_look:
+        if now < self._next_look or not self._topic_admin.was_there(self._schema_topic):
             return
         self._next_look = now + LOOK_SECONDS
         try:

@@ -36,7 +36,7 @@ from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
-from cdc.kafka.topic_admin import TopicAdmin, list_topics
+from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 from cdc.stream import checkpoint, ownership
@@ -153,7 +153,8 @@ class Publisher:
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
         stored = self._view.checkpoint() if expected_writers else None
         if stored is not None and stored.writer not in expected_writers:
-            raise FencedError(ownership.taken(stored, self._name), NAME_HINT)
+            taken = FencedError(ownership.taken(stored, self._name), NAME_HINT)
+            raise taken if stored.writer is not None else lost_checkpoint(self._topics.control(topics.CHECKPOINT))
         self._started = self._make_delivery()
         try:
             self._delivery.start()

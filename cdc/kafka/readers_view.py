@@ -8,13 +8,12 @@ from typing import Final
 from confluent_kafka import KafkaError
 
 from cdc.config import KafkaSection
-from cdc.errors import PublishError
 from cdc.events import topics
 from cdc.kafka import checkpoint_topic, hanging
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place
-from cdc.kafka.topic_admin import list_topics, refusal_by_name
+from cdc.kafka.topic_admin import list_topics, lost_checkpoint, refusal_by_name
 from cdc.positions.position import Position
 from cdc.stream.checkpoint import Checkpoint
 
@@ -83,10 +82,7 @@ class ReadersView:
                 return
             if refusal.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                 raise reading_error(refusal, f"{topic} can't be read")
-            raise PublishError(
-                f"the topic {topic} was deleted, and with it what the daemon {self._name!r} goes on from",
-                "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
-            )
+            raise lost_checkpoint(topic)
 
     def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
         """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""

@@ -96,6 +96,14 @@ def snapshot_remedy(space: str) -> str:
     return f"`tarantool-cdc snapshot --config FILE {shlex.quote(space)}` sends its rows again"
 
 
+def lost_checkpoint(topic: str) -> PublishError:
+    """What a daemon at work says when its position is gone. The next start can tell how far the events go."""
+    return PublishError(
+        f"the topic {topic} was deleted, and with it what this daemon goes on from",
+        "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
+    )
+
+
 class TopicAdmin:
     """Makes sure that topics exist, with sensible settings, before anything is written to them."""
 
@@ -109,6 +117,7 @@ class TopicAdmin:
         self._known: set[str] = set()
         # Those that must be there, as they were made sure of before, with the names of the spaces whose rows they have had.
         self._former: dict[str, str | None] = dict(former or {})
+        self._checkpoint_topic = topics.TopicNames(config.topic_prefix).control(topics.CHECKPOINT)
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
 
     @property
@@ -121,6 +130,10 @@ class TopicAdmin:
     def remember(self, spaces: Mapping[str, str], others: Iterable[str] = ()) -> None:
         """These have been there: topics of spaces, with the names of those, and others."""
         self._former |= {**spaces, **dict.fromkeys(others)}
+
+    def was_there(self, topic: str) -> bool:
+        """Whether this topic has been made sure of, or has been there before."""
+        return topic in self._known or topic in self._former
 
     def is_ready(self, wanted: Iterable[str]) -> bool:
         """Whether all these topics have been made sure of."""
@@ -135,7 +148,7 @@ class TopicAdmin:
         """Create what is missing of these topics, all at once.
 
         A topic that has to be made again is told, unless what is written there now `begins_anew`. Raises PublishAborted while
-        Kafka is away, ProducerLostError if the topic of forms was deleted, PublishError for good.
+        Kafka is away, ProducerLostError if the topic of forms was deleted, PublishError for good, as if the checkpoint was.
         """
         unknown = [topic for topic in wanted if topic not in self._known]
         if not unknown:
@@ -146,6 +159,8 @@ class TopicAdmin:
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         if missing and self._config.create_topics:
             created = self._create(missing)
+            if self._checkpoint_topic in created and self._checkpoint_topic in self._former:
+                raise lost_checkpoint(self._checkpoint_topic)
             missing = self._await(missing)
             for topic in created:
                 if topic in self._former and topic not in missing and not begins_anew(topic):

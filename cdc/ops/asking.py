@@ -51,17 +51,22 @@ def tap_status(config: Config) -> dict[str, Any] | None:
     return found if found.get("name") == config.name and "clients" in found else None
 
 
-def who_listens(name: str, address: tuple[str, int]) -> CdcError | None:
-    """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does."""
-    other = name_at(address)
-    if other is None:
+def who_listens(name: str, address: tuple[str, int], how_to_end_it: str) -> CdcError | None:
+    """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does.
+
+    `how_to_end_it` is said of one of the same name.
+    """
+    found = _status_at(address)
+    if found is None:
         return None
+    other, process = found["name"], found.get("process_id")
     place = f"{address[0]}:{address[1]}"
     if other == name:
         return NameTakenError(
-            f"a daemon {name!r} is at work and listens at {place} (http.listen), and there can be one of a name",
-            "Stop that one first. If this is to be another daemon, give it another name, kafka.topic_prefix, state.path and "
-            "http.listen. To end that one from here, start with --take-over.",
+            f"a daemon {name!r} is at work and listens at {place} (http.listen)"
+            f"{f', process {process}' if isinstance(process, int) else ''}, and there can be one of a name",
+            f"Stop that one first{how_to_end_it}. If this is to be another daemon, give it another name, kafka.topic_prefix, "
+            "state.path and http.listen.",
         )
     return ConfigurationError(
         f"http.listen = {place} can't be had: the daemon {other!r} listens there", f"Give {name!r} another port in http.listen."
@@ -70,11 +75,17 @@ def who_listens(name: str, address: tuple[str, int]) -> CdcError | None:
 
 def name_at(address: tuple[str, int]) -> str | None:
     """The name of the daemon that answers at an address; None if none does."""
+    found = _status_at(address)
+    return None if found is None else str(found["name"])
+
+
+def _status_at(address: tuple[str, int]) -> dict[str, Any] | None:
     try:
-        name = _get(address, "/status", None)["name"]
+        found = _get(address, "/status", None)
+        # Whoever else answers there may answer anything.
+        return found if isinstance(found["name"], str) else None
     except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError):
         return None
-    return name if isinstance(name, str) else None
 
 
 def _get(address: tuple[str, int], path: str, question: dict[str, Any] | None) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from typing import Any, Final
 import structlog
 
 from cdc.errors import RequestError
+from cdc.positions.position import Position
 from cdc.stream.backfill import CHUNK_BYTES, Republication
 from cdc.stream.batch import Batch
 from cdc.stream.pipeline import Pipeline
@@ -48,6 +49,8 @@ class SnapshotRequests:
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._current: Republication | None = None
+        # Where the current one ends, once all of it has been made.
+        self._end: Position | None = None
         self._not_before = 0.0
         self._log = structlog.get_logger()
 
@@ -84,13 +87,14 @@ class SnapshotRequests:
     @property
     def is_running(self) -> bool:
         """Whether there are chunks to be made."""
-        return self._current is not None and not self._is_waiting
+        return self._current is not None and not self._current.is_complete and not self._is_waiting
 
     def restart(self) -> None:
-        """Another connection, and another pipeline: what ran begins anew."""
+        """Another connection, and another pipeline: what ran begins anew, and so does what wasn't durable yet."""
         if self._current is not None:
             self._current = Republication(self._current.names, starts_alone=self._start_alone)
         self._is_waiting = False
+        self._end = None
         self._not_before = 0.0
 
     def chunk(self, pipeline: Pipeline, now_us: int, *, queued_bytes: int, is_busy: bool) -> Batch | None:
@@ -98,6 +102,10 @@ class SnapshotRequests:
 
         Raises as Pipeline.feed does.
         """
+        if self._end is not None:
+            if not pipeline.ledger.is_settled(self._end):
+                return None
+            self._finish()
         began = time.monotonic()
         if pipeline.is_catching_up or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
             return None
@@ -107,11 +115,16 @@ class SnapshotRequests:
         batch = self._first(pipeline, now_us) if self._current is None else self._next(pipeline, self._current, now_us)
         ended = time.monotonic()
         self._not_before = ended + _TIME_FACTOR * (ended - began)
-        current = self._current
-        if current is not None and current.is_complete:
-            self._log.info("rows were published again", spaces=list(current.names), rows=current.row_count)
-            self._current = None
+        if batch is not None and self._current is not None and self._current.is_complete:
+            self._end = batch.position
         return batch
+
+    def _finish(self) -> None:
+        """Only now: what Kafka throws away has to be made once more."""
+        current = self._current
+        assert current is not None
+        self._log.info("rows were published again", spaces=list(current.names), rows=current.row_count)
+        self._current = self._end = None
 
     def _first(self, pipeline: Pipeline, now_us: int) -> Batch | None:
         """Begin the first request that is still wanted and can be done; tell who asks."""

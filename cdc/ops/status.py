@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -120,6 +121,7 @@ class Status:
             "name": self.name,
             "state": self.shown_state,
             "error": self.shown_error,
+            "process_id": os.getpid(),
             "uptime_seconds": round(now - self.started_at, 1),
             "row_path": native.ROW_PATH,
             "upstream": {

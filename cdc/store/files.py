@@ -149,16 +149,23 @@ def lock(path: Path) -> int:
         _close_to_others(path)
         _sign(descriptor)
     except BlockingIOError as error:
-        holder = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip()
         os.close(descriptor)
-        raise StateError(
-            f"the state store {path} is in use by a daemon at work{f', process {holder}' if holder.isdecimal() else ''}",
-            "Stop that one first. A daemon of another name needs a state.path of its own.",
-        ) from error
+        raise in_use(path) from error
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def in_use(path: Path) -> StateError:
+    """What to say to a daemon that finds the directory locked."""
+    holder = ""
+    with contextlib.suppress(OSError):
+        holder = (path / _LOCK).read_text("ascii", "replace").strip()
+    return StateError(
+        f"the state store {path} is in use by a daemon at work{f', process {holder}' if holder.isdecimal() else ''}",
+        "Stop that one first. A daemon of another name needs a state.path of its own.",
+    )
 
 
 def _sign(descriptor: int) -> None:

@@ -47,6 +47,10 @@ class Ledger:
         """How many boundaries wait to become durable."""
         return len(self._unsettled)
 
+    def is_settled(self, position: Position) -> bool:
+        """Whether this boundary, which was published, has become durable."""
+        return all(unsettled is not position for unsettled in self._unsettled)
+
     def receive(self, vclock: VClock) -> None:
         """Whole transactions up to `vclock` have arrived."""
         self.received = vclock

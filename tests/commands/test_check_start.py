@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, o
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.kafka.readers_view import ReadersView
+from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -105,6 +107,19 @@ def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(mon
     assert "--rebuild-state" not in found
 
 
+def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would be told to end itself, or to have another state.path."""
+    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 7)
+    own = config(state={"path": str(tmp_path)}, http={"listen": "127.0.0.1:1"})
+    store = StateStore(admission.store_path(own))
+    monkeypatch.setattr(asking, "name_at", lambda _: "shop")
+    assert [finding.key for finding in of_kafka(own, Checkpoint())] == ["shop.checkpoint", "name"]
+    monkeypatch.setattr(asking, "name_at", lambda _: "other")
+    *_, name = of_kafka(own, Checkpoint())
+    assert f"in use by a daemon at work, process {os.getpid()}. Stop that one first." in name.sentence
+    store.close()
+
+
 def test_topics_that_were_deleted() -> None:
     """Those that the checkpoint has as published, and no others: a new space's topic, say, was never there."""
     stored = Checkpoint(
@@ -117,9 +132,12 @@ def test_topics_that_were_deleted() -> None:
     spaces = ["shop.us_ers", "shop.hidden", "shop.new"]
     lines = list(map(str, of_deleted_topics(config(), spaces, ["shop.schema"], stored)))
     assert lines == [
-        "shop.us_ers: warning: it was deleted, and what was published there is gone: the daemon makes it again, and "
+        "shop.us_ers: warning: it was deleted, and what was published there is gone. While the daemon runs, "
         "`tarantool-cdc snapshot --config FILE 'us ers'` sends its rows again"
     ]
+    own = config(kafka={"bootstrap_servers": "k:1", "topic_prefix": "shop", "create_topics": False})
+    (said,) = map(str, of_deleted_topics(own, spaces, ["shop.schema"], stored))
+    assert "gone. Once it is there again and the daemon runs, `tarantool-cdc snapshot" in said
     (said,) = map(str, of_deleted_topics(config(), spaces, ["shop.us_ers"], stored))
     assert said.startswith("shop.schema: warning: it was deleted, and without it consumers can't read rows")
     assert not list(of_deleted_topics(config(), ["shop.new"], [], Checkpoint()))
@@ -144,7 +162,7 @@ def test_a_store_that_a_daemon_at_work_has_is_not_lost(tmp_path: Path) -> None:
     (lost,) = failures(of_state_path(elsewhere, stored))
     assert "If it is lost, start once with --rebuild-state" in lost
     (found,) = failures(of_state_path(elsewhere, stored, is_at_work=True))
-    assert found.endswith("The daemon that is at work has it: stop that one, or correct state.path.")
+    assert found.endswith(": to go on in its place, stop it and name that directory here.")
 
 
 def test_state_path_that_can_not(tmp_path: Path) -> None:

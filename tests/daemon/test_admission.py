@@ -12,6 +12,7 @@ from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold, Orders, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
 from cdc.errors import StateError
+from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
 from cdc.store.store import StateStore
@@ -150,6 +151,30 @@ def test_a_remedy_keeps_the_orders_that_were_given() -> None:
     given = Orders(rebuild_state=True, take_prefix=True)
     assert given.added_to("To end it, start with --take-over.") == "To end it, add --take-over to --rebuild-state --take-prefix."
     assert given.added_to("Look there.") == "Look there."
+    both = "Stop it, or start with --take-over and --rebuild-state to end it."
+    assert Orders().added_to(both) == both
+    assert given.added_to(both) == "Stop it, or add --take-over to --rebuild-state --take-prefix to end it."
+    assert (
+        Orders(take_prefix=True).added_to(both) == "Stop it, or add --take-over and --rebuild-state to --take-prefix to end it."
+    )
+
+
+def test_what_ends_another_daemon_that_listens_at_the_same_address(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the same state directory no order does: it has the lock."""
+    monkeypatch.setattr(asking, "_get", lambda *_: {"name": "shop", "process_id": 7})
+    settings = config(tmp_path)
+
+    def said() -> str:
+        return str(admission.who_listens(settings))
+
+    assert "a daemon 'shop' is at work and listens at 127.0.0.1:8085 (http.listen), process 7, and there can be" in said()
+    assert "Stop that one first, or start with --take-over and --rebuild-state to end it and publish all rows again" in said()
+    store = StateStore(store_path(settings))
+    assert "--take-over" not in said()
+    store.close()
+    assert "Stop that one first, or start with --take-over to end it. If" in said()
+    monkeypatch.setattr(asking, "_get", lambda *_: ["no", "daemon"])
+    assert admission.who_listens(settings) is None
 
 
 def test_from_whom_a_name_is_taken() -> None:

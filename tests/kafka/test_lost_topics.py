@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, PublishError
 from cdc.kafka import lost_topics, readers_view
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.publisher import Publisher
@@ -123,6 +123,42 @@ def test_a_daemon_at_work_notices_that_the_forms_are_gone(published: Cluster) ->
     publisher.stop(20)
     assert begin(published, "exactly_once").stop(20)
     assert len(published.written("shop.schema")) == 1
+
+
+def test_so_does_one_that_has_published_its_first_forms(published: Cluster) -> None:
+    """It had none to look for when it began."""
+    delete(published, "shop.checkpoint")
+    publisher = begin(published, "exactly_once")
+    form = batch(1, ("shop.schema", b"key", b"form"))
+    form.stored, form.topics = {512: FORM}, ["shop.schema"]
+    publisher.submit(form)
+    wait(publisher)
+    delete(published, "shop.schema")
+    with pytest.raises(ProducerLostError, match=r"shop\.schema was deleted"):
+        until_it_ends(publisher.collect)
+    publisher.stop(20)
+
+
+@pytest.mark.parametrize(("is_first_start", "is_there"), [(True, False), (False, False), (False, True)])
+def test_without_its_checkpoint_a_daemon_at_work_ends(published: Cluster, *, is_first_start: bool, is_there: bool) -> None:
+    """And doesn't take it for another daemon's doing, nor for a first start, which would publish all rows unasked."""
+    if is_first_start:
+        delete(published, "shop.checkpoint")
+    before = begin(published, "exactly_once")
+    assert before.stop(20)
+    delete(published, "shop.checkpoint")
+    if is_there:
+        published.partitions["shop.checkpoint"] = 1
+    after = Publisher(
+        "x", config_of("exactly_once"), Writer("writer", has_store=False), clients(published), topics_seen=before.topics_seen
+    )
+    with structlog.testing.capture_logs() as logs, pytest.raises(PublishError) as caught:
+        after.start(expected_writers={"writer", None if is_first_start else "former"})
+    after.stop(0)
+    assert str(caught.value).startswith(
+        "the topic shop.checkpoint was deleted, and with it what this daemon goes on from. Start once with --rebuild-state"
+    )
+    assert not logs
 
 
 def until_it_ends(collect: Callable[[], object]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 import pytest
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException
 
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
@@ -20,7 +20,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Writer
-from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, clients
+from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, clients
 
 Mode = Literal["exactly_once", "at_least_once"]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
@@ -157,6 +157,26 @@ def test_what_cannot_heal_ends_the_publisher(cluster: Cluster, start: Start, cod
     assert cluster.attempts == before + 1
 
 
+def test_what_ended_a_transaction_is_not_told_of_the_topic_of_the_next_message(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A message is refused only because the transaction can't go on, for which another topic may be the reason."""
+    publisher = start("exactly_once")
+
+    def refuse(*_: object) -> None:
+        def tell() -> None:
+            raise KafkaException(KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART, "Failed to add partition(s)"))
+
+        monkeypatch.setattr(FakeProducer, "begin_transaction", lambda _: tell())
+        raise KafkaException(KafkaError(KafkaError._STATE))
+
+    monkeypatch.setattr(FakeProducer, "produce", refuse)
+    publisher.submit(batch(1))
+    with pytest.raises(PublishAborted, match=r"^a Kafka transaction can't go on: Failed to add partition\(s\)"):
+        wait(publisher)
+    assert not cluster.values("shop.things")
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_topic_that_is_gone_is_made_again(cluster: Cluster, start: Start, mode: Mode) -> None:
     publisher = start(mode)
@@ -246,7 +266,7 @@ def test_a_source_transaction_that_takes_too_long(cluster: Cluster, start: Start
     with pytest.raises(TransactionTimeoutError, match=r"of 0\.3 s, 1 events of it \(10 bytes\).*hadn't come") as caught:
         wait(publisher)
     assert "transaction.max.timeout.ms" in str(caught.value)
-    assert "Two daemons" not in str(caught.value)
+    assert "--take-over" not in str(caught.value)
     assert publisher.statistics.abort_count == 1
     # A new producer goes on, if it is faster.
     again = start("exactly_once")
@@ -280,7 +300,7 @@ def test_a_commit_between_source_transactions_that_takes_too_long_is_no_size(clu
     with pytest.raises(PublishError) as caught:
         wait(publisher)
     assert not isinstance(caught.value, TransactionTimeoutError)
-    assert "Two daemons" not in str(caught.value)
+    assert "--take-over" not in str(caught.value)
 
 
 def test_a_name_that_is_lost_at_the_start_is_taken_again(cluster: Cluster, start: Start) -> None:
@@ -288,7 +308,7 @@ def test_a_name_that_is_lost_at_the_start_is_taken_again(cluster: Cluster, start
     cluster.fail_commit = lambda: next(errors, None)
     with pytest.raises(ConnectionLostError, match="was lost at once") as caught:
         start("exactly_once")
-    assert "Two daemons" not in str(caught.value)
+    assert "--take-over" not in str(caught.value)
     publisher = start("exactly_once")
     publisher.submit(batch(1))
     wait(publisher)
@@ -302,10 +322,10 @@ def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: S
     first.submit(batch(1))
     with pytest.raises(CdcError, match="fenced") as caught:
         wait(first)
-    assert "Two daemons" not in str(caught.value)
+    assert "--take-over" not in str(caught.value)
     again = Publisher("x", config, WRITER, clients(cluster))
     with pytest.raises(
-        PublishError, match=r"another daemon has taken the name 'x': this one ends, and nothing is lost.*Two daemons"
+        PublishError, match=r"another daemon has taken the name 'x': this one ends, and nothing is lost\. If that was meant"
     ):
         again.start(expected_writers={"writer"})
     again.stop(0)

@@ -6,6 +6,7 @@ import threading
 from typing import Any
 
 import pytest
+import structlog
 
 from cdc.errors import EncodingError, RequestError
 from cdc.ops.backfill_queue import SnapshotRequests
@@ -283,6 +284,7 @@ def test_one_after_another_and_again_on_the_next_connection() -> None:
         if batch is not None:
             shop.replica.submit(batch)
             shop.replica.commit()
+            shop.replica.flush()
         return shop.news()
 
     assert requests.to_json() is None
@@ -327,6 +329,35 @@ def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_know
     shop.replica.commit()
     assert (requests.is_running, shop.snapshot_state.is_request_open) == (False, False)
     assert shop.replica.topics.checkpoint().position == shop.replica.pipeline.position
+
+
+def test_what_kafka_throws_away_is_made_once_more() -> None:
+    """All of a request was handed over, and the transaction that had it was aborted: nobody has seen a row."""
+    shop, requests = Asking(), SnapshotRequests()
+    requests._current = Republication(["users"])
+
+    def chunks() -> list[int]:
+        made: list[int] = []
+        while True:
+            batch = requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False)
+            if batch is None:
+                return made
+            shop.replica.submit(batch)
+            made += ids(list(map(read, batch.messages)))
+
+    with structlog.testing.capture_logs() as logs:
+        assert chunks() == [1, 2, 3, 4, 5]
+        assert (requests.to_json() or {})["rows"] == 5
+        assert not requests.is_running
+        assert not logs
+        requests.restart()
+        assert chunks() == [1, 2, 3, 4, 5]
+        assert not logs
+        shop.replica.commit()
+        shop.replica.flush()
+        assert chunks() == []
+    assert [(entry["event"], entry["rows"]) for entry in logs] == [("rows were published again", 5)]
+    assert requests.to_json() is None
 
 
 def test_nobody_answers() -> None:
