@@ -20,9 +20,9 @@ _NAMES = "local found = {} for _, row in box.space._space:pairs() do table.inser
 class TapProcess:
     """One TAP server with its scene's configuration."""
 
-    def __init__(self, scene: Scene, **settings: Any) -> None:
-        """Nothing is started yet; `settings` are those of the section `tap`."""
-        self._scene = scene
+    def __init__(self, scene: Scene, name: str = "tap", **settings: Any) -> None:
+        """Nothing is started yet; `name` is of its files, `settings` are those of the section `tap`."""
+        self._directory = scene.directory / name
         self.port = free_port()
         self._http_port = free_port()
         sections: dict[str, dict[str, Any]] = {
@@ -30,11 +30,11 @@ class TapProcess:
             "tap": {
                 "listen": f"127.0.0.1:{self.port}",
                 "http": f"127.0.0.1:{self._http_port}",
-                "path": str(scene.directory / "tap"),
+                "path": str(self._directory / "sessions"),
                 **settings,
             },
         }
-        self.process = DaemonProcess(scene.directory / "tap-server", scene.daemon.name, sections)
+        self.process = DaemonProcess(self._directory, scene.daemon.name, sections)
 
     def start(self) -> None:
         """Start it, and wait until clients can connect."""
@@ -43,9 +43,8 @@ class TapProcess:
 
     def keep_rows(self) -> None:
         """It is on another machine than the daemon: it has a store of its own, and doesn't see the daemon's."""
-        directory = self._scene.directory
-        self.process.settings["tap"]["store_path"] = str(directory / "tap-rows")
-        self.process.settings["state"] = {"path": str(directory / "not-there")}
+        self.process.settings["tap"]["store_path"] = str(self._directory / "rows")
+        self.process.settings["state"] = {"path": str(self._directory / "not-there")}
 
     def status(self) -> dict[str, Any]:
         """What it says of itself."""

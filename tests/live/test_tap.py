@@ -25,16 +25,32 @@ def tap(scene: Scene) -> Iterator[TapProcess]:
         yield process
 
 
-def test_filled_and_followed(scene: Scene, tap: TapProcess) -> None:
+@pytest.fixture
+def elsewhere(scene: Scene) -> Iterator[TapProcess]:
+    """A server as on another machine, that keeps rows itself; not started yet."""
+    with TapProcess(scene, "elsewhere") as process:
+        process.keep_rows()
+        yield process
+
+
+def test_filled_and_followed(scene: Scene, tap: TapProcess, elsewhere: TapProcess) -> None:
     scene.workload.create(2_000)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
     tap.start()
-    with tap.connect() as everything, tap.connect() as keys, tap.connect() as future, tap.connect() as half:
+    elsewhere.start()
+    with (
+        tap.connect() as everything,
+        tap.connect() as keys,
+        tap.connect() as future,
+        tap.connect() as half,
+        elsewhere.connect() as another,
+    ):
         everything.connect("everything").start()
         keys.connect("keys", is_keys_only=True).start()
         future.connect("future", since=FUTURE, has_acks=False).start()
         half.connect("half", vbuckets=list(range(0, 1024, 2))).start()
+        another.connect("another").start()
         everything.wait_filled()
         assert len(everything.contents) >= 1_000
         scene.run_workload()
@@ -42,7 +58,9 @@ def test_filled_and_followed(scene: Scene, tap: TapProcess) -> None:
         expected = expected_contents(scene)
         wait_for("the master's contents", lambda: everything.contents.keys() == expected.keys())
         wait_for("the last values", lambda: decoded(everything.contents) == expected)
+        wait_for("the same from a store of the server's own", lambda: decoded(another.contents) == expected)
         assert not everything.older_over_newer
+        assert not another.older_over_newer
         wait_for("all keys to be told", lambda: keys.keys_told >= everything.contents.keys())
         assert keys.contents.keys() == expected.keys()
         assert not any(keys.contents.values())
@@ -54,15 +72,20 @@ def test_filled_and_followed(scene: Scene, tap: TapProcess) -> None:
 
 
 @pytest.mark.parametrize(
-    "rounds",
+    ("rounds", "keeps_rows"),
     [
-        pytest.param(4, id="short"),
-        pytest.param(30, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(4, False, id="short"),
+        pytest.param(30, False, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
+        pytest.param(30, True, id="long, store of its own", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-def test_clients_that_come_and_go_while_everything_is_killed(scene: Scene, tap: TapProcess, rounds: int, seed: int) -> None:
+def test_clients_that_come_and_go_while_everything_is_killed(
+    scene: Scene, tap: TapProcess, rounds: int, keeps_rows: bool, seed: int
+) -> None:
     """Sessions last over connections, the server's death and the daemon's; nobody misses a change or gets an older value."""
     chance = random.Random(seed)
+    if keeps_rows:
+        tap.keep_rows()
     scene.workload.create(1_000)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
