@@ -4,9 +4,19 @@ COPY . .
 # The locked versions, without the hashes, which pip would then want of this project too.
 RUN sed -nE 's/^([A-Za-z0-9._-]+==[^ ]+)( ; [^\]+)?.*/\1\2/p' requirements.lock > constraints.txt
 
+# The wheel with the compiled row path: the toolchain stays behind in this stage.
+FROM source AS wheel
+RUN apt-get update \
+    && if apt-cache show cargo-web >/dev/null 2>&1; then toolchain='cargo-web rustc-web'; else toolchain=cargo; fi \
+    && apt-get install -y --no-install-recommends gcc libc6-dev $toolchain \
+    && sed -nE 's/^((setuptools|setuptools-rust|wheel)==[^ ]+).*/\1/p' requirements.lock > build-tools.txt \
+    && PIP_CONSTRAINT=build-tools.txt PIP_BUILD_CONSTRAINT=build-tools.txt pip wheel --no-cache-dir --no-deps --wheel-dir wheels . \
+    && python -m zipfile -l wheels/*.whl | grep -q cdc/_native.abi3.so
+
 # The daemon: docker build --target daemon .
-FROM source AS daemon
-RUN pip install --no-cache-dir --constraint constraints.txt . \
+FROM python:3.11-slim AS daemon
+COPY --from=wheel /app/constraints.txt /app/wheels/ /app/
+RUN pip install --no-cache-dir --constraint /app/constraints.txt /app/*.whl \
     && useradd --create-home cdc \
     && install -d -o cdc -g cdc /var/lib/tarantool-cdc
 USER cdc

@@ -22,7 +22,7 @@ help:
 	@echo 'make soak    the long drills'
 	@echo 'make bench   the measurements'
 	@echo 'make lint    ruff and mypy'
-	@echo 'make wheel   dist/*.whl: the daemon and the Spark jobs, for pip'
+	@echo 'make wheel   dist/*.whl: the daemon, with the compiled row path, and the Spark jobs, for pip'
 	@echo 'make spark-zip   dist/spark_jobs.zip: the Spark jobs alone, for spark-submit --py-files'
 	@echo 'make lock    compile requirements.lock anew (make lock UPGRADE=1: with the newest versions)'
 
@@ -92,7 +92,7 @@ system:
 $(STAMPS)/packages: requirements.lock | system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	mkdir -p $(STAMPS)
-	sed -nE 's/^((setuptools|wheel)==[^ ]+).*/\1/p' requirements.lock > $(STAMPS)/build-tools.txt
+	sed -nE 's/^((setuptools|setuptools-rust|wheel)==[^ ]+).*/\1/p' requirements.lock > $(STAMPS)/build-tools.txt
 	PIP_CONSTRAINT=$(STAMPS)/build-tools.txt PIP_BUILD_CONSTRAINT=$(STAMPS)/build-tools.txt \
 	  $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --require-hashes -r requirements.lock
 	touch $@
