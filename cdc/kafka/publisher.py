@@ -11,19 +11,20 @@ away here and the daemon goes back to the checkpoint: one way to recover, the wa
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum, auto
 from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 
+from cdc import native
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.events import topics
@@ -80,10 +81,9 @@ class Publisher:
         self._topics = topics.TopicNames(config.topic_prefix)
         self._clients = clients or KafkaClients(name, config)
         self._is_stopping = threading.Event()
-        self.row_work_lock = threading.Lock()
-        """Serialises the two threads that work on rows, a batch at a time. Both let go of the interpreter's lock for an instant
-        at every row, one to look into the store, the other to hand a message over; without this they would contend for it
-        at every row."""
+        self.row_work_lock: AbstractContextManager[object] = threading.Lock() if native.TAKES_TURNS else nullcontext()
+        """Serialises the two threads that work on rows, a batch at a time. In Python both let go of the interpreter's lock for an
+        instant at every row, one to look into the store, the other to hand a message over, and would contend for it."""
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, self._is_stopping)
@@ -252,7 +252,7 @@ class Publisher:
         Raises PublishAborted if a transaction was aborted and everything unsettled must be submitted again after `reset`,
         and the error that ended the publisher, if one did.
         """
-        with contextlib.suppress(BlockingIOError):  # the pipe is empty then
+        with suppress(BlockingIOError):  # the pipe is empty then
             while os.read(self._wake_read, 4096):
                 pass
         with self._lock:
@@ -517,7 +517,7 @@ class Publisher:
         self._wake()
 
     def _wake(self) -> None:
-        with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups already
+        with suppress(BlockingIOError):  # the pipe is full of wake-ups already
             os.write(self._wake_write, b"\0")
 
     def _complain(self, error: KafkaError) -> None:

@@ -41,6 +41,9 @@ _CHOICE: Final = _choose()
 ROW_PATH: Final = _CHOICE[0]
 """Which one runs."""
 
+TAKES_TURNS: Final = ROW_PATH == "python"
+"""Whether the threads that work on rows had better do it in turns, because every row needs the interpreter's lock."""
+
 REASON: Final = _CHOICE[1]
 """Why, as a clause."""
 

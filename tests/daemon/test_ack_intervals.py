@@ -189,7 +189,7 @@ def delivery() -> OpenDelivery:
 def test_acks_go_on_while_the_daemon_waits(
     what: str, served: ServedMaster, running: Running, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    blocked = Blocked()
+    blocked, turn = Blocked(), threading.Lock()
     match what:
         case "the store":
             monkeypatch.setattr(StateStore, "write", before(blocked, StateStore.write))
@@ -200,7 +200,8 @@ def test_acks_go_on_while_the_daemon_waits(
         case "the settling":
             monkeypatch.setattr(PipelineRunner, "collect_commits", before(blocked, PipelineRunner.collect_commits))
         case "the turn":
-            running.publisher.row_work_lock.acquire()
+            turn.acquire()
+            monkeypatch.setattr(running.publisher, "row_work_lock", turn)
     served.write(LARGE)
     if what == "room in the queue":
         wait_for("it to be full", lambda: not running.publisher.has_room)
@@ -213,7 +214,7 @@ def test_acks_go_on_while_the_daemon_waits(
     blocked.is_released.set()
     delivery.gate.set()
     if what == "the turn":
-        running.publisher.row_work_lock.release()
+        turn.release()
     wait_for("the ACK of everything", lambda: served.acks[-1:] == [VClock(served.master.vclock)] or running.errors)
     assert not running.errors
 
