@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 # What the compiled row path has taken over runs in Python as well, where that is all there is.
-PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol/test_session.py --numprocesses=2 --budget=0.1
+PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
 .PHONY: help setup demo check check-native test soak bench lint lock wheel spark-zip system clean
 

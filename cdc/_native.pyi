@@ -59,6 +59,14 @@ class Rows:
     @staticmethod
     def of(data: bytes) -> Rows | None:
         """Of these bytes, which are whole frames."""
+    @staticmethod
+    def of_log(data: bytes, block_ends: list[int]) -> tuple[Rows, int] | None:
+        """Of bytes of a log file, and how many of these whole rows have; None if a block doesn't end with a row."""
+    def lsns(self) -> list[tuple[int, int]] | None:
+        """By origin, the lsn of its last row; None if a row's isn't told."""
+    @property
+    def has_group(self) -> bool:
+        """Whether a header names a group: rows of local spaces do."""
     def __len__(self) -> int: ...
     @property
     def data(self) -> bytes: ...

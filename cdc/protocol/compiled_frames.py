@@ -13,6 +13,7 @@ from typing import Final
 from cdc import native
 from cdc.protocol.codec import FRAME_BYTES_MAX, LENGTH_BYTES, Body, FrameDecoder, Frames, Header, decoded
 
+_rows: Final[type[native.Rows] | None] = native.choose("Rows", None)
 _new_reader: Final[Callable[[int], native.FrameReader] | None] = native.choose("FrameReader", None)
 
 
@@ -86,6 +87,15 @@ class CompiledFrameDecoder(FrameDecoder):
         if rows.is_odd:
             return Frames(frames.headers, frames.bodies, frames.data, frames.ends)
         return frames
+
+
+def frames_of_log(data: bytes, block_ends: list[int]) -> tuple[CompiledFrames, int] | None:
+    """The rows of a log file's blocks that are whole, as frames, and how many bytes they have of these.
+
+    None if there are none, if something isn't as it should be, or where the Python path runs, which then takes them.
+    """
+    found = _rows.of_log(data, block_ends) if _rows is not None else None
+    return (CompiledFrames(found[0]), found[1]) if found is not None and found[1] else None
 
 
 def frame_decoder(frame_bytes_max: int = FRAME_BYTES_MAX) -> FrameDecoder:

@@ -41,6 +41,7 @@ from cdc.errors import LogFileError, ProtocolError
 from cdc.positions.vclock import VClock
 from cdc.protocol import layout
 from cdc.protocol.codec import FRAME_BYTES_MAX, Body, FrameDecoder, Frames, Header, unpacker
+from cdc.protocol.compiled_frames import frames_of_log
 from cdc.protocol.constants import Key, Type
 
 PLAIN: Final = b"\xd5\xba\x0b\xab"
@@ -407,9 +408,14 @@ def _pieces(payload: bytes) -> Iterator[bytes]:
 def _rows_of_run(run: list[tuple[int, bytes]]) -> Iterator[Frames]:
     """The rows of small blocks, given with their offsets."""
     data = b"".join([block for _, block in run])
+    block_ends = list(accumulate(len(block) for _, block in run if block))
+    compiled = frames_of_log(data, block_ends)
+    if compiled is not None and compiled[1] == len(data):
+        yield compiled[0]
+        return
     try:
         headers, bodies, ends = _decoded(data)
-        if (ends[-1] if ends else 0) == len(data) and set(ends).issuperset(accumulate(len(block) for _, block in run if block)):
+        if (ends[-1] if ends else 0) == len(data) and set(ends).issuperset(block_ends):
             yield _frames(headers, bodies, data, ends)
             return
     except _NOT_ROWS:
@@ -449,6 +455,9 @@ def _rows_of_large(pieces: Iterator[bytes], offset: int, bytes_max: int) -> Iter
 
 def _whole_rows(data: bytes, offset: int) -> tuple[Frames, bytes]:
     """The rows at the beginning of `data`, and what is left of it."""
+    compiled = frames_of_log(data, [])
+    if compiled is not None:
+        return compiled[0], data[compiled[1] :]
     try:
         headers, bodies, ends = _decoded(data)
     except _NOT_ROWS:

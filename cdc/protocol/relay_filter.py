@@ -19,6 +19,7 @@ from typing import Final
 
 from cdc.errors import ProtocolError, excerpt
 from cdc.protocol.codec import Body, Frames, Header, encode_frame
+from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Flag, Key, Type
 
 _GROUP_ID: Final = Key.GROUP_ID
@@ -37,9 +38,12 @@ class Relay:
 
     def rows(self, frames: Frames) -> Frames:
         """The rows that a replica would be sent, of the next ones in the log. Raises ProtocolError for a malformed local row."""
-        headers = frames.headers
-        if not headers:
+        if not len(frames):
             return frames
+        if not self._excluded and isinstance(frames, CompiledFrames) and not frames.rows.has_group:
+            self._pass(frames.part(len(frames) - 1, len(frames)).headers[0])
+            return frames
+        headers = frames.headers
         if not self._excluded and not [header for header in headers if _GROUP_ID in header]:
             self._pass(headers[-1])
             return frames

@@ -8,6 +8,7 @@ from cdc.errors import ConfigurationError, LogFileError, PositionError
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
+from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.log_file import DAMAGE_HINT
@@ -99,7 +100,10 @@ class LogStream:
 
     def _advance(self, frames: Frames, offset: int) -> None:
         try:
-            self._lsns.update([(header[Key.REPLICA_ID], header[Key.LSN]) for header in frames.headers])
+            lsns = frames.rows.lsns() if isinstance(frames, CompiledFrames) else None
+            if lsns is None:
+                lsns = [(header[Key.REPLICA_ID], header[Key.LSN]) for header in frames.headers]
+            self._lsns.update(lsns)
             VClock(self._lsns)
         except (KeyError, TypeError, ValueError) as error:
             raise LogFileError(

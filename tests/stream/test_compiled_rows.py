@@ -305,48 +305,6 @@ def test_past_a_bound_an_unfinished_transaction_goes_the_python_way() -> None:
     assert all(spool.is_closed for spool in spools)
 
 
-def test_frames_are_decoded_only_where_somebody_looks() -> None:
-    frames = frame_decoder().feed(b"".join(rows(3, 1)))
-    python = FrameDecoder().feed(b"".join(rows(3, 1)))
-    assert isinstance(frames, CompiledFrames)
-    assert frames._columns is None
-    for one, other in ((frames, python), (frames.part(1, 3), python.part(1, 3)), (frames.part(2, 2), python.part(2, 2))):
-        assert (one.headers, one.bodies, one.data, one.ends, len(one), one.raws()) == (
-            other.headers, other.bodies, other.data, other.ends, len(other), other.raws()
-        )  # fmt: skip
-    assert frames.raw(1) == python.raw(1)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"\xcd\x00\x00\x00\x00",
-        b"\xce\xff\xff\xff\xff",
-        wire.raw_frame(b""),
-        wire.raw_frame(b"\x93\x01\x02\x03"),
-        wire.raw_frame(b"\x81\x00\x02\x91\x01"),
-        wire.raw_frame(b"\x81\x00\x02\x81\x10\xc1"),
-        wire.raw_frame(b"\x81\x00\x02\x81\x10"),
-        wire.frame({Key.REQUEST_TYPE: 2}, {}) + b"\xcd\x00\x00\x00\x00",
-    ],
-)
-def test_what_is_odd_is_refused_in_the_same_words(data: bytes) -> None:
-    said = []
-    for decoder in (FrameDecoder(1000), frame_decoder(1000)):
-        with pytest.raises(CdcError) as caught:
-            decoder.feed(data)
-        said.append(str(caught.value))
-    assert said[0] == said[1]
-
-
-def test_a_packet_among_rows_is_seen() -> None:
-    heartbeat = wire.frame({Key.REQUEST_TYPE: 0, Key.REPLICA_ID: 1, Key.TIMESTAMP: 1.0})
-    frames = frame_decoder().feed(b"".join(rows(1, 1)) + heartbeat)
-    assert isinstance(frames, CompiledFrames)
-    assert not frames.rows.has_only_rows
-    assert [header[Key.REQUEST_TYPE] for header in frames.headers] == [2, 0]
-
-
 def test_numbers_are_written_as_json_encoder_writes_them() -> None:
     rng = random.Random(5)
     values: list[Any] = [struct.unpack(">d", rng.randbytes(8))[0] for _ in range(3000)]

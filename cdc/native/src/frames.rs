@@ -7,11 +7,13 @@ use crate::wire::{Reader, Value};
 
 pub const LENGTH_BYTES: usize = 5;
 const LENGTH_MARKER: u8 = 0xce;
+const NOP: u64 = 12;
 
 const KIND: u8 = 0x00;
 const REPLICA_ID: u8 = 0x02;
 const LSN: u8 = 0x03;
 const TIMESTAMP: u8 = 0x04;
+const GROUP_ID: u8 = 0x07;
 const TSN: u8 = 0x08;
 const FLAGS: u8 = 0x09;
 
@@ -35,11 +37,38 @@ pub struct Row {
     pub tsn: Option<u64>,
     pub flags: u64,
     pub timestamp: f64,
+    /// Whether the header names a group: the row may be a local one.
+    pub has_group: bool,
     /// Whether the header is what each row of a stream has, with values of the types and in the ranges that they should have.
     pub is_sound: bool,
 }
 
 impl Row {
+    fn new(begin: usize, end: usize) -> Self {
+        Row {
+            begin,
+            body: 0,
+            end,
+            kind: u64::MAX,
+            origin: 0,
+            lsn: 0,
+            tsn: None,
+            flags: 0,
+            timestamp: 0.0,
+            has_group: false,
+            is_sound: true,
+        }
+    }
+
+    fn look_at_ranges(&mut self) {
+        self.is_sound = self.is_sound
+            && (1..=ORIGIN_MAX).contains(&self.origin)
+            && self.lsn > 0
+            && self.lsn < 1 << 63
+            && self.tsn.unwrap_or(0) < self.lsn
+            && (1.0..TIMESTAMP_MAX).contains(&self.timestamp);
+    }
+
     /// What identifies the transaction.
     pub fn transaction(&self) -> (u64, u64) {
         (self.origin, self.lsn.wrapping_sub(self.tsn.unwrap_or(0)))
@@ -84,41 +113,68 @@ pub fn scan(data: &[u8], ends: &[usize]) -> Option<Vec<Row>> {
     Some(rows)
 }
 
+/// Rows as a log file has them, without lengths: as frames of a stream they are put behind each other in `wire`. Returns the rows,
+/// and where the last one that is whole ends; what follows may be odd.
+pub fn scan_log(data: &[u8], wire: &mut Vec<u8>) -> (Vec<Row>, usize) {
+    let mut rows = Vec::new();
+    let mut at = 0;
+    while let Some((mut row, end)) = log_row(data, at) {
+        let begin = wire.len();
+        let Ok(size) = u32::try_from(end - at) else {
+            break;
+        };
+        wire.push(LENGTH_MARKER);
+        wire.extend_from_slice(&size.to_be_bytes());
+        wire.extend_from_slice(&data[at..end]);
+        row.begin = begin;
+        row.body = begin + LENGTH_BYTES + (row.body - at);
+        row.end = wire.len();
+        rows.push(row);
+        at = end;
+    }
+    (rows, at)
+}
+
+/// One row of a log file, and where it ends. Only a NOP has no body there.
+fn log_row(data: &[u8], begin: usize) -> Option<(Row, usize)> {
+    let mut reader = Reader::new(data, begin);
+    let mut row = Row::new(begin, 0);
+    header(&mut reader, &mut row)?;
+    row.body = reader.at;
+    if row.kind == u64::MAX {
+        return None;
+    }
+    if row.kind != NOP {
+        body(&mut reader)?;
+    }
+    row.look_at_ranges();
+    Some((row, reader.at))
+}
+
+/// A map of short keys.
+#[inline]
+fn body(reader: &mut Reader) -> Option<()> {
+    let count = short_map(reader)?;
+    for _ in 0..count {
+        short_key(reader)?;
+        reader.skip()?;
+    }
+    Some(())
+}
+
 #[inline]
 fn frame(data: &[u8], begin: usize) -> Option<Row> {
     let mut reader = Reader::new(data, begin + LENGTH_BYTES);
-    let mut row = Row {
-        begin,
-        body: 0,
-        end: data.len(),
-        kind: u64::MAX,
-        origin: 0,
-        lsn: 0,
-        tsn: None,
-        flags: 0,
-        timestamp: 0.0,
-        is_sound: true,
-    };
+    let mut row = Row::new(begin, data.len());
     header(&mut reader, &mut row)?;
     row.body = reader.at;
     if reader.at < data.len() {
-        // The body: a map of short keys, and nothing behind it.
-        let count = short_map(&mut reader)?;
-        for _ in 0..count {
-            short_key(&mut reader)?;
-            reader.skip()?;
-        }
+        body(&mut reader)?;
         if reader.at != data.len() {
             return None;
         }
     }
-    let timestamp = row.timestamp;
-    row.is_sound = row.is_sound
-        && (1..=ORIGIN_MAX).contains(&row.origin)
-        && row.lsn > 0
-        && row.lsn < 1 << 63
-        && row.tsn.unwrap_or(0) < row.lsn
-        && (1.0..TIMESTAMP_MAX).contains(&timestamp);
+    row.look_at_ranges();
     Some(row)
 }
 
@@ -136,6 +192,11 @@ fn header(reader: &mut Reader, row: &mut Row) -> Option<()> {
             (TSN, Value::Unsigned(number)) => row.tsn = Some(number),
             (FLAGS, Value::Unsigned(number)) => row.flags = number,
             (KIND, _) => return None,
+            (GROUP_ID, _) => {
+                row.has_group = true;
+                reader.at = at;
+                reader.skip()?;
+            }
             (REPLICA_ID | LSN | TIMESTAMP | TSN | FLAGS, _) => {
                 row.is_sound = false;
                 reader.at = at;
@@ -313,6 +374,32 @@ pub mod tests {
         ]);
         assert!(matches!(extent(&rows, 0), Extent::Broken(1)));
         assert_eq!(whole_until(&rows, 0, 9), 2);
+    }
+
+    #[test]
+    fn rows_of_a_file_become_frames() {
+        let frames = [
+            header(5, &[]),
+            header(6, &[GROUP_ID, 1]),
+            framed(b"\x82\x00\x0c\x03\x07"),
+        ];
+        let file: Vec<u8> = frames
+            .iter()
+            .flat_map(|frame| &frame[LENGTH_BYTES..])
+            .copied()
+            .collect();
+        let mut wire = Vec::new();
+        let (rows, end) = scan_log(&file, &mut wire);
+        assert_eq!((wire, end), (frames.concat(), file.len()));
+        assert_eq!(
+            rows.iter()
+                .map(|row| (row.lsn, row.has_group))
+                .collect::<Vec<_>>(),
+            [(5, false), (6, true), (7, false)]
+        );
+        for cut in 0..frames[0].len() - LENGTH_BYTES {
+            assert_eq!(scan_log(&file[..cut], &mut Vec::new()).1, 0);
+        }
     }
 
     #[test]

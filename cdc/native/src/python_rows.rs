@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::envelope::Origins;
-use crate::frames::{end_of_open, scan, walk, whole_until, Row, LENGTH_BYTES};
+use crate::frames::{end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES};
 use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
@@ -133,6 +133,57 @@ impl Rows {
             ends,
             rows,
         }))
+    }
+
+    /// Of bytes of a log file, and how many of these whole rows have. None if one of the blocks, whose ends are given, doesn't
+    /// end with a row.
+    #[staticmethod]
+    fn of_log(
+        py: Python<'_>,
+        data: &[u8],
+        block_ends: Vec<usize>,
+    ) -> PyResult<Option<(Self, usize)>> {
+        let mut wire = Vec::with_capacity(data.len() + data.len() / 8);
+        let (rows, end) = without_lock(py, || scan_log(data, &mut wire))?;
+        let ends: Vec<usize> = rows.iter().map(|row| row.end).collect();
+        // Each frame is longer than its row by its length's bytes.
+        let in_file: Vec<usize> = (1..)
+            .zip(&ends)
+            .map(|(count, end)| end - count * LENGTH_BYTES)
+            .collect();
+        if !block_ends
+            .iter()
+            .all(|end| *end == 0 || in_file.binary_search(end).is_ok())
+        {
+            return Ok(None);
+        }
+        let rows = Rows {
+            data: PyBytes::new(py, &wire).unbind(),
+            ends,
+            rows: Some(rows),
+        };
+        Ok(Some((rows, end)))
+    }
+
+    /// By origin, the lsn of its last row; None if a row's isn't told.
+    fn lsns(&self) -> Option<Vec<(u64, u64)>> {
+        let mut found: Vec<(u64, u64)> = Vec::new();
+        for row in self.rows.as_ref()? {
+            if !row.is_sound {
+                return None;
+            }
+            match found.iter_mut().find(|(origin, _)| *origin == row.origin) {
+                Some(component) => component.1 = row.lsn,
+                None => found.push((row.origin, row.lsn)),
+            }
+        }
+        Some(found)
+    }
+
+    /// Whether a header names a group: rows of local spaces do.
+    #[getter]
+    fn has_group(&self) -> bool {
+        self.known().iter().any(|row| row.has_group)
     }
 
     fn __len__(&self) -> usize {
