@@ -121,6 +121,26 @@ class CompiledRowPath:
     ) -> Run:
         """Handle whole transactions from row `at` on."""
 
+    def begin_snapshot(self) -> None:
+        """A snapshot begins."""
+    def show_spaces(self, pieces: list[tuple[int, bytes, bytes]]) -> None:
+        """By space, what stands between a snapshot's row and its seq, and what follows that; other spaces are handed back."""
+    def show(
+        self, rows: Rows, at: int, seq: int, byte_count: int, images: tuple[Any, Callable[[bytes], bytes | None]] | None
+    ) -> Showing:
+        """Handle rows of a snapshot from row `at` on."""
+    def shown(self, rows: Rows, start: int, stop: int) -> None:
+        """The Python path has handled these rows of a snapshot."""
+
+class Showing:
+    """What showing a snapshot's rows came to."""
+
+    at: int
+    messages: list[tuple[str, bytes | None, bytes | None]]
+    byte_count: int
+    seq: int
+    counts: dict[int, int]
+
 class Run:
     """What a run came to."""
 

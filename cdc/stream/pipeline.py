@@ -121,6 +121,7 @@ class Pipeline:
             options, replace(position, server_uuid=server_uuid), self._envelope, self._builder, self._spaces, images
         )
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
+        self._row_path = row_path
         self._compiled: CompiledStream | None = None
         if row_path is not None:
             self._compiled = CompiledStream(
@@ -486,6 +487,7 @@ class Pipeline:
             self.images,
             tombstones=self._tombstones,
             publish=publish,
+            row_path=self._row_path,
         )
         events.base = self._snapshot.position
         self.ledger = Ledger(events.base)

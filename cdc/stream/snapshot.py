@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
+from cdc import native
 from cdc.errors import CdcError, EncodingError, ImageError, ProtocolError, SchemaError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceCount, SpaceEvents, snapshot_record
@@ -25,6 +26,7 @@ from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
+from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, replicaset_uuid_in
@@ -36,6 +38,7 @@ SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
 INSERT: Final = Type.INSERT
 _DELETES_MAX: Final = 10_000
+_MANY: Final = 512
 
 Refuse = Callable[[CdcError, object, bytes], None]
 """What to do about a row that can't be shown, given with its space and body: raise the error, or set the row aside."""
@@ -56,6 +59,7 @@ class Snapshot:
         *,
         tombstones: bool = True,
         publish: bool = True,
+        row_path: native.CompiledRowPath | None = None,
     ) -> None:
         """Without `publish` only the schema is taken from the rows."""
         previous = position.snapshot
@@ -83,6 +87,11 @@ class Snapshot:
         self._vclock = encode(position.vclock.to_json())
         # By space: what stands around the row and the seq of each event, and how many there were.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
+        # The compiled path takes rows that can only be new, and has these pieces.
+        self._row_path = row_path if publish and (images is None or not images.is_comparing) else None
+        self._handed_back_count = 1
+        if self._row_path is not None:
+            self._row_path.begin_snapshot()
         self._counts: dict[Any, int] = {}
         self._is_schema_complete = False
         self._early_rows: list[tuple[Header, Body, bytes]] = []
@@ -110,10 +119,41 @@ class Snapshot:
         self._now_us = now_us
         self._pieces.clear()
         self._builder.row_count += len(frames)
+        if self._row_path is not None and isinstance(frames, CompiledFrames):
+            yield from self._feed_compiled(self._row_path, frames)
+            return
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
             self._see()
             yield
         self._see()
+
+    def _feed_compiled(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
+        """Have rows shown by the compiled path, and by the Python path what it hands back: a space's first row among others."""
+        builder, rows, at, count = self._builder, frames.rows, 0, len(frames)
+        path.show_spaces([])
+        while at < count:
+            start, images = at, self._images.reading if self._images is not None else None
+            shown = path.show(rows, at, builder.seq, builder.byte_count, images)
+            at = shown.at
+            builder.messages += shown.messages
+            builder.seq, builder.byte_count = shown.seq, shown.byte_count
+            for space_id, row_count in shown.counts.items():
+                self._counts[space_id] = self._counts.get(space_id, 0) + row_count
+            if builder.is_full:
+                yield
+                continue
+            # Where it gets nowhere the Python path is given more and more.
+            self._handed_back_count = 1 if at - start >= self._handed_back_count else min(self._handed_back_count * 2, _MANY)
+            stop = min(at + self._handed_back_count, count)
+            if at < stop:
+                part = frames.part(at, stop)
+                known_count = len(self._pieces)
+                yield from self._rows(zip(part.headers, part.bodies, part.raws(), strict=True))
+                path.shown(rows, at, stop)
+                if len(self._pieces) > known_count:
+                    new = (space_id for space_id in self._pieces if not self._known.get(space_id, False))
+                    path.show_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
+                at = stop
 
     def _see(self) -> None:
         if self._images is not None and self._images.is_comparing:

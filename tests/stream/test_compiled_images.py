@@ -5,6 +5,7 @@ Rows of a few keys, so that each meets what the one before it has left: pending,
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,13 +17,16 @@ from cdc import native
 from cdc.errors import CdcError
 from cdc.images.overlay import Images
 from cdc.images.pending import PendingChanges
+from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.compiled_frames import CompiledFrames, frame_decoder
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast, Message
+from cdc.stream.snapshot import Snapshot
 from tests.fakes import wire
+from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
@@ -192,6 +196,103 @@ def test_both_paths_do_the_same(
         assert compiled.messages[: len(python.messages)] == python.messages[: len(compiled.messages)]
     else:
         assert compiled == python
+
+
+# Snapshots.
+
+
+@st.composite
+def snapshots(draw: st.DrawFn) -> list[bytes]:
+    """The rows of two spaces, mostly in the order of their keys, and of a third that isn't published."""
+    frames = [wire.frame({0: Type.INSERT}, {Key.SPACE_ID: 272, Key.TUPLE: ["cluster", str(REPLICASET)]})]
+    stored = []
+    for space_id, name in ((USERS, "users"), (USERS + 1, "hidden"), (USERS + 2, "others")):
+        kind = draw(st.sampled_from(sorted(KEYS)))
+        stored.append((space_id, kind))
+        form = [{"name": "id", "type": kind}, {"name": "n", "type": "any"}]
+        frames.append(wire.frame({0: 2}, {Key.SPACE_ID: 280, Key.TUPLE: [space_id, 1, name, "memtx", 0, {}, form]}))
+        frames.append(wire.frame({0: 2}, {Key.SPACE_ID: 288, Key.TUPLE: [space_id, 0, "pk", "tree", {}, [[0, kind]]]}))
+    for space_id, kind in stored:
+        count = draw(st.integers(0, 12))
+        if kind == "unsigned" and draw(st.booleans()):
+            keys: list[Any] = list(range(count))
+        else:
+            keys = [draw(st.sampled_from(KEYS[kind])) for _ in range(count)]
+        for key in keys:
+            frames.append(wire.frame({0: 2, 3: len(frames)}, {Key.SPACE_ID: space_id, Key.TUPLE: [key, draw(VALUES)]}))
+    return frames
+
+
+def shown(frames: list[bytes], decoder: FrameDecoder, *, size: int, has_images: bool, is_python: bool, **options: Any) -> Outcome:
+    """What a snapshot comes to."""
+    store = MemoryTuples()
+    images = Images(store, version=(2, 11)) if has_images else None
+    if is_python and images is not None:
+        images._pending = PendingChanges()
+    target = pipeline(version=(2, 11), images=images, exclude=["hidden"], **options)
+    messages: list[Message | Broadcast] = []
+    changes: list[tuple[bytes, bytes | None]] = []
+    data = b"".join(frames)
+    batches = [target.begin_snapshot(VClock({1: 100}), NOW_US)]
+    error = ""
+    try:
+        for start in range(0, len(data), size):
+            for batch in target.feed_snapshot(decoder.feed(data[start : start + size]), NOW_US):
+                batches.append(batch)
+                messages += batch.messages
+                changes += batch.changes
+                store.write(batch.changes, ())
+                if images is not None:
+                    images.written(batch.changes)
+        for batch in target.end_snapshot(NOW_US):
+            messages += batch.messages
+    except CdcError as caught:
+        error = f"{type(caught).__name__}: {caught}"
+        return Outcome(messages, [], error, [], frozenset(), None)
+    count = sum(batch.row_count for batch in batches), sum(batch.event_count for batch in batches)
+    return Outcome(messages, changes, error, sorted(store.rows.items()), frozenset(), (target.position, count))
+
+
+@MANY
+@given(
+    frames=snapshots(),
+    size=st.integers(1, 3000),
+    bytes_max=st.sampled_from([1, 1500, 1 << 20]),
+    on_error=st.sampled_from(["dlq", "dlq", "fail"]),
+    has_images=st.booleans(),
+)
+def test_both_paths_show_a_snapshot_alike(
+    frames: list[bytes], size: int, bytes_max: int, on_error: str, has_images: bool
+) -> None:
+    options: dict[str, Any] = {"size": size, "batch_bytes_max": bytes_max, "on_error": on_error, "has_images": has_images}
+    python = shown(frames, FrameDecoder(), is_python=True, **options)
+    compiled = shown(frames, frame_decoder(), is_python=False, **options)
+    assert compiled == python
+
+
+def test_a_snapshots_rows_are_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the comparison says nothing."""
+    seen: list[Any] = []
+    rows_of = Snapshot._rows
+
+    def counted(self: Snapshot, found: Iterable[Any]) -> Iterator[None]:
+        these = list(found)
+        seen.extend(these)
+        return rows_of(self, these)
+
+    monkeypatch.setattr(Snapshot, "_rows", counted)
+    frames = [
+        wire.frame({0: 2}, body)
+        for body in (
+            {Key.SPACE_ID: 272, Key.TUPLE: ["cluster", str(REPLICASET)]},
+            {Key.SPACE_ID: 280, Key.TUPLE: [USERS, 1, "users", "memtx", 0, {}, []]},
+            {Key.SPACE_ID: 288, Key.TUPLE: [USERS, 0, "pk", "tree", {}, [[0, "unsigned"]]]},
+            *({Key.SPACE_ID: USERS, Key.TUPLE: [number, "x"]} for number in range(2000)),
+        )
+    ]
+    found = shown(frames, frame_decoder(), size=30_000, has_images=True, is_python=False)
+    assert len(found.rows) == 2000
+    assert 0 < len(seen) < 40
 
 
 def requests_of(count: int, length: int, kind: int, body: Any, *, first: int) -> list[bytes]:

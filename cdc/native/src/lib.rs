@@ -18,5 +18,6 @@ mod python_overlay;
 #[cfg(feature = "python")]
 mod python_rows;
 pub mod run;
+pub mod snapshot;
 pub mod update;
 pub mod wire;

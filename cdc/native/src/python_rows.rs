@@ -13,12 +13,14 @@ use crate::overlay::Overlay;
 use crate::plan::{Field, Part, Plan};
 use crate::python_overlay::PendingChanges;
 use crate::run::{self, Images, Outbox, Settings};
+use crate::snapshot::{Pieces, Shown};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FrameReader>()?;
     module.add_class::<Rows>()?;
     module.add_class::<RowPath>()?;
     module.add_class::<Run>()?;
+    module.add_class::<Showing>()?;
     Ok(())
 }
 
@@ -311,6 +313,35 @@ impl RowPath {
     }
 }
 
+/// The pending changes, and what gives the tuple that the store has of a key.
+type PendingAndGet<'py> = Option<(PyRefMut<'py, PendingChanges>, Py<PyAny>)>;
+
+/// Work without Python's lock, but for reading the store.
+fn with_images<T: Send>(
+    py: Python<'_>,
+    images: PendingAndGet<'_>,
+    work: impl FnOnce(&mut Option<Images>) -> T + Send,
+) -> PyResult<T> {
+    let (mut pending, get) = images.unzip();
+    let overlay = pending.as_mut().map(|pending| &mut pending.overlay);
+    let mut failure = None;
+    let found = without_lock(py, || {
+        let mut fetch = |overlay: &mut Overlay, keys: &[Vec<u8>]| {
+            let Some(get) = &get else {
+                return false;
+            };
+            Python::attach(|py| fetch(py, get, overlay, keys))
+                .map_err(|error| failure = Some(error))
+                .is_ok()
+        };
+        work(&mut overlay.map(|overlay| Images {
+            overlay,
+            fetch: &mut fetch,
+        }))
+    })?;
+    failure.map_or(Ok(found), Err)
+}
+
 /// What the store has of these keys.
 fn fetch(py: Python<'_>, get: &Py<PyAny>, overlay: &mut Overlay, keys: &[Vec<u8>]) -> PyResult<()> {
     let get = get.bind(py);
@@ -425,7 +456,7 @@ impl RowPath {
         vclock: Vec<(u64, u64)>,
         seq: u64,
         byte_count: usize,
-        images: Option<(PyRefMut<'_, PendingChanges>, Py<PyAny>)>,
+        images: PendingAndGet<'_>,
     ) -> PyResult<Run> {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
@@ -436,29 +467,11 @@ impl RowPath {
         (outbox.byte_count, outbox.seq, outbox.row_count) = (byte_count, seq, 0);
         (outbox.has_records, outbox.is_full) = (false, false);
         let path = &mut self.path;
-        let (mut pending, get) = images.unzip();
-        let overlay = pending.as_mut().map(|pending| &mut pending.overlay);
-        let mut failure = None;
-        let (at, origins) = without_lock(py, || {
+        let (at, origins) = with_images(py, images, |images| {
             let mut origins = Origins::new(vclock);
-            let mut fetch = |overlay: &mut Overlay, keys: &[Vec<u8>]| {
-                let Some(get) = &get else {
-                    return false;
-                };
-                Python::attach(|py| fetch(py, get, overlay, keys))
-                    .map_err(|error| failure = Some(error))
-                    .is_ok()
-            };
-            let mut images = overlay.map(|overlay| Images {
-                overlay,
-                fetch: &mut fetch,
-            });
-            let at = path.run(data, known, at, suffix, &mut origins, outbox, &mut images);
+            let at = path.run(data, known, at, suffix, &mut origins, outbox, images);
             (at, origins)
         })?;
-        if let Some(error) = failure {
-            return Err(error);
-        }
         let moved = PyDict::new(py);
         for (origin, lsn) in origins.components() {
             moved.set_item(origin, lsn)?;
@@ -475,4 +488,80 @@ impl RowPath {
             is_full: self.outbox.is_full,
         })
     }
+
+    /// A snapshot begins.
+    fn begin_snapshot(&mut self) {
+        self.path.shown = Shown::default();
+    }
+
+    /// For rows of a snapshot from here on: by space, what stands between a row and its seq, and what follows that. Spaces that
+    /// aren't among them are handed back.
+    fn show_spaces(&mut self, pieces: Vec<(u64, Vec<u8>, Vec<u8>)>) {
+        self.path.shown.pieces = pieces
+            .into_iter()
+            .map(|(space_id, before, after)| {
+                let pieces = Pieces {
+                    before,
+                    after,
+                    count: 0,
+                };
+                (space_id, pieces)
+            })
+            .collect();
+    }
+
+    /// Handle rows of a snapshot from row `at` on.
+    fn show(
+        &mut self,
+        py: Python<'_>,
+        rows: &Bound<'_, Rows>,
+        at: usize,
+        seq: u64,
+        byte_count: usize,
+        images: PendingAndGet<'_>,
+    ) -> PyResult<Showing> {
+        let rows = rows.get();
+        let data = rows.data.bind(py).as_bytes();
+        let known = rows.known();
+        let outbox = &mut self.outbox;
+        outbox.bytes.clear();
+        outbox.messages.clear();
+        (outbox.byte_count, outbox.seq) = (byte_count, seq);
+        let path = &mut self.path;
+        let at = with_images(py, images, |images| {
+            path.show(data, known, at, outbox, images)
+        })?;
+        let counts = PyDict::new(py);
+        for (space_id, pieces) in &mut self.path.shown.pieces {
+            if pieces.count > 0 {
+                counts.set_item(space_id, std::mem::take(&mut pieces.count))?;
+            }
+        }
+        Ok(Showing {
+            at,
+            messages: self.messages(py)?.unbind(),
+            byte_count: self.outbox.byte_count,
+            seq: self.outbox.seq,
+            counts: counts.unbind(),
+        })
+    }
+
+    /// The Python path has handled the rows of a snapshot from `start` up to `stop`.
+    fn shown(&mut self, py: Python<'_>, rows: &Bound<'_, Rows>, start: usize, stop: usize) {
+        let rows = rows.get();
+        let data = rows.data.bind(py).as_bytes();
+        self.path
+            .pass(data, rows.known().get(start..stop).unwrap_or(&[]));
+    }
+}
+
+/// What showing a snapshot's rows came to.
+#[pyclass(frozen, get_all, module = "cdc._native")]
+struct Showing {
+    at: usize,
+    messages: Py<PyList>,
+    byte_count: usize,
+    seq: u64,
+    /// Rows by space.
+    counts: Py<PyDict>,
 }

@@ -14,9 +14,10 @@ use crate::images::Work;
 use crate::json::Refused;
 use crate::overlay::Overlay;
 use crate::plan::Plan;
+use crate::snapshot::Shown;
 use crate::wire::{Reader, Value};
 
-const INSERT: u64 = 2;
+pub const INSERT: u64 = 2;
 const REPLACE: u64 = 3;
 const UPDATE: u64 = 4;
 const DELETE: u64 = 5;
@@ -26,10 +27,10 @@ const NOP: u64 = 12;
 const SPACE_ID: u8 = 0x10;
 const INDEX_ID: u8 = 0x11;
 const KEY: u8 = 0x20;
-const TUPLE: u8 = 0x21;
+pub const TUPLE: u8 = 0x21;
 
 /// For so many rows at a time the store is asked for what they need.
-const FETCH_ROWS: usize = 1024;
+pub const FETCH_ROWS: usize = 1024;
 
 /// What doesn't change while a connection lives.
 pub struct Settings {
@@ -68,7 +69,7 @@ pub struct Outbox {
 }
 
 impl Outbox {
-    fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {
+    pub fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {
         let value = (value_begin, self.bytes.len());
         self.byte_count += value.1 - value.0;
         self.messages.push(Message {
@@ -79,8 +80,29 @@ impl Outbox {
     }
 }
 
+/// How far an outbox is filled: of bytes, messages and values, and the last seq.
+#[derive(Clone, Copy)]
+pub struct Mark(usize, usize, usize, u64);
+
+impl Outbox {
+    pub fn mark(&self) -> Mark {
+        Mark(
+            self.bytes.len(),
+            self.messages.len(),
+            self.byte_count,
+            self.seq,
+        )
+    }
+
+    pub fn back_to(&mut self, mark: Mark) {
+        self.bytes.truncate(mark.0);
+        self.messages.truncate(mark.1);
+        (self.byte_count, self.seq) = (mark.2, mark.3);
+    }
+}
+
 /// Why a transaction isn't handled.
-enum Obstacle {
+pub enum Obstacle {
     /// It is for the Python path.
     Uncommon,
     /// The batch is full before its end.
@@ -98,8 +120,10 @@ pub struct RowPath {
     pub settings: Settings,
     /// By space; None: its rows have no events.
     pub plans: HashMap<u64, Option<Plan>>,
+    /// Of a snapshot.
+    pub shown: Shown,
     shared: Shared,
-    places: Vec<usize>,
+    pub places: Vec<usize>,
     orders: Vec<(u64, u64)>,
     work: Work,
 }
@@ -116,6 +140,7 @@ impl RowPath {
         RowPath {
             settings,
             plans: HashMap::new(),
+            shown: Shown::default(),
             shared: Shared::default(),
             places: Vec::new(),
             orders: Vec::new(),
@@ -152,12 +177,7 @@ impl RowPath {
                 }
                 change_count = images.overlay.change_count();
             }
-            let mark = (
-                outbox.bytes.len(),
-                outbox.messages.len(),
-                outbox.byte_count,
-                outbox.seq,
-            );
+            let mark = outbox.mark();
             let overlay = images.as_mut().map(|images| &mut *images.overlay);
             if let Err(obstacle) =
                 self.transaction(data, &rows[at..end], suffix, origins, outbox, overlay)
@@ -165,9 +185,7 @@ impl RowPath {
                 if let Some(images) = images {
                     images.overlay.back_to(change_count);
                 }
-                outbox.bytes.truncate(mark.0);
-                outbox.messages.truncate(mark.1);
-                (outbox.byte_count, outbox.seq) = (mark.2, mark.3);
+                outbox.back_to(mark);
                 outbox.is_full = matches!(obstacle, Obstacle::Full);
                 break;
             }
@@ -369,7 +387,7 @@ impl RowPath {
 
 /// A row's space, and what its event is made with; None if it has none.
 #[inline]
-fn plan_of<'a>(
+pub fn plan_of<'a>(
     plans: &'a HashMap<u64, Option<Plan>>,
     frame: &[u8],
     row: &Row,
@@ -421,7 +439,7 @@ fn names_one_space(frame: &[u8], body: usize) -> bool {
 
 /// Where the tuple or key begins in a body that has nothing else but the space, and an index's id before a key.
 #[inline]
-fn content(frame: &[u8], body: usize, wanted: u8) -> Option<usize> {
+pub fn content(frame: &[u8], body: usize, wanted: u8) -> Option<usize> {
     let mut left = frame.get(body)? & 0x0f;
     let mut reader = Reader::new(frame, body + 2);
     reader.unsigned()?;

@@ -1,0 +1,300 @@
+//! A snapshot's rows as events, of spaces that had no rows before: as cdc.stream.snapshot, for what is common.
+//!
+//! A row is handled by itself, as no row of a snapshot belongs to another. Whether its key has come already is told by the keys before
+//! it: a server sends them in order. Where it doesn't (a HASH index), what is pending and the store are asked.
+
+use std::collections::HashMap;
+
+use crate::frames::Row;
+use crate::overlay::Found;
+use crate::plan::Plan;
+use crate::run::{content, plan_of, Images, Outbox, RowPath, FETCH_ROWS, INSERT, TUPLE};
+
+const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
+
+/// What stands between a row and its `seq`, and what follows that; and how many of them there were in a run.
+pub struct Pieces {
+    pub before: Vec<u8>,
+    pub after: Vec<u8>,
+    pub count: u64,
+}
+
+/// What a snapshot has shown so far.
+#[derive(Default)]
+pub struct Shown {
+    /// By space, as long as the batch lasts that is being fed.
+    pub pieces: HashMap<u64, Pieces>,
+    /// By space: the greatest key that has come; None where one has come that isn't known.
+    last_keys: HashMap<u64, Option<Vec<u8>>>,
+    key: Vec<u8>,
+}
+
+impl Shown {
+    /// Whether a key is greater than all before it.
+    fn is_next(&self, space_id: u64) -> bool {
+        match self.last_keys.get(&space_id) {
+            Some(Some(last)) => self.key > *last,
+            Some(None) => false,
+            None => true,
+        }
+    }
+
+    /// The key has come.
+    fn remember(&mut self, space_id: u64) {
+        if self.is_next(space_id) {
+            match self.last_keys.entry(space_id).or_default() {
+                Some(last) => last.clone_from(&self.key),
+                none => *none = Some(self.key.clone()),
+            }
+        }
+    }
+}
+
+fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
+    key.clear();
+    let Some(images) = &plan.images else {
+        return false;
+    };
+    content(frame, row.body, TUPLE)
+        .is_some_and(|body| images.keys.of_tuple(&frame[body..], key).is_some())
+}
+
+impl RowPath {
+    /// Show rows from `at` on, until one is to be handed back, or the batch is full; returns the row that is next.
+    pub fn show(
+        &mut self,
+        data: &[u8],
+        rows: &[Row],
+        mut at: usize,
+        outbox: &mut Outbox,
+        images: &mut Option<Images>,
+    ) -> usize {
+        let mut fetched_until = at;
+        while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
+            if let Some(images) = images.as_mut().filter(|_| at == fetched_until) {
+                fetched_until = rows.len().min(at + FETCH_ROWS);
+                if !self.ask(data, &rows[at..fetched_until], images) {
+                    break;
+                }
+            }
+            let mark = outbox.mark();
+            if self.show_row(data, &rows[at], outbox, images).is_none() {
+                outbox.back_to(mark);
+                break;
+            }
+            at += 1;
+        }
+        at
+    }
+
+    /// The Python path has shown these rows.
+    pub fn pass(&mut self, data: &[u8], rows: &[Row]) {
+        for row in rows {
+            let frame = &data[..row.end];
+            let Ok(Some((space_id, plan))) = plan_of(&self.plans, frame, row) else {
+                continue;
+            };
+            let mut key = std::mem::take(&mut self.shown.key);
+            let is_known = key_of(plan, frame, row, &mut key);
+            self.shown.key = key;
+            if is_known {
+                self.shown.remember(space_id);
+            } else {
+                self.shown.last_keys.insert(space_id, None);
+            }
+        }
+    }
+
+    /// Ask the store about rows whose keys aren't the next.
+    fn ask(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
+        if images.overlay.fetched_count() > FETCH_ROWS {
+            images.overlay.forget_fetched();
+        }
+        let mut wanted = Vec::new();
+        let mut last: HashMap<u64, Vec<u8>> = HashMap::new();
+        let mut key = Vec::new();
+        for row in rows {
+            let frame = &data[..row.end];
+            let Ok(Some((space_id, plan))) = plan_of(&self.plans, frame, row) else {
+                continue;
+            };
+            if !key_of(plan, frame, row, &mut key) {
+                continue;
+            }
+            let is_next = match (last.get(&space_id), self.shown.last_keys.get(&space_id)) {
+                (_, Some(None)) => false,
+                (Some(before), _) | (None, Some(Some(before))) => key > *before,
+                (None, None) => true,
+            };
+            if is_next {
+                last.entry(space_id).or_default().clone_from(&key);
+            } else if images.overlay.current(&key) == Found::Unknown {
+                wanted.push(key.clone());
+            }
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        wanted.is_empty() || (images.fetch)(images.overlay, &wanted)
+    }
+
+    fn show_row(
+        &mut self,
+        data: &[u8],
+        row: &Row,
+        outbox: &mut Outbox,
+        images: &mut Option<Images>,
+    ) -> Option<()> {
+        let frame = &data[..row.end];
+        if row.kind != INSERT {
+            return None;
+        }
+        let Some((space_id, plan)) = plan_of(&self.plans, frame, row).ok()? else {
+            return Some(());
+        };
+        let body = content(frame, row.body, TUPLE)?;
+        let mut key = std::mem::take(&mut self.shown.key);
+        let has_key = key_of(plan, frame, row, &mut key);
+        self.shown.key = key;
+        if plan.images.is_some() {
+            let overlay = &images.as_ref()?.overlay;
+            let is_new =
+                self.shown.is_next(space_id) || overlay.current(&self.shown.key) == Found::Nothing;
+            if !has_key || !is_new || overlay.doubtful.contains(&self.shown.key) {
+                return None;
+            }
+        }
+        let pieces = self.shown.pieces.get_mut(&space_id)?;
+        let begin = outbox.bytes.len();
+        outbox.bytes.extend_from_slice(OPEN_SNAPSHOT);
+        if plan
+            .push_row(&mut outbox.bytes, frame, body, &mut self.places)
+            .ok()?
+            != row.end
+        {
+            return None;
+        }
+        outbox.bytes.extend_from_slice(&pieces.before);
+        outbox.seq += 1;
+        crate::json::push_unsigned(&mut outbox.bytes, outbox.seq);
+        outbox.bytes.extend_from_slice(&pieces.after);
+        outbox.add(plan.topic, (0, 0), begin);
+        let key_begin = outbox.bytes.len();
+        plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)
+            .ok()?;
+        let key_end = outbox.bytes.len();
+        outbox.messages.last_mut()?.key = (key_begin, key_end);
+        pieces.count += 1;
+        if let (Some(images), true) = (images, has_key) {
+            images.overlay.put(&self.shown.key, Some(&frame[body..]));
+            self.shown.remember(space_id);
+        }
+        Some(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frames::{scan, tests::framed, walk};
+    use crate::images::ImagePlan;
+    use crate::keys::KeyPlan;
+    use crate::overlay::Overlay;
+    use crate::plan::tests::users;
+    use crate::run::Settings;
+
+    fn path() -> RowPath {
+        let mut path = RowPath::new(Settings {
+            source: Vec::new(),
+            tombstones: true,
+            unrecorded_events_max: None,
+            transaction_topic: 1,
+            bytes_max: 1 << 20,
+        });
+        let mut plan = users();
+        plan.images = Some(ImagePlan {
+            keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
+            names: Vec::new(),
+            takes_upserts: true,
+        });
+        path.plans.insert(512, Some(plan));
+        path.shown.pieces.insert(
+            512,
+            Pieces {
+                before: b"<".to_vec(),
+                after: b">".to_vec(),
+                count: 0,
+            },
+        );
+        path
+    }
+
+    fn show(
+        path: &mut RowPath,
+        overlay: &mut Overlay,
+        ids: &[u8],
+        stored: &[u8],
+    ) -> (usize, String) {
+        let data: Vec<u8> = ids
+            .iter()
+            .flat_map(|id| {
+                framed(
+                    &[
+                        &b"\x82\x00\x02\x03\x00\x82\x10\xcd\x02\x00\x21\x91"[..],
+                        &[*id],
+                    ]
+                    .concat(),
+                )
+            })
+            .collect();
+        let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
+        let mut outbox = Outbox::default();
+        let mut fetch = |overlay: &mut Overlay, keys: &[Vec<u8>]| {
+            for key in keys {
+                overlay.fetched(key, stored.contains(&key[11]).then_some(&b"\x91\x00"[..]));
+            }
+            true
+        };
+        let at = path.show(
+            &data,
+            &rows,
+            0,
+            &mut outbox,
+            &mut Some(Images {
+                overlay,
+                fetch: &mut fetch,
+            }),
+        );
+        let texts: Vec<&[u8]> = outbox
+            .messages
+            .iter()
+            .map(|message| &outbox.bytes[message.value.unwrap().0..message.value.unwrap().1])
+            .collect();
+        (at, String::from_utf8(texts.concat()).unwrap())
+    }
+
+    #[test]
+    fn rows_in_any_order_are_shown_once() {
+        let (mut path, mut overlay) = (path(), Overlay::new());
+        let (at, text) = show(&mut path, &mut overlay, &[1, 2], &[]);
+        assert_eq!(at, 2);
+        assert_eq!(
+            text,
+            concat!(
+                r#"{"op":"r","before":null,"after":{"id":1}<1>"#,
+                r#"{"op":"r","before":null,"after":{"id":2}<2>"#
+            )
+        );
+        assert_eq!(
+            show(&mut path, &mut overlay, &[5, 3, 9, 3], &[]).0,
+            3,
+            "it is pending"
+        );
+        assert_eq!(
+            show(&mut path, &mut overlay, &[4, 7], &[7]).0,
+            1,
+            "it is in the store"
+        );
+        assert_eq!(path.shown.pieces[&512].count, 6);
+        assert_eq!(overlay.change_count(), 6);
+    }
+}
