@@ -206,6 +206,7 @@ def _times(now_us: int) -> dict[str, int]:
 
 def _table(form: SpaceForm) -> dict[str, Any]:
     as_written = [name for name, part in form.primary_key if part.is_as_written]
+    collated = [name for name, part in form.primary_key if part.is_collated]
     return {
         "defaultCharsetName": None,
         "primaryKeyColumnNames": [form.part_name(index) for index in range(len(form.key_parts))],
@@ -231,6 +232,7 @@ def _table(form: SpaceForm) -> dict[str, Any]:
         ],
         "comment": None,
         **({"primaryKeyColumnsAsWritten": as_written} if as_written else {}),
+        **({"primaryKeyColumnsCollated": collated} if collated else {}),
     }
 
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Final
+
+_COLLATED: Final = frozenset({"string", "str", "scalar"})
+_BINARY_COLLATIONS: Final = frozenset({0, 3})
+"""`none` and `binary`: strings are compared as bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +23,11 @@ class KeyPart:
     collation: int = 0
     # Whether values that are equal but written differently are different keys: decimal 1 and decimal 1.00.
     is_as_written: bool = False
+
+    @property
+    def is_collated(self) -> bool:
+        """Whether strings that differ may be the same key."""
+        return self.type in _COLLATED and self.collation not in _BINARY_COLLATIONS
 
 
 @dataclass(frozen=True, slots=True)

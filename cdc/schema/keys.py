@@ -50,9 +50,6 @@ KEY_BYTES_MAX: Final = 511
 Encoder = Callable[[Any], bytes]
 
 _HASH_BYTES: Final = 32
-_BINARY_COLLATIONS: Final = frozenset({0, 3})
-"""`none` and `binary`: strings are compared as bytes."""
-
 _SIGN_BIT: Final = 1 << 63
 _UINT64_END: Final = 2.0**64
 _UINT: Final = struct.Struct(">Q").pack
@@ -154,7 +151,7 @@ def _check(form: SpaceForm, number: int, part: KeyPart) -> None:
             f"part {number} of the primary key of space {form.name!r} is of type {part.type!r}, which can't be ordered",
             'Leave the space out (spaces.exclude), or do without images (state.images = "none").',
         )
-    if part.type in _COLLATED and part.collation not in _BINARY_COLLATIONS:
+    if part.is_collated:
         raise UnkeyableError(
             f"part {number} of the primary key of space {form.name!r} has the collation {part.collation}, by which different "
             "strings may be the same key",
@@ -348,7 +345,6 @@ def _scalar(string: Encoder, binary: Encoder, number: Encoder = _number, datetim
 
 
 _NUMBERS: Final = ("number", "double", "decimal", "float32", "float64", "decimal32", "decimal64", "decimal128", "decimal256")
-_COLLATED: Final = frozenset({"string", "str", "scalar"})
 _TEXTS: Final = frozenset({"string", "str", "varbinary"})
 
 # By type: how a part is written where others follow it, and where it is the last.

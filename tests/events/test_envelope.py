@@ -99,11 +99,20 @@ def test_schema_record() -> None:
     assert list(found["source"]) == source
 
 
-@pytest.mark.parametrize(("index", "told"), [("tree", {}), ("hash", {"primaryKeyColumnsAsWritten": ["n"]})])
-def test_the_schema_record_of_a_hash_index(index: str, told: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("index", "collation", "told"),
+    [
+        ("tree", 0, {}),
+        ("hash", 3, {"primaryKeyColumnsAsWritten": ["n"]}),
+        ("hash", 2, {"primaryKeyColumnsAsWritten": ["n"], "primaryKeyColumnsCollated": ["s"]}),
+    ],
+)
+def test_what_the_schema_record_tells_of_the_key(index: str, collation: int, told: dict[str, Any]) -> None:
     shop = Shop()
     fields = [{"name": "n", "type": "number"}, {"name": "s", "type": "string"}]
-    shop.master.create_space("numbers", fields, [(1, "string"), (0, "number")], index=index)
+    shop.master.create_space(
+        "numbers", fields, [{"field": 1, "type": "string", "collation": collation}, (0, "number")], index=index
+    )
     (record,) = [sent.value for sent in shop.follow() if sent.topic == "shop.schema"]
     table = record["tableChanges"][0]["table"]
     assert table["primaryKeyColumnNames"] == ["s", "n"]
