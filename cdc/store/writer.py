@@ -17,6 +17,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -33,7 +34,7 @@ from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
-"""More than that the store writes down twice."""
+"""More than that the store would write down twice: they are written in portions, unless one batch alone has more."""
 _NOBODY: Final = Writer("", has_store=True)
 """Who writes positions into the store is never asked."""
 UNWRITTEN_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -44,6 +45,16 @@ CHANGE_BYTES: Final = 256
 
 _NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
 """Of the record that says which numbers keys begin with; a name that no daemon has keeps it out of what a checkpoint says."""
+
+
+@dataclass(slots=True)
+class _Portion:
+    """Settled changes that the store writes at once, and the position that they lead to."""
+
+    position: Position
+    changes: Changes = field(default_factory=no_changes)
+    byte_count: int = 0
+    records: dict[bytes, bytes | None] = field(default_factory=dict)
 
 
 class StateWriter:
@@ -61,12 +72,9 @@ class StateWriter:
         self._open = no_changes()
         self._open_records: dict[bytes, bytes | None] = {}
         self._open_bytes = 0
-        self._settled_bytes = 0
         self.unwritten_bytes = 0
         """What the changes that aren't in the store yet take in memory."""
-        self._settled = no_changes()
-        self._settled_records: dict[bytes, bytes | None] = {}
-        self._settled_position: Position | None = None
+        self._settled: deque[_Portion] = deque()
         self._settled_since = 0.0
         if self.store.is_former:
             self._bring_over()
@@ -119,7 +127,7 @@ class StateWriter:
         self._open = no_changes()
         self._open_records.clear()
         self._open_bytes = self.unwritten_bytes = 0
-        self._forget_settled()
+        self._settled.clear()
         self.store.destroy()
         self.store = StateStore(self._path)
         self._position = None
@@ -160,14 +168,17 @@ class StateWriter:
 
     def mark_committed(self, position: Position) -> None:
         """Kafka has everything up to the batch with this position."""
-        if self._settled_position is None:
+        if not self._settled:
             self._settled_since = time.monotonic()
         while self._submitted:
             reached, changes, size, records = self._submitted.popleft()
-            self._settled.extend(changes)
-            self._settled_bytes += size
-            self._settled_records.update(records)
-            self._settled_position = reached
+            if not self._settled or len(self._settled[-1].changes) + len(changes) > SLICE_CHANGES:
+                self._settled.append(_Portion(reached))
+            portion = self._settled[-1]
+            portion.position = reached
+            portion.changes.extend(changes)
+            portion.byte_count += size
+            portion.records.update(records)
             if reached is position:
                 return
 
@@ -175,22 +186,25 @@ class StateWriter:
         """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError."""
         if self._unused:
             self._remove_some()
-        position = self._settled_position
-        if position is None:
+        if not self._settled:
             return None
-        is_due = time.monotonic() - self._settled_since >= self._flush_interval or len(self._settled) >= FLUSH_CHANGES_MAX
-        if not is_due and not is_forced:
+        is_due = time.monotonic() - self._settled_since >= self._flush_interval
+        if not is_due and not is_forced and sum(len(portion.changes) for portion in self._settled) < FLUSH_CHANGES_MAX:
             return None
-        key, value = position_record(self._name, position, _NOBODY, time.time_ns() // 1_000_000)
-        self.store.write(self._settled, [*self._settled_records.items(), (key, value)])
+        while self._settled:
+            self._write(self._settled[0])
+            self._settled.popleft()
+        return self._position
+
+    def _write(self, portion: _Portion) -> None:
+        key, value = position_record(self._name, portion.position, _NOBODY, time.time_ns() // 1_000_000)
+        self.store.write(portion.changes, [*portion.records.items(), (key, value)])
         if self._images is not None:
-            self._images.written(self._settled)
-        if _NUMBERS_KEY in self._settled_records:
+            self._images.written(portion.changes)
+        self.unwritten_bytes -= portion.byte_count
+        self._position = portion.position
+        if _NUMBERS_KEY in portion.records:
             self._unused = self._unused_numbers()
-        self.unwritten_bytes -= self._settled_bytes
-        self._forget_settled()
-        self._position = position
-        return position
 
     def close(self) -> None:
         """Write what is settled and let go of the store. Raises StateError."""
@@ -230,7 +244,8 @@ class StateWriter:
     def _unused_numbers(self) -> list[int]:
         """Numbers of rows that no space has, nor will have once what is on its way is written."""
         numbers = self._numbers()
-        pending = (self._settled_records, self._open_records, *(records for _, _, _, records in self._submitted))
+        settled = (portion.records for portion in self._settled)
+        pending = (*settled, self._open_records, *(records for _, _, _, records in self._submitted))
         # A number that another has replaced since is still the one at the position that the store comes to next.
         taken = {*numbers.values(), *(number for records in pending for number in numbers_in(records).values())}
 
@@ -246,12 +261,6 @@ class StateWriter:
             self._next_removal = now + self._flush_interval
             if self.store.remove_some(self._unused[-1]):
                 self._unused.pop()
-
-    def _forget_settled(self) -> None:
-        self._settled = no_changes()
-        self._settled_bytes = 0
-        self._settled_records = {}
-        self._settled_position = None
 
 
 def numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:
