@@ -18,7 +18,9 @@ from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
 
 CHANGE_BYTES: Final = 400
 """What a change takes in memory beside its frame, roughly."""
-_SELECTIONS_MAX: Final = 64
+_JOINED_CHANGES_MAX: Final = 2_000
+_SELECTIONS_MAX: Final = 4
+"""Kept of a batch, for other clients that get the same: no more, as the ring may have ten thousand small batches."""
 
 
 class Selection(NamedTuple):
@@ -53,6 +55,12 @@ class Batch:
     def is_special(self) -> bool:
         """Whether it is a TRUNCATE or RESET."""
         return self.changes[0].kind >= Kind.TRUNCATE if self.changes else False
+
+    def joined(self, other: Batch) -> Batch | None:
+        """One batch instead of two; None if they can't be one."""
+        if self.is_special or other.is_special or other.first != self.last + 1 or len(self.changes) > _JOINED_CHANGES_MAX:
+            return None
+        return Batch(self.first, other.last, self.changes + other.changes, self.byte_count + other.byte_count)
 
     def select(self, selection: Selection, after: int, until: int) -> Selected:
         """What a client gets of the changes behind `after`, up to `until`."""

@@ -7,6 +7,7 @@ and may come back; who falls behind the ring too.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import ssl
 import threading
@@ -34,6 +35,8 @@ _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
 """Of one client's that may wait in this process; one message may be more."""
 _BACKLOG: Final = 1024
+_ENDED_MAX: Final = 100
+"""So many connections may have ended before what they leave, which is in cycles, is looked for."""
 
 
 @dataclass(slots=True)
@@ -72,6 +75,7 @@ class TapServer:
         self.connection_count = 0
         self.refused_count = 0
         self.dropped_count = 0
+        self._ended_count = 0
         self._anonymous = itertools.count(1)
         self._stopping = asyncio.Event()
         self._failure: CdcError | None = None
@@ -168,6 +172,9 @@ class TapServer:
                 if session.name not in self.clients and now - session.seen_at > self._config.session_timeout_ms / 1000:
                     del self._sessions[session.name]
                     self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
+            if self._ended_count > _ENDED_MAX:
+                self._ended_count = 0
+                gc.collect()
             await asyncio.to_thread(self.feed.close_old_view)
             try:
                 await self._save()
@@ -237,6 +244,7 @@ class TapServer:
             self._log.exception("a fault of this program ended a connection", client=address)
         finally:
             self.connection_count -= 1
+            self._ended_count += 1
             self._tasks.discard(task)
             if why:
                 self._log.warning("a connection was closed", client=address, why=why)

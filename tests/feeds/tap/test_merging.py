@@ -80,6 +80,16 @@ def test_unwanted_events_count() -> None:
     assert (batch.first, batch.last, len(batch.changes)) == (1, 3, 1)
 
 
+def test_small_batches_become_one() -> None:
+    first, second = Batch(1, 2, [one(1), one(2)], 10), Batch(3, 3, [one(3)], 20)
+    assert first.joined(second) == Batch(1, 3, [one(1), one(2), one(3)], 30)
+    assert second.joined(first) is None
+    special = Batch(3, 3, [one(3, kind=Kind.TRUNCATE)], 0)
+    assert first.joined(special) is None
+    assert special.joined(Batch(4, 4, [one(4)], 10)) is None
+    assert Batch(1, 2_001, [one(seq) for seq in range(1, 2_002)], 0).joined(Batch(2_002, 2_002, [one(2_002)], 0)) is None
+
+
 def test_the_ring_forgets_the_oldest() -> None:
     ring = Ring(0, 3_000)
     for first in range(1, 21, 2):
