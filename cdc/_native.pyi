@@ -40,7 +40,7 @@ class StoreKeys:
     def of_tuple(self, tuple_: bytes) -> bytes | None: ...
     def of_key(self, key: bytes) -> bytes | None: ...
 
-def updated(tuple_: bytes, operations: bytes, base: int, names: list[bytes]) -> bytes | None: ...
+def updated(tuple_: bytes, operations: bytes, base: int, fields: list[tuple[bytes, str]]) -> bytes | None: ...
 
 class FrameReader:
     """Cuts a byte stream into frames and reads their headers."""
@@ -83,8 +83,8 @@ class Rows:
     def end_of_open(self, at: int) -> int:
         """Behind the row that ends the transaction which is open at row `at`, or behind the last row."""
 
-ImageKeys = tuple[int, list[tuple[int, str]], list[bytes], bool]
-"""What a space's keys begin with, their fields and types, the names of the space's fields, and whether UPSERTs are taken."""
+ImageKeys = tuple[int, list[tuple[int, str]], list[tuple[bytes, str]], bool]
+"""What a space's keys begin with, their fields and types, the space's fields and types, and whether UPSERTs are taken."""
 
 class CompiledRowPath:
     """What the events of one connection are made with."""

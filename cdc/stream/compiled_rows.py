@@ -94,11 +94,11 @@ def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:
-    """What the store's keys of a space begin with and are made of, the names of its fields, and whether its UPSERTs are taken."""
+    """What the store's keys of a space begin with and are made of, its fields, and whether its UPSERTs are taken."""
     form = space.form
     parts = [(part.field, part.type) for part in form.key_parts]
     # Vinyl looks at an UPSERT's tuple when it is too late to refuse it, and has rules of its own.
-    return space.key_number, parts, [name.encode() for name in form.field_names], not form.is_vinyl
+    return space.key_number, parts, [(field.name.encode(), field.type) for field in form.fields], not form.is_vinyl
 
 
 def _kinds(part: KeyPart) -> int:

@@ -8,7 +8,7 @@ use crate::keys::KeyPlan;
 use crate::layout;
 use crate::overlay::{Found, Overlay};
 use crate::plan::Plan;
-use crate::update::update;
+use crate::update::{update, Format};
 
 const INSERT: u64 = 2;
 const REPLACE: u64 = 3;
@@ -30,8 +30,7 @@ const NO_AFTER: &[u8] = b",\"after\":null";
 #[derive(Debug)]
 pub struct ImagePlan {
     pub keys: KeyPlan,
-    /// The names of the format's fields.
-    pub names: Vec<Vec<u8>>,
+    pub format: Format,
     /// Whether an UPSERT is carried out as an UPDATE is, or by rules of its own.
     pub takes_upserts: bool,
 }
@@ -179,7 +178,7 @@ impl Work {
                     before,
                     slice(frame, operations)?,
                     body.base,
-                    &images.names,
+                    &images.format,
                     &mut self.after,
                 )
                 .ok_or(Refused)?;
@@ -238,7 +237,10 @@ mod tests {
     fn images() -> ImagePlan {
         ImagePlan {
             keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
-            names: vec![b"id".to_vec(), b"name".to_vec()],
+            format: Format {
+                names: vec![b"id".to_vec(), b"name".to_vec()],
+                widths: Vec::new(),
+            },
             takes_upserts: true,
         }
     }

@@ -9,7 +9,7 @@ use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::keys::KeyPlan;
 use crate::overlay::{slices, Changes, Overlay};
-use crate::update::update;
+use crate::update::{update, Format, Width};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyChanges>()?;
@@ -281,6 +281,15 @@ impl StoreKeys {
     }
 }
 
+/// A format by the names and types of its fields.
+pub fn format_of(fields: Vec<(Vec<u8>, String)>) -> Format {
+    let (names, types): (Vec<_>, Vec<_>) = fields.into_iter().unzip();
+    Format {
+        names,
+        widths: types.iter().map(|kind| Width::of(kind)).collect(),
+    }
+}
+
 /// A tuple after an UPDATE; None for what is left to the Python way.
 #[pyfunction]
 fn updated<'py>(
@@ -288,8 +297,8 @@ fn updated<'py>(
     tuple_: &[u8],
     operations: &[u8],
     base: u64,
-    names: Vec<Vec<u8>>,
+    fields: Vec<(Vec<u8>, String)>,
 ) -> Option<Bound<'py, PyBytes>> {
     let mut out = Vec::new();
-    update(tuple_, operations, base, &names, &mut out).map(|()| PyBytes::new(py, &out))
+    update(tuple_, operations, base, &format_of(fields), &mut out).map(|()| PyBytes::new(py, &out))
 }

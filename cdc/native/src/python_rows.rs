@@ -11,7 +11,7 @@ use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
 use crate::plan::{Field, Part, Plan};
-use crate::python_overlay::PendingChanges;
+use crate::python_overlay::{format_of, PendingChanges};
 use crate::run::{self, Images, Outbox, Settings};
 use crate::snapshot::{Pieces, Shown};
 
@@ -385,7 +385,7 @@ impl RowPath {
     /// Take a space's rows from here on: its topic; its name as JSON; the envelope's two pieces of it; for each field of its format
     /// the name as JSON and whether it has simple values; for each part of its key the name as JSON, its field, and the kinds of
     /// values that it may have. Tuples of more fields than `fields_max` are handed back. If it has images: what its keys in the store
-    /// begin with, the fields and types that they are made of, the names of its fields, and whether UPSERTs are taken.
+    /// begin with, the fields and types that they are made of, the names and types of its fields, and whether UPSERTs are taken.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // it is one form, told once
     fn take(
         &mut self,
@@ -397,11 +397,11 @@ impl RowPath {
         fields: Vec<(Vec<u8>, bool)>,
         parts: Vec<(Vec<u8>, usize, u8)>,
         fields_max: usize,
-        images: Option<(u32, Vec<(usize, String)>, Vec<Vec<u8>>, bool)>,
+        images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
     ) {
         let images = match images {
             None => None,
-            Some((number, parts, names, takes_upserts)) => {
+            Some((number, parts, fields, takes_upserts)) => {
                 let parts: Vec<(usize, &str)> = parts
                     .iter()
                     .map(|(field, kind)| (*field, kind.as_str()))
@@ -411,7 +411,7 @@ impl RowPath {
                 };
                 Some(ImagePlan {
                     keys,
-                    names,
+                    format: format_of(fields),
                     takes_upserts,
                 })
             }

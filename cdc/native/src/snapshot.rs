@@ -213,7 +213,7 @@ mod tests {
         let mut plan = users();
         plan.images = Some(ImagePlan {
             keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
-            names: Vec::new(),
+            format: Default::default(),
             takes_upserts: true,
         });
         path.plans.insert(512, Some(plan));

@@ -1,0 +1,201 @@
+//! Sums of the server's kinds of numbers, with the types of their results; as cdc.tuples.arithmetic, but for what needs rounding.
+
+use crate::layout;
+use crate::update::Width;
+
+const EXT_DECIMAL: u8 = 1;
+/// Decimals have so many digits, behind the point one less (from 3.5 on there are larger ones).
+const DIGITS_MAX: u32 = 38;
+const DECIMAL_END: i128 = 10i128.pow(DIGITS_MAX);
+
+/// An operand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Number {
+    Integer(i128),
+    Float(f64),
+    /// Digits, with a sign, and how many of them are behind the point.
+    Decimal(i128, u32),
+}
+
+impl Number {
+    /// None if it is no number, or one that is seldom met.
+    pub fn read(data: &[u8], position: usize) -> Option<Number> {
+        let bytes = data.get(position + 1..)?;
+        match *data.get(position)? {
+            0xca => Some(Number::Float(f64::from(f32::from_be_bytes(
+                bytes.get(..4)?.try_into().ok()?,
+            )))),
+            0xcb => Some(Number::Float(f64::from_be_bytes(
+                bytes.get(..8)?.try_into().ok()?,
+            ))),
+            0xc7 | 0xd4..=0xd8 => decimal(data, position),
+            _ => layout::integer(data, position).map(Number::Integer),
+        }
+    }
+}
+
+fn decimal(data: &[u8], position: usize) -> Option<Number> {
+    let (begin, length) = layout::content(data, position)?;
+    let content = data.get(begin..begin.checked_add(length)?)?;
+    let (scale, packed) = content.split_first()?;
+    if data[begin - 1] != EXT_DECIMAL || u32::from(*scale) >= DIGITS_MAX {
+        return None;
+    }
+    let (last, others) = packed.split_last()?;
+    let mut digits: i128 = 0;
+    for digit in others
+        .iter()
+        .flat_map(|byte| [byte >> 4, byte & 0x0f])
+        .chain([last >> 4])
+    {
+        if digit > 9 || digits >= DECIMAL_END / 10 {
+            return None;
+        }
+        digits = digits * 10 + i128::from(digit);
+    }
+    let is_negative = match last & 0x0f {
+        0x0b | 0x0d => true,
+        0x0a | 0x0c | 0x0e | 0x0f => false,
+        _ => return None,
+    };
+    if is_negative && digits == 0 {
+        return None; // a zero with a sign of its own
+    }
+    Some(Number::Decimal(
+        if is_negative { -digits } else { digits },
+        u32::from(*scale),
+    ))
+}
+
+/// Appends the sum, or the difference.
+pub fn push_sum(
+    out: &mut Vec<u8>,
+    left: Number,
+    right: Number,
+    minus: bool,
+    width: Width,
+) -> Option<()> {
+    match (left, right) {
+        (Number::Integer(left), Number::Integer(right)) => {
+            layout::push_integer(out, if minus { left - right } else { left + right })
+        }
+        (Number::Decimal(..), _) | (_, Number::Decimal(..)) => {
+            let ((left, left_scale), (right, right_scale)) = (exact(left)?, exact(right)?);
+            let scale = left_scale.max(right_scale);
+            let left = aligned(left, scale - left_scale)?;
+            let right = aligned(right, scale - right_scale)?;
+            push_decimal(out, if minus { left - right } else { left + right }, scale)
+        }
+        _ => {
+            let (left, right) = (float(left)?, float(right)?);
+            push_float(out, if minus { left - right } else { left + right }, width)
+        }
+    }
+}
+
+fn exact(number: Number) -> Option<(i128, u32)> {
+    match number {
+        Number::Integer(number) => Some((number, 0)),
+        Number::Decimal(digits, scale) => Some((digits, scale)),
+        Number::Float(_) => None,
+    }
+}
+
+fn aligned(digits: i128, places: u32) -> Option<i128> {
+    digits
+        .checked_mul(10i128.checked_pow(places)?)
+        .filter(|digits| digits.abs() < DECIMAL_END)
+}
+
+fn push_decimal(out: &mut Vec<u8>, digits: i128, scale: u32) -> Option<()> {
+    if digits.abs() >= DECIMAL_END {
+        return None;
+    }
+    let mut nibbles = digits.unsigned_abs().to_string().into_bytes();
+    nibbles.iter_mut().for_each(|digit| *digit -= b'0');
+    nibbles.push(if digits < 0 { 0x0d } else { 0x0c });
+    if nibbles.len() % 2 == 1 {
+        nibbles.insert(0, 0);
+    }
+    let size = 1 + nibbles.len() / 2;
+    match size {
+        2 => out.push(0xd5),
+        4 => out.push(0xd6),
+        8 => out.push(0xd7),
+        16 => out.push(0xd8),
+        _ => out.extend([0xc7, size as u8]),
+    }
+    out.extend([EXT_DECIMAL, scale as u8]);
+    out.extend(nibbles.chunks(2).map(|pair| pair[0] << 4 | pair[1]));
+    Some(())
+}
+
+fn float(number: Number) -> Option<f64> {
+    match number {
+        Number::Integer(number) => Some(number as f64),
+        Number::Float(number) => Some(number),
+        Number::Decimal(..) => None,
+    }
+}
+
+fn push_float(out: &mut Vec<u8>, sum: f64, width: Width) -> Option<()> {
+    if sum.is_nan() {
+        return None; // which of them it is, is the processor's matter
+    }
+    let narrow = sum as f32;
+    let fits = sum.abs() <= f64::from(f32::MAX) && f64::from(narrow) == sum;
+    if width == Width::Float || (fits && width == Width::Any) {
+        out.push(0xca);
+        out.extend(narrow.to_be_bytes());
+    } else {
+        out.push(0xcb);
+        out.extend(sum.to_be_bytes());
+    }
+    Some(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sum(left: &[u8], right: &[u8], minus: bool) -> Option<Vec<u8>> {
+        let mut out = Vec::new();
+        push_sum(
+            &mut out,
+            Number::read(left, 0)?,
+            Number::read(right, 0)?,
+            minus,
+            Width::Any,
+        )?;
+        Some(out)
+    }
+
+    #[test]
+    fn decimals_are_added_exactly() {
+        let (one_and_a_half, twelve) = (b"\xc7\x03\x01\x01\x01\x5c", b"\xd6\x01\x00\x00\x01\x2c");
+        assert_eq!(
+            sum(one_and_a_half, b"\x02", false).unwrap(),
+            b"\xc7\x03\x01\x01\x03\x5c"
+        );
+        assert_eq!(
+            sum(one_and_a_half, twelve, true).unwrap(),
+            b"\xc7\x03\x01\x01\x10\x5d"
+        );
+        assert_eq!(
+            sum(one_and_a_half, one_and_a_half, true).unwrap(),
+            b"\xd5\x01\x01\x0c"
+        );
+        assert_eq!(sum(one_and_a_half, b"\xca\x3f\x80\0\0", false), None);
+    }
+
+    #[test]
+    fn floats_are_as_narrow_as_they_can_be() {
+        let half = b"\xcb\x3f\xe0\0\0\0\0\0\0";
+        assert_eq!(sum(half, b"\x01", false).unwrap(), b"\xca\x3f\xc0\0\0");
+        assert_eq!(
+            sum(b"\xcb\x3f\xb9\x99\x99\x99\x99\x99\x9a", b"\x00", false).unwrap()[0],
+            0xcb
+        );
+        assert_eq!(sum(b"\xa1x", b"\x01", false), None);
+    }
+}
