@@ -45,6 +45,8 @@ class TapClient:
         self.is_closed = False
         self.backfills_ended = 0
         self.older_over_newer: list[Told] = []
+        self._newest: dict[str, int] = {}
+        """By key, over this connection: behind the one before, what wasn't acknowledged comes again from its beginning."""
         self._thread: threading.Thread | None = None
         self._buffer = bytearray()
 
@@ -149,9 +151,9 @@ class TapClient:
         match told.opcode:
             case Opcode.TAP_MUTATION | Opcode.TAP_DELETE:
                 self.keys_told.add(told.key)
-                if told.cas < self.cas.get(told.key, 0):
+                if told.cas < self._newest.get(told.key, 0):
                     self.older_over_newer.append(told)
-                self.cas[told.key] = told.cas
+                self._newest[told.key] = self.cas[told.key] = told.cas
                 if told.opcode == Opcode.TAP_MUTATION:
                     self.contents[told.key] = told.value
                 else:
