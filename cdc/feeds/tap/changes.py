@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from typing import Annotated, Any, Final, NamedTuple
-from zlib import crc32
 
 import msgspec
 
 from cdc.errors import CdcError
-from cdc.feeds.tap.keys import KeyTemplate
+from cdc.feeds.tap.keys import KeyTemplate, vbucket_of
 from cdc.feeds.tap.wire import KEY_BYTES_MAX, delete, mutation
 
 OPAQUE_MASK: Final = 0x7FFF_FFFF
@@ -213,7 +212,7 @@ class Changes:
         return changes[0] if len(changes) == 1 else changes
 
     def _change(self, seq: int, space: str, key: bytes, after: bytes) -> Change:
-        vbucket = crc32(key) >> 16 & self._mask  # as vbucket_of
+        vbucket = vbucket_of(key, self._mask)
         # An event without images says that the key has changed and not how: what a client has of it is no good any more.
         if after == _NULL:
             return Change(seq, _DELETE, space, key, vbucket, delete(key, vbucket, seq & OPAQUE_MASK, seq))

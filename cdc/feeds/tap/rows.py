@@ -19,9 +19,9 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final, Protocol
-from zlib import crc32
 
 from cdc.errors import StateError
+from cdc.feeds.tap.keys import vbucket_of
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.session import Cursor
 from cdc.feeds.tap.wire import KEY_BYTES_MAX, changed_key, mutation
@@ -178,7 +178,7 @@ class RowStore(ABC):
         mask, wanted, lost, is_keys_only = self._mask, selection.vbuckets, selection.lost, selection.is_keys_only
         keys, frames = [], []
         for name, value, (number, seq) in zip(names, values, numbers, strict=True):
-            vbucket = crc32(name) >> 16 & mask  # as vbucket_of
+            vbucket = vbucket_of(name, mask)
             if (wanted is not None and vbucket not in wanted) or vbucket in lost or len(name) > KEY_BYTES_MAX:
                 continue
             opaque = FILL_OPAQUE | number & _OPAQUE_COUNT
