@@ -97,7 +97,7 @@ $(STAMPS)/packages: requirements.lock | system
 	  $(BIN)/python -m pip install --disable-pip-version-check --use-pep517 --require-hashes -r requirements.lock
 	touch $@
 
-$(STAMPS)/project: pyproject.toml $(STAMPS)/packages $(wildcard cdc/native/Cargo.* cdc/native/src/*.rs)
+$(STAMPS)/project: pyproject.toml $(STAMPS)/packages $(wildcard cdc/native/Cargo.* cdc/native/build.rs cdc/native/src/*.rs)
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	$(BIN)/python -m cdc.native
 	touch $@
@@ -125,4 +125,4 @@ spark-zip:
 	  [archive.write(name) for name in sys.stdin.read().split()]; archive.close()'
 
 clean:
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) build dist cdc/native/target cdc/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis

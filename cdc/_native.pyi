@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
 
-CRATE_VERSION: Final[str]
+SOURCES_CRC32: Final[str]
 
 class Changes:
     def __init__(self) -> None: ...

@@ -7,6 +7,8 @@ TARANTOOL_CDC_PURE=1 selects the Python path where there are both. This is decid
 from __future__ import annotations
 
 import os
+import zlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
@@ -33,7 +35,15 @@ def _choose() -> tuple[RowPath, str, Any]:
         # Nothing was built, or for another platform: the reason is shown, and the daemon works.
         why = f"the compiled module isn't there ({error}): install a Rust toolchain (cargo) and install this again"
         return "python", why, None
+    if getattr(_native, "SOURCES_CRC32", "") != _sources_crc32():
+        return "python", "the compiled module was built of other sources than these: install this again (make setup)", None
     return "native", "the compiled module is there", _native
+
+
+def _sources_crc32() -> str:
+    """As cdc/native/build.rs tells it: a module that was left from before an update lacks what Python expects of it."""
+    sources = sorted((Path(__file__).parent / "src").glob("*.rs"))
+    return str(zlib.crc32(b"".join(source.read_bytes() for source in sources)))
 
 
 _CHOICE: Final = _choose()

@@ -38,6 +38,16 @@ def test_without_a_compiled_module_the_python_path_runs(monkeypatch: pytest.Monk
     assert "install a Rust toolchain (cargo)" in reason
 
 
+@pytest.mark.skipif(native.ROW_PATH == "python", reason=native.REASON)
+def test_a_module_that_was_built_of_other_sources_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TARANTOOL_CDC_PURE", raising=False)
+    assert native._choose()[0] == "native"
+    monkeypatch.setattr("cdc._native.SOURCES_CRC32", "5")
+    path, reason, _ = native._choose()
+    assert path == "python"
+    assert "install this again" in reason
+
+
 def test_status_and_metric_say_which_one_runs() -> None:
     assert Status("one").to_json()["row_path"] == native.ROW_PATH
     _, read = GAUGES["tarantool_cdc_native"]

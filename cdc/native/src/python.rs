@@ -7,7 +7,7 @@ use crate::python_rows;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
-    module.add("CRATE_VERSION", env!("CARGO_PKG_VERSION"))?;
+    module.add("SOURCES_CRC32", env!("SOURCES_CRC32"))?;
     python_overlay::register(module)?;
     python_rows::register(module)?;
     Ok(())
