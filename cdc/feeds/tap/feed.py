@@ -31,7 +31,7 @@ from cdc.feeds.tap.views import DaemonStore
 _RETRY_SECONDS: Final = 0.05
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
-_ROWS_BYTES: Final = 1024 * 1024
+_ROWS_BYTES: Final = 256 * 1024
 _CATCHING_UP_MAX: Final = 4
 """Clients that read the topics by themselves at a time; others wait for their turn."""
 _AHEAD: Final = 4
