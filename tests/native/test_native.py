@@ -24,6 +24,13 @@ def told(**environment: str) -> str:
     ).stdout
 
 
+@pytest.mark.skipif("CI" not in os.environ, reason="a developer may have no toolchain, or want the Python path")
+def test_where_everything_is_tested_the_compiled_path_is_there() -> None:
+    # It is built where it can be; without this, all tests of it would be passed over in silence if it can't.
+    is_wished_away = "TARANTOOL_CDC_PURE" in os.environ
+    assert is_wished_away or native.ROW_PATH == "native", native.REASON
+
+
 def test_the_python_path_can_be_wished_for() -> None:
     assert told(TARANTOOL_CDC_PURE="1") == "row path: python, as TARANTOOL_CDC_PURE is set\n"
     assert "is set" not in told(TARANTOOL_CDC_PURE="0")
