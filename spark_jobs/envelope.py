@@ -70,11 +70,79 @@ _UNREADABLE: Final = "_unreadable"
 _RECORD: Final = "_record"
 _KAFKA_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
 
-# The texts between which the rows stand. A quote inside a JSON string is escaped, so none of these occurs in a value; a row
-# with maps may have them as keys, which is why the last place counts for SOURCE and the first balanced one for the others.
+# How the rows are cut out of a message. They stand between texts in which every quote is JSON's own; one inside a JSON string is
+# escaped, so none of these occurs in a value. A row with maps may have them as keys, which is why the last place counts for the
+# source's, and between two rows the one outside all brackets.
 _SOURCE_MARK: Final = ',"source":{"version":'
-_HEAD_OF_NULL: Final = '{"op":"?","before":null,"after":'
-_HEAD_OF_IMAGE: Final = '{"op":"?","before":'
+_OP: Final = '{"op":"'
+_NULL: Final = '","before":null,"after":'
+_IMAGE: Final = '","before":'
+_BEHIND_NULL: Final = len(_OP) + 1 + len(_NULL) + 1
+_BEHIND_IMAGE: Final = len(_OP) + 1 + len(_IMAGE) + 1
+_PATCH: Final = 'null,"patch":'
+_BEHIND_PATCH: Final = _BEHIND_NULL + len(_PATCH)
+_DELETED: Final = ',"after":null'
+
+
+def _has(place: int, text: str) -> str:
+    """Whether a text stands at this byte of the head: from its begin (from 1), or, if it is negative, from its end."""
+    return f"substring(head, {place}, {len(text)}) = X'{text.encode().hex()}'"
+
+
+def _ends(text: str) -> str:
+    return _has(-len(text), text)
+
+
+def _from(place: int, less: int = 0) -> str:
+    """What stands in the head from this byte on, without the last ones."""
+    return f"cast(substring(head, {place}, octet_length(head) - {place - 1 + less}) as string)"
+
+
+def _in_layouts(**members: str) -> str:
+    """What is cut out in the layouts named; in those that aren't known, what Spark finds by the member's `path`; else nothing."""
+    path = members.pop("path", None)
+    cases = " ".join(f"when layout = '{layout}' then {expression}" for layout, expression in members.items())
+    other = "" if path is None else f"when layout = '' then get_json_object(text, '{path}')"
+    return f"case {cases} {other} end"
+
+
+_FIRST_BALANCED: Final = (
+    "substring_index(both, mark, try_element_at(filter("
+    "sequence(1, greatest(size(split(both, concat('\\\\Q', mark, '\\\\E'))) - 1, 1)),"
+    " n -> if(layout = 'images', json_object_keys(concat(substring_index(both, mark, n), '}')) is not null,"
+    " json_array_length(concat(substring_index(both, mark, n), ']')) is not null)), 1))"
+)
+
+# Columns, each made of some before it: where these are used more than once, Spark works them out once, while within a single
+# expression it would search the message again for each. `head` is the message up to its `source`, without the comma, or empty:
+# in bytes, as places in bytes are reached at once, and characters have to be counted. How it begins and ends tells which members
+# it has; `both` are two of them with a mark in between, nearly always the only one.
+_STEPS: Final[Mapping[str, str]] = {
+    "tail": f"octet_length(substring_index(text, '{_SOURCE_MARK}', -1))",
+    "head": "if(tail < octet_length(text),"
+    f" substring(cast(text as binary), 1, octet_length(text) - tail - {len(_SOURCE_MARK)}), X'')",
+    "layout": f"case when not {_has(1, _OP)} then ''"
+    f" when {_has(len(_OP) + 2, _IMAGE + '{')} then"
+    f" case when {_ends(_DELETED)} then 'before' when {_ends('}')} then 'images' else '' end"
+    f" when not {_has(len(_OP) + 2, _NULL)} then ''"
+    f" when {_has(_BEHIND_NULL, '{')} and {_ends('}')} then 'after'"
+    f" when {_has(_BEHIND_NULL, _PATCH + '[')} then"
+    f" case when {_ends(']')} then 'patch' when {_ends('}')} then 'upsert' else '' end"
+    f" when {_has(_BEHIND_NULL, 'null')} and {_ends('null')} then 'none' else '' end",
+    "both": _in_layouts(images=_from(_BEHIND_IMAGE), upsert=_from(_BEHIND_PATCH)),
+    "mark": _in_layouts(images="""'},"after":{'""", upsert="""'],"upsert":{'"""),
+    "up_to_first": "substring_index(both, mark, 1)",
+    "behind_last": "substring_index(both, mark, -1)",
+    "is_once": "octet_length(up_to_first) + octet_length(behind_last) + octet_length(mark) = octet_length(both)",
+    "left": f"if(is_once, up_to_first, {_FIRST_BALANCED})",
+    "right": "if(is_once, behind_last, substring(both, length(left) + length(mark) + 1))",
+}
+_ROWS: Final[Mapping[str, str]] = {
+    "before": _in_layouts(images="concat(left, '}')", before=_from(_BEHIND_IMAGE, len(_DELETED)), path="$.before"),
+    "after": _in_layouts(images="concat('{', right)", after=_from(_BEHIND_NULL), path="$.after"),
+    "patch": _in_layouts(patch=_from(_BEHIND_PATCH), upsert="concat(left, ']')", path="$.patch"),
+    "upsert": _in_layouts(upsert="concat('{', right)", path="$.upsert"),
+}
 
 
 def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, control: Collection[str] = ()) -> DataFrame:
@@ -121,15 +189,17 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
             StructField(_UNREADABLE, StringType()),
         ]
     )
-    texts = records.select(
+    # In one step, since each one takes time in every batch, however few records that has.
+    cut = records.select(
         *_KAFKA_COLUMNS,
         *kept,
         F.col("key").cast("string").alias("key"),
         F.col("value").cast("string").alias("text"),
         F.from_json(F.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": _UNREADABLE}).alias("envelope"),
-        _head(F.col("value").cast("string")).alias("head"),
+        *(F.expr(expression).alias(name) for name, expression in _STEPS.items()),
     )
-    return texts.withColumn("rows", _rows()).select(*_KAFKA_COLUMNS, *kept, "key", "text", "envelope.*", "rows.*")
+    rows = (F.expr(expression).alias(name) for name, expression in _ROWS.items())
+    return cut.select(*_KAFKA_COLUMNS, *kept, "key", "text", "envelope.*", *rows)
 
 
 def _is_change() -> Column:
@@ -163,102 +233,4 @@ def _complaint() -> Column:
         F.col("offset").cast("string"),
         F.lit(f" {NO_CHANGE_EVENT}: "),
         F.substring("text", 1, 300),
-    )
-
-
-def _head(text: Column) -> Column:
-    """The message up to its `source`, without the comma; empty where the mark is missing.
-
-    In bytes, as all that is cut out of it: places in bytes are reached at once, characters have to be counted.
-    """
-    bytes_ = text.cast("binary")
-    tail = F.octet_length(F.substring_index(text, _SOURCE_MARK, -1))
-    length = F.octet_length(text)
-    return F.when(tail < length, F.substring(bytes_, F.lit(1), length - tail - len(_SOURCE_MARK))).otherwise(F.lit(b""))
-
-
-def _rows() -> Column:
-    """The texts of before, after, patch and upsert, null where they are absent or null, of `head` or else of `text`."""
-    after_null, after_image = _from(len(_HEAD_OF_NULL) + 1), _from(len(_HEAD_OF_IMAGE) + 1)
-    patch_mark, deleted = 'null,"patch":', ',"after":null'
-    patches = _from(len(_HEAD_OF_NULL) + len(patch_mark) + 1)
-    balanced_patch, balanced_row = "json_array_length", "json_object_keys"
-    # (how the head begins, how it ends, the members), the first that fits
-    layouts: tuple[tuple[str, str, dict[str, str]], ...] = (
-        (_HEAD_OF_NULL + "{", "}", {"after": after_null}),
-        (_HEAD_OF_NULL + patch_mark + "[", "]", {"patch": patches}),
-        (
-            _HEAD_OF_NULL + patch_mark + "[",
-            "}",
-            {
-                "patch": _left(patches, '],"upsert":{', balanced_patch),
-                "upsert": _right(patches, '],"upsert":{', balanced_patch),
-            },
-        ),
-        (_HEAD_OF_NULL + "null", "null", {}),
-        (_HEAD_OF_IMAGE + "{", deleted, {"before": _from(len(_HEAD_OF_IMAGE) + 1, len(deleted))}),
-        (
-            _HEAD_OF_IMAGE + "{",
-            "}",
-            {
-                "before": _left(after_image, '},"after":{', balanced_row),
-                "after": _right(after_image, '},"after":{', balanced_row),
-            },
-        ),
-    )
-    cases = " ".join(f"when {_fits(begin, end)} then {_struct(members)}" for begin, end, members in layouts)
-    others = _struct({name: f"get_json_object(text, '$.{name}')" for name in ROWS})
-    return F.expr(f"case {cases} else {others} end")
-
-
-def _struct(members: Mapping[str, str]) -> str:
-    pairs = (f"'{name}', {members.get(name, 'cast(null as string)')}" for name in ROWS)
-    return f"named_struct({', '.join(pairs)})"
-
-
-def _fits(begin: str, end: str) -> str:
-    """Whether the head begins, but for the letter of the operation, and ends so."""
-    before, after = begin.split("?")
-    return (
-        f"substring(head, 1, {len(before)}) = {_binary(before)}"
-        f" and substring(head, {len(before) + 2}, {len(after)}) = {_binary(after)}"
-        f" and substring(head, {-len(end)}, {len(end)}) = {_binary(end)}"
-    )
-
-
-def _binary(text: str) -> str:
-    return f"X'{text.encode().hex()}'"
-
-
-def _from(place: int, less: int = 0) -> str:
-    """What stands from this byte (from 1) on, without the last ones."""
-    return f"cast(substring(head, {place}, octet_length(head) - {place - 1 + less}) as string)"
-
-
-def _left(text: str, mark: str, balanced: str) -> str:
-    """What stands before `mark`, with the bracket that the mark begins with."""
-    left = f"concat(substring_index({text}, '{mark}', 1), '{mark[0]}')"
-    return f"if({_is_once(text, mark)}, {left}, concat({_until(text, mark, balanced)}, '{mark[0]}'))"
-
-
-def _right(text: str, mark: str, balanced: str) -> str:
-    """What follows `mark`, with the bracket that the mark ends with."""
-    right = f"concat('{mark[-1]}', substring_index({text}, '{mark}', -1))"
-    behind = f"substring({text}, length({_until(text, mark, balanced)}) + {len(mark) + 1})"
-    return f"if({_is_once(text, mark)}, {right}, concat('{mark[-1]}', {behind}))"
-
-
-def _is_once(text: str, mark: str) -> str:
-    """Whether a text has the mark in one place, as nearly all have: then it needn't be looked at what is balanced."""
-    pieces = " + ".join(f"octet_length(substring_index({text}, '{mark}', {end}))" for end in (1, -1))
-    return f"{pieces} + {len(mark)} = octet_length({text})"
-
-
-def _until(text: str, mark: str, balanced: str) -> str:
-    """What stands before the first `mark` that lies outside all brackets: where the text before it is whole by itself."""
-    count = f"size(split({text}, '\\\\Q{mark}\\\\E'))"
-    return (
-        f"if({count} = 2, substring_index({text}, '{mark}', 1),"
-        f" substring_index({text}, '{mark}', try_element_at(filter(sequence(1, greatest({count} - 1, 1)),"
-        f" n -> {balanced}(concat(substring_index({text}, '{mark}', n), '{mark[0]}')) is not null), 1)))"
     )

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from pyspark.sql import DataFrame
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 DATE: Final = "date_from_unix_date(cast(floor(source.ts_us / 86400000000) as int))"
@@ -98,7 +98,7 @@ CHANGELOG_COLUMNS: Final[Mapping[str, str]] = {
 """The columns of the changelog and what they are made of."""
 
 
-def event_rows(events: DataFrame, columns: Mapping[str, str]) -> DataFrame:
-    """One row per event of what `envelope.parse` gave."""
-    once = events.where((F.col("op") != "t") | (F.col("partition") == 0))
-    return once.select(*(F.expr(expression).alias(name) for name, expression in columns.items()))
+def event_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:
+    """One row per event of what `envelope.parse` gave; with more columns at the end."""
+    once = events.where("op <> 't' or partition = 0")
+    return once.select(*(F.expr(expression).alias(name) for name, expression in columns.items()), *more)
