@@ -28,7 +28,7 @@ _WARM_UP_SECONDS: Final = 3.0
 _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
-_SPARK_JOBS: Final = ("changes", "changelog", "current")
+_SPARK_JOBS: Final = ("changes", "changelog", "current", "history")
 
 
 @dataclass
