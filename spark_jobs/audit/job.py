@@ -52,6 +52,7 @@ from spark_jobs.audit.state import (
     gap,
     place,
 )
+from spark_jobs.codegen import varying
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
 from spark_jobs.job import Job, Sink
@@ -316,7 +317,7 @@ class AuditSink(Sink):
             known = newest(stored.drop("query", "batch"))
             if batch % _COMPACT_EVERY == 0:
                 # The batches before this one are done for good, so none of them needs what was before it.
-                alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": F.lit(batch - 1).cast("bigint")})
+                alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
                 tables.overwrite(alive, path)
         broken = self._broken(changes, known, state)
         if broken:
@@ -325,7 +326,7 @@ class AuditSink(Sink):
                 if record["status"] == "COMPLETED":
                     state.note_sweeps(record)
             broken = self._broken(changes, known, state)
-        images = last_images(changes).withColumns({"query": F.lit(query), "batch": F.lit(batch).cast("bigint")})
+        images = last_images(changes).withColumns({"query": F.lit(query), "batch": varying(batch)})
         tables.append_once(images, path, partition_by=(), application=query, batch=batch)
         return [_broken_chain(row) for row in broken]
 

@@ -14,6 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.changelog import add_deduplicate
+from spark_jobs.codegen import varying
 from spark_jobs.envelope import parse
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
@@ -83,5 +84,4 @@ class ChangesSink(Sink):
             self._control.write(self._positions.control_records())
             self._control_ends = ends
         events = parse(records.where(~F.col("topic").isin(*self._control_topics)), source_fields=SOURCE_FIELDS_OF_CHANGES)
-        rows = event_rows(events, self._columns).withColumn("batch", F.lit(batch).cast("bigint"))
-        self._table.append(rows, batch, query)
+        self._table.append(event_rows(events, self._columns, varying(batch).alias("batch")), batch, query)

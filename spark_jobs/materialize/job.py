@@ -16,6 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import control_topics, tables
+from spark_jobs.codegen import varying
 from spark_jobs.envelope import parse
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Job, Sink
@@ -84,9 +85,9 @@ class MaterializeSink(Sink):
             forms = self._needed(rows)
             changed = with_images(rows, stored, self._endings(rows), forms, skip_missing=self._skip_missing)
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
-            numbered = whole.withColumn("batch", F.lit(batch).cast("bigint"))
+            numbered = whole.withColumn("batch", varying(batch))
             self._table.append(numbered, batch, query)
-            left = last_rows(whole).withColumns({"query": F.lit(query), "batch": F.lit(batch).cast("bigint")})
+            left = last_rows(whole).withColumns({"query": F.lit(query), "batch": varying(batch)})
             left = left.unionByName(self._emptied(rows, batch, query))
             tables.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
         finally:
@@ -119,7 +120,7 @@ class MaterializeSink(Sink):
         )
         if batch > 0 and batch % _COMPACT_EVERY == 0:
             # The batches before this one are done for good, so none of them needs what was before it.
-            kept = stored.withColumns({"query": F.lit(query), "batch": F.lit(batch - 1).cast("bigint")})
+            kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
             truncations = tables.read(self._session, self._rows_path).where("key is null")
             tables.overwrite(kept.where("row is not null").unionByName(truncations), self._rows_path)
         return stored
@@ -145,5 +146,5 @@ class MaterializeSink(Sink):
             nothing.cast("string").alias("row"),
             "schema_version",
             F.lit(query).alias("query"),
-            F.lit(batch).cast("bigint").alias("batch"),
+            varying(batch).alias("batch"),
         )
