@@ -38,6 +38,17 @@ REFUSED_SCHEMA: Final = StructType(
 )
 """Of what `DeadLetters.take` takes, for `createDataFrame`."""
 
+_QUERY_PROPERTY: Final = "sql.streaming.queryId"
+
+
+def query_of_batch(session: SparkSession) -> str:
+    """In a batch of a stream, the id of its query: it lives in the checkpoint, so another checkpoint is another query."""
+    # Java's thread of the query carries it.
+    query: str | None = session.sparkContext.getLocalProperty(_QUERY_PROPERTY)
+    if query is None:
+        raise JobError("Spark gives no id of the query.")
+    return query
+
 
 class DeadLetters(ABC):
     """Where a sink puts a record that it can't take, such as a document that a search engine refuses.

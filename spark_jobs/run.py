@@ -31,8 +31,8 @@ from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
 from spark_jobs.errors import JobError, sentence
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
-from spark_jobs.history.job import HistoryJob, ShowHistory
-from spark_jobs.job import FailAtOnce, Job, Sink, Task
+from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
+from spark_jobs.job import FailAtOnce, Job, Sink, Task, query_of_batch
 from spark_jobs.lake.changes import Changes
 from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
@@ -47,9 +47,8 @@ JOBS: Final[dict[str, Job]] = {
     job.name: job
     for job in (Changelog(), Changes(), Current(), SearchIndex(), CacheInvalidation(), Audit(), HistoryJob(), Materialize())
 }
-TASKS: Final[dict[str, Task]] = {task.name: task for task in (ShowHistory(), Maintain())}
+TASKS: Final[dict[str, Task]] = {task.name: task for task in (HistoryOf(), ShowHistory(), Maintain())}
 
-_QUERY_PROPERTY: Final = "sql.streaming.queryId"
 _OFFSETS_PER_TRIGGER: Final = 500_000
 
 
@@ -137,10 +136,7 @@ def _start(
 
 def _feeder(session: SparkSession, sink: Sink, control: Sequence[str], gate: Gate) -> Callable[[DataFrame, int], None]:
     def feed_next(records: DataFrame, batch: int) -> None:
-        # Java's thread of the query carries its id, which lives in the checkpoint: another checkpoint is another query.
-        query = session.sparkContext.getLocalProperty(_QUERY_PROPERTY)
-        if query is None:
-            raise JobError("Spark gives no id of the query.")
+        query = query_of_batch(session)
         with gate.batch(session):
             feed(sink, records, batch, query, control)
 

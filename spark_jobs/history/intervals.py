@@ -26,7 +26,10 @@ ENDING_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint, ts timestamp, 
 """Versions that began at `up_to` or before, and not behind `at`, end with the event `at`."""
 
 _APART: Final = "the interval"
-_NO_ROW: Final = " has an UPDATE without its row, which a history can't be made of. Leave the space out with --spaces."
+_NO_ROW: Final = (
+    " has an UPDATE without its row, which a history can't be made of. Let job `materialize` make whole rows, and `history_of` a"
+    " history of its table; or leave the space out with --spaces."
+)
 
 
 def versions(changes: DataFrame) -> DataFrame:
@@ -46,6 +49,28 @@ def versions(changes: DataFrame) -> DataFrame:
         F.when(is_control, F.col("key")).otherwise(F.col("after")).alias("row"),
         source["schema_version"].alias("schema_version"),
         F.timestamp_micros(source["ts_us"]).alias("ts"),
+    )
+
+
+def versions_of(rows: DataFrame) -> DataFrame:
+    """The same, of a table of events (lake/change_rows.py)."""
+    op = _checked(F.col("seq"), F.col("space")).alias("op")
+    row, time = F.col("after").alias("row"), F.col("source_ts").alias("ts")
+    return rows.select("space", "space_id", "seq", op, "key", row, "schema_version", time)
+
+
+def control_versions(control: DataFrame) -> DataFrame:
+    """The same, of the records beside a table of events (lake/control.py)."""
+    nothing = F.lit(None)
+    return control.select(
+        F.concat(F.lit("~"), "kind").alias("space"),
+        nothing.cast("bigint").alias("space_id"),
+        F.col("position").alias("seq"),
+        F.col("kind").alias("op"),
+        nothing.cast("string").alias("key"),
+        F.col("value").alias("row"),
+        nothing.cast("bigint").alias("schema_version"),
+        nothing.cast("timestamp").alias("ts"),
     )
 
 

@@ -13,13 +13,16 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs import tables
+from spark_jobs.checkpoint import claim
 from spark_jobs.control_topics import packed
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
-from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, versions
+from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
 from spark_jobs.history.store import History
-from spark_jobs.job import Job, Sink, Task
-from spark_jobs.lake.event_table import EventTable
+from spark_jobs.job import Job, Sink, Task, query_of_batch
+from spark_jobs.lake import delta_log
+from spark_jobs.lake.event_table import PREFIX, EventTable
 from spark_jobs.source import Topics
 
 _PUBLISH_EVERY: Final = 100
@@ -81,6 +84,45 @@ class HistorySink(Sink):
         for name in self._history.spaces():
             self._history.bring_up_to_date(name)
         self._unpublished = 0
+
+
+class HistoryOf(Task):
+    """Makes a history of a table of events: of streams of patches, of the one that job `materialize` writes."""
+
+    name = "history_of"
+    summary = "append what is new in a table of events (of changes or materialize) to a history"
+
+    def add_options(self, parser: argparse.ArgumentParser) -> None:
+        """As `Task.add_options`."""
+        parser.add_argument("--changes", required=True, metavar="PATH", help="the table of events")
+        parser.add_argument("--path", required=True, help="where the history is, as of job history")
+        parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where this remembers how far it is")
+
+    def run(self, session: SparkSession, options: argparse.Namespace) -> int:
+        """As `Task.run`."""
+        source = tables.qualified(session, options.changes)
+        state = delta_log.state(session, source)
+        prefix = None if state is None else state.properties.get(PREFIX)
+        if prefix is None:
+            raise JobError(
+                f"There is no table of events in {source}: --changes is the --path of a job `changes` or `materialize`."
+            )
+        claim(session, options.checkpoint, {"job": self.name, "prefix": prefix, "place": f"{source} {options.path}"})
+        history = History(session, options.path)
+        table = EventTable(session, history.versions_path, prefix, ("space",))
+
+        def append(rows: DataFrame, batch: int) -> None:
+            table.append(versions_of(rows), batch, query_of_batch(session))
+
+        # What `maintain` forgets of old events is in the history already.
+        stream = session.readStream.format("delta").option("skipChangeCommits", "true").load(source)
+        writer = stream.writeStream.foreachBatch(append).option("checkpointLocation", options.checkpoint)
+        writer.trigger(availableNow=True).start().awaitTermination()
+        history.add_control(control_versions(tables.read(session, f"{source}/_control")))
+        history.prepare()
+        for name in history.spaces():
+            history.bring_up_to_date(name)
+        return 0
 
 
 class ShowHistory(Task):

@@ -61,6 +61,12 @@ class History:
         if tables.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
             tables.set_properties(self._session, self.versions_path, {_FEED: "true"})
 
+    def add_control(self, records: DataFrame) -> None:
+        """Append those control records (`intervals.control_versions`) that aren't there yet."""
+        known = self.versions().select("space", "seq")
+        missing = records.join(known, ["space", "seq"], "left_anti").select(*self.versions().columns)
+        missing.write.format("delta").mode("append").save(self.versions_path)
+
     def versions(self) -> DataFrame:
         """All of them. Raises JobError if there are none."""
         if not tables.exists(self._session, self.versions_path):

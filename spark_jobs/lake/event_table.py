@@ -19,7 +19,8 @@ from spark_jobs.errors import JobError
 from spark_jobs.lake import delta_log
 
 _QUERY: Final = "tarantool_cdc.query"
-_PREFIX: Final = "tarantool_cdc.prefix"
+PREFIX: Final = "tarantool_cdc.prefix"
+"""The property that says whose events a table has."""
 _KNOWN_SEQ: Final = "tarantool_cdc.known_seq"
 
 
@@ -65,15 +66,15 @@ class EventTable:
             empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
             empty.options(**self._properties).mode("append").save(self.path)
         found, _ = tables.describe(self._session, self.path)
-        if found.get(_PREFIX, self._prefix) != self._prefix:
+        if found.get(PREFIX, self._prefix) != self._prefix:
             raise JobError(
-                f"The table at {self.path} holds the events of {found[_PREFIX]!r}, whose seq is counted apart from that of "
+                f"The table at {self.path} holds the events of {found[PREFIX]!r}, whose seq is counted apart from that of "
                 f"{self._prefix!r}. Choose another --path."
             )
         if found.get(_QUERY) == query:
             return int(found[_KNOWN_SEQ]) if found.get(_KNOWN_SEQ) else None
         known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
-        changed = {_PREFIX: self._prefix, _QUERY: query, _KNOWN_SEQ: "" if known is None else str(known)}
+        changed = {PREFIX: self._prefix, _QUERY: query, _KNOWN_SEQ: "" if known is None else str(known)}
         tables.set_properties(self._session, self.path, changed)
         return known
 

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import Row, SparkSession
 
 from cdc.protocol.extensions import unpack
-from spark_jobs import json_text
+from spark_jobs import json_text, run
 from spark_jobs.errors import JobError
 from spark_jobs.materialize.images import Fold
 from spark_jobs.materialize.job import MaterializeSink
@@ -71,11 +71,12 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
         snapshot("COMPLETED", 13, sweep_seq=13),
         put("u", {"id": 2, "title": "again"}, 14, version=2),
     )
-    sink(spark, tmp_path, topics).write(first, 0, "query")
-    sink(spark, tmp_path, topics).write(first, 0, "query")
-    following = sink(spark, tmp_path, topics)
+    place, history = tmp_path / "whole", tmp_path / "history"
+    sink(spark, place, topics).write(first, 0, "query")
+    sink(spark, place, topics).write(first, 0, "query")
+    following = sink(spark, place, topics)
     following.write(second, 1, "query")
-    found = [(row["seq"], row["op"], row["key"], row["before"], row["after"]) for row in stored(spark, tmp_path)]
+    found = [(row["seq"], row["op"], row["key"], row["before"], row["after"]) for row in stored(spark, place)]
     one, two, four = '{"id":1}', '{"id":2}', '{"id":4}'
     whole = [
         (1, "r", one, None, '{"id":1,"name":"a","balance":1e+300}'),
@@ -93,6 +94,13 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
         (14, "c", two, None, '{"id":2,"title":"again"}'),
     ]
     assert found == whole
+    # A history is made of it, in two runs as in one.
+    command = ["history_of", "--changes", str(place), "--path", str(history), "--checkpoint", str(tmp_path / "read")]
+    assert [run.main(command), run.main(command)] == [0, 0]
+    begun = spark.read.format("delta").load(str(history / "users")).orderBy("_begin_seq").collect()
+    assert [(row["_begin_seq"], row["_end_seq"]) for row in begun] == [
+        *((1, 3), (2, 4), (3, 11), (4, 7), (6, 10), (7, 11), (8, 9), (9, 11), (12, 13), (13, 13), (14, None)),
+    ]
 
 
 def change(**members: Any) -> dict[str, Any]:
