@@ -8,6 +8,7 @@ top (`read_current`), so what has been appended is seen at once.
 from __future__ import annotations
 
 import argparse
+import math
 import threading
 from typing import Final, Literal
 
@@ -20,7 +21,7 @@ from spark_jobs.job import Job, Sink
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.lake import Lake
-from spark_jobs.lake.merger import SHARE, Evidence, Merger, evidence
+from spark_jobs.lake.merger import LEAST, SHARE, SHARE_OF_BACKLOG, Evidence, Merger, evidence
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.source import Topics
@@ -47,6 +48,13 @@ class Current(Job):
             help="what an UPDATE does whose row isn't in the table because the job began too late (default: %(default)s)",
         )
         parser.add_argument(
+            "--collated-keys",
+            choices=("fail", "apart"),
+            default="fail",
+            help="what to do with a space whose primary key has a collation, by which different texts may be one key of the"
+            " server: end the job, or have a row for each text (default: %(default)s)",
+        )
+        parser.add_argument(
             "--merge-interval",
             type=seconds,
             default=_INTERVAL,
@@ -71,6 +79,7 @@ class Current(Job):
             skips_missing_rows=options.missing_row == "skip",
             always=options.deduplicate == "always",
             interval_seconds=options.merge_interval,
+            takes_collated=options.collated_keys == "apart",
             is_background=not options.available_now,
         )
 
@@ -89,17 +98,26 @@ class CurrentSink(Sink):
         skips_missing_rows: bool = False,
         always: bool = False,
         interval_seconds: float = _INTERVAL,
+        takes_collated: bool = False,
         is_background: bool = False,
-        share: float = SHARE,
+        share: float | None = None,
+        least: int = LEAST,
     ) -> None:
-        """`changes_path` is that of another job's table of events; with `is_background` a thread merges. Raises JobError."""
+        """`changes_path` is that of another job's table of events; with `is_background` a thread merges. Raises JobError.
+
+        `share` and `least` tell when enough has gathered to be merged (merger.py).
+        """
         self._lake = Lake(session, path, changes_path)
         self._lake.check_changes(changes_path)
         self._positions = positions
         self._changes = None
         if changes_path is None:
             self._changes = ChangesSink(session, topics, self._lake.changes_path, positions, always=always)
-        merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share)
+        if share is None:
+            share = SHARE if is_background else SHARE_OF_BACKLOG
+        if not is_background:
+            interval_seconds = math.inf  # a merge would keep the batches waiting
+        merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share, least, takes_collated)
         self._steps = _Steps(merger, interval_seconds) if is_background else None
         self._merger = merger
         self._seen: Evidence | None = None

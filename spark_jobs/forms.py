@@ -63,7 +63,8 @@ class Form:
     """How a space's rows look from one point on. `seq` is the last one given out before it.
 
     A snapshot told it if `is_from_snapshot`: the form may have changed in a gap of the stream, and so may the rows. `as_written`
-    are those columns of the key whose values are different keys where they are written differently.
+    are those columns of the key whose values are different keys where they are written differently, and `collated` those of which
+    different texts may be one key.
     """
 
     space: str
@@ -74,6 +75,7 @@ class Form:
     fields: tuple[Field, ...]
     is_from_snapshot: bool = False
     as_written: tuple[str, ...] = ()
+    collated: tuple[str, ...] = ()
 
     @property
     def key_writing(self) -> tuple[tuple[str, bool], ...]:
@@ -126,8 +128,9 @@ class Form:
         """The inverse of `to_json`."""
         members = json.loads(text)
         fields = tuple(Field(**field) for field in members.pop("fields"))
-        key, as_written = tuple(members.pop("key")), tuple(members.pop("as_written", ()))  # older properties haven't got it
-        return cls(**members, key=key, as_written=as_written, fields=fields)
+        # Older properties haven't got all of them.
+        members |= {name: tuple(members.get(name, ())) for name in ("key", "as_written", "collated")}
+        return cls(**members, fields=fields)
 
 
 class Forms:
@@ -241,6 +244,7 @@ def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
                     seq=source["seq"],
                     key=tuple(table["primaryKeyColumnNames"]),
                     as_written=tuple(table.get("primaryKeyColumnsAsWritten", ())),
+                    collated=tuple(table.get("primaryKeyColumnsCollated", ())),
                     fields=tuple(Field(column["name"], column["typeName"]) for column in table["columns"]),
                     is_from_snapshot=source.get("snapshot") == "true",
                 ),

@@ -12,6 +12,7 @@ from typing import Final
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs import tables
+from spark_jobs.codegen import interpreting
 from spark_jobs.control_topics import Completed, completed
 from spark_jobs.forms import Forms
 from spark_jobs.lake import delta_log
@@ -44,6 +45,10 @@ class Control:
         return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space_id == space_id), default=-1)
 
 
+_READ: Final[dict[str, tuple[tuple[str, int], Control]]] = {}
+"""What each table told when it was read last: it changes seldom, and readers come often."""
+
+
 class ControlTable:
     """The records of the control topics in the lake."""
 
@@ -51,7 +56,6 @@ class ControlTable:
         """`changes_path` is that of the table of events."""
         self._session = session
         self._path = f"{changes_path}/_control"
-        self._read: tuple[int, Control] | None = None
 
     def write(self, records: Iterable[tuple[str, int, str]]) -> None:
         """Put all records (kind, position in the topic, value) in the place of those that are there."""
@@ -61,11 +65,13 @@ class ControlTable:
     def read(self) -> Control:
         """What they tell. Raises JobError."""
         state = delta_log.state(self._session, self._path)
-        version = -1 if state is None else state.version
-        if self._read is None or self._read[0] != version:
-            rows = [] if state is None else tables.read(self._session, self._path, version).collect()
-            self._read = version, Control(*(_values(rows, kind) for kind in KINDS))
-        return self._read[1]
+        if state is None:
+            return Control((), ())
+        known = _READ.get(self._path)
+        if known is None or known[0] != state.identity:
+            rows = tables.read(interpreting(self._session), self._path, state.version).collect()
+            known = _READ[self._path] = state.identity, Control(*(_values(rows, kind) for kind in KINDS))
+        return known[1]
 
 
 def _values(rows: Sequence[Row], kind: str) -> list[str]:

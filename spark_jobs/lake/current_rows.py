@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -25,6 +26,9 @@ META_SCHEMA = StructType(
     ]
 )
 
+_FEW: Final = 50_000
+"""So many keys are sent to all who read merged rows, rather than have these sent to where the keys are."""
+
 
 @dataclass(frozen=True)
 class Base:
@@ -38,13 +42,15 @@ class Base:
 class Unmerged:
     """Events of a space that aren't merged, all above `floor`, up to which its rows are gone.
 
-    `forms` has those that their versions name. Without patches each event tells a whole row.
+    `forms` has those that their versions name. Without patches each event tells a whole row. `count` includes what is up to the
+    floor.
     """
 
     events: DataFrame
     floor: int
     forms: Mapping[Version, Form]
     has_patches: bool
+    count: int
 
 
 def latest(events: DataFrame, *, has_patches: bool) -> DataFrame:
@@ -101,7 +107,13 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
     shown = newest.where("not _deleted").select(*columns)
     if kept is None:
         return shown
-    return kept.join(newest.select("_key"), "_key", "left_anti").select(*columns).unionByName(shown)
+    if unmerged.count <= _FEW:
+        # Working them out a second time is cheaper than moving the merged rows.
+        return kept.join(newest.select("_key"), "_key", "left_anti").select(*columns).unionByName(shown)
+    both = kept.alias("kept").join(newest.alias("newest"), F.col("kept._key") == F.col("newest._key"), "full")
+    is_new = F.col("newest._key").isNotNull()
+    picked = (F.when(is_new, F.col(f"newest.{name}")).otherwise(F.col(f"kept.{name}")).alias(name.strip("`")) for name in columns)
+    return both.where("newest._deleted is null or not newest._deleted").select(*picked)
 
 
 def in_form(base: Base, form: Form) -> DataFrame:

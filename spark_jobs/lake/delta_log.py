@@ -19,6 +19,11 @@ class TableState:
         jvm: Any = session.sparkContext._jvm
         self._as_java = jvm.scala.jdk.javaapi.CollectionConverters.asJava
 
+    @property
+    def identity(self) -> tuple[str, int]:
+        """What no other version of a table has, at any path."""
+        return str(self._snapshot.metadata().id()), self.version
+
     @cached_property
     def properties(self) -> Mapping[str, str]:
         """The table's properties."""
@@ -27,7 +32,12 @@ class TableState:
     @cached_property
     def transactions(self) -> Mapping[str, int]:
         """The highest number that each application has written with."""
-        return dict(self._as_java(self._snapshot.transactions()))
+        # The checksum beside each commit has them, as long as they are few; else Delta reads the log, which is a Spark job.
+        checksum = self._snapshot.checksumOpt()
+        known = checksum.get().setTransactions() if checksum.isDefined() else checksum
+        if known.isEmpty():
+            return dict(self._as_java(self._snapshot.transactions()))
+        return {found.appId(): int(found.version()) for found in self._as_java(known.get())}
 
 
 def state(session: SparkSession, path: str, version: int | None = None) -> TableState | None:

@@ -18,6 +18,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
 from spark_jobs import tables
+from spark_jobs.codegen import interpreting
 from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
@@ -76,12 +77,14 @@ class Lake:
                 "events. Start the job as it was, or with a new --path and a new --checkpoint."
             )
 
-    def changes(self, version: int | None = None) -> DataFrame | None:
+    def changes(self, version: int | None = None, session: SparkSession | None = None) -> DataFrame | None:
         """All events, now or as they were; None before the first one."""
+        version = self._changes_version() if version is None else version
+        return None if version is None else tables.read(session or self.session, self.changes_path, version)
+
+    def _changes_version(self) -> int | None:
         found = delta_log.state(self.session, self.changes_path)
-        return (
-            None if found is None else tables.read(self.session, self.changes_path, found.version if version is None else version)
-        )
+        return None if found is None else found.version
 
     def forgettable(self, seconds: float) -> dict[str, int]:
         """By space: up to which seq no version of its table needs the events that was current at a time or later."""
@@ -137,7 +140,7 @@ class Lake:
     ) -> SpaceRows:
         """The rows of a space after an event, or after all that are there; in a form, or in its form then. Raises JobError."""
         # In this order: whatever is written meanwhile, what the events lack is in the table, and both have their forms.
-        events = self.changes()
+        version = self._changes_version()
         newest = table or self.table(space)
         table = newest if up_to is None else newest.as_of(up_to)
         control = self.control_table.read()
@@ -149,11 +152,15 @@ class Lake:
         if base is not None and swept >= 0:
             base = Base(base.rows.where(F.col("_seq") > swept), base.form)
         unmerged = None
-        if events is not None:
-            found = events.where((F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= bound))
-            unmerged = _unmerged(found, swept, control)
+        if version is not None:
+            is_unmerged = (F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= bound)
+            asked, read = (
+                tables.read(session, self.changes_path, version).where(is_unmerged)
+                for session in (interpreting(self.session), self.session)
+            )
+            unmerged = _unmerged(asked, read, swept, control)
         if unmerged is None and base is None:
-            unmerged = Unmerged(_none_of(self.session), -1, {}, has_patches=False)
+            unmerged = Unmerged(_none_of(self.session), -1, {}, has_patches=False, count=0)
         return SpaceRows(base, unmerged, form, is_truncated=unmerged is not None and unmerged.floor > swept)
 
     def form_at(self, space: str, up_to: int, table: BaseTable) -> tuple[Form, int]:
@@ -185,18 +192,20 @@ def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
     return LAST
 
 
-def _unmerged(events: DataFrame, swept: int, control: Control) -> Unmerged | None:
-    """What these events of a space are; None if there are none."""
-    summary = events.groupBy("space_id", "schema_version").agg(
+def _unmerged(asked: DataFrame, events: DataFrame, swept: int, control: Control) -> Unmerged | None:
+    """What these events of a space are; None if there are none. `asked` are the same, for a question about them."""
+    summary = asked.groupBy("space_id", "schema_version").agg(
         F.max(F.when(F.col("op") == "t", F.col("seq"))).alias("truncated"),
         F.count("patch").alias("patches"),
+        F.count("*").alias("events"),
     )
     found = summary.collect()
     if not found:
         return None
     floor = max([swept, *(row["truncated"] for row in found if row["truncated"] is not None)])
     forms = {(row["space_id"], row["schema_version"]): control.forms.of(row["space_id"], row["schema_version"]) for row in found}
-    return Unmerged(above(events, floor), floor, forms, has_patches=any(row["patches"] for row in found))
+    has_patches, count = any(row["patches"] for row in found), sum(row["events"] for row in found)
+    return Unmerged(above(events, floor), floor, forms, has_patches=has_patches, count=count)
 
 
 def _none_of(session: SparkSession) -> DataFrame:

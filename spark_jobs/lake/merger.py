@@ -3,8 +3,9 @@
 Only what the watermark says is complete is merged, so nothing can come late: an event up to what is merged is one that came
 before. That is why the tables need no marks of deleted rows.
 
-A space is merged when enough has gathered: a share of its rows or many changes, or some time has passed. A large share is put in
-by writing the table anew; a small one by MERGE, which marks the rows it replaces in deletion vectors and leaves their files.
+A space is merged when enough has gathered, a share of its rows, so that what a change costs stays the same as a table grows; or
+when some time has passed. A large share is put in by writing the table anew; a small one by MERGE, which marks the rows it
+replaces in deletion vectors and leaves their files.
 Where a space gets another name or another primary key, its rows are brought over before anything behind that is merged.
 """
 
@@ -21,7 +22,8 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.errors import of_worker
+from spark_jobs.codegen import interpreting
+from spark_jobs.errors import JobError, of_worker
 from spark_jobs.forms import META_COLUMNS, Form
 from spark_jobs.lake import delta_log
 from spark_jobs.lake.base_table import BaseTable
@@ -33,10 +35,15 @@ from spark_jobs.lake.watermark import Behind, Ends, advance, bitmaps, covers
 from spark_jobs.source import Topics
 from spark_jobs.transforms import rekey, typed
 
-SHARE: Final = 0.2
+SHARE: Final = 0.5
+"""Of a table's rows: so many changes are merged before it is time for that."""
+SHARE_OF_BACKLOG: Final = 2.0
+"""The same where a backlog is worked off: nobody waits for what is in between, and each merge keeps it waiting."""
+LEAST: Final = 100_000
+"""Fewer changes aren't worth a merge before its time, however small the table is."""
+_REWRITTEN: Final = 0.2
 """Of a table's rows: so many changes are worth writing it anew."""
 
-CHANGES_MAX: Final = 1_000_000
 _PARALLEL: Final = 4
 _PAUSE: Final = 4
 """A merge that took long comes again after this many times as long, however short the interval is; and not before it took once
@@ -92,6 +99,8 @@ class Merger:
     interval_seconds: float = 60.0
     skips_missing_rows: bool = False
     share: float = SHARE
+    least: int = LEAST
+    takes_collated: bool = False
     _spaces: dict[str, _Space] = field(default_factory=dict)
     _mark: int = -1
     _published: int = -1
@@ -125,7 +134,8 @@ class Merger:
         """See what has come, and what it means for the watermark and for names and keys; whether anything is there at all."""
         # Of a batch that comes behind one that was looked at, only what is new is read.
         is_next = evidence is not None and 0 <= self._batch < evidence.batch
-        events = self.lake.changes(None if evidence is None or is_next else evidence.version)
+        version = None if evidence is None or is_next else evidence.version
+        events = self.lake.changes(version, interpreting(self.lake.session))
         if events is None:
             return False
         # Not what has come since: of that, the events may not be there.
@@ -177,6 +187,9 @@ class Merger:
             wanted |= {space for space in names if self._is_chosen(space) and self.lake.table(space).exists}
         counts = {space: count for space, count in self._behind.pass_by(since, self._mark).items() if self._is_chosen(space)}
         for space in {*wanted, *counts}:
+            form = control.forms.at(space, self._mark)
+            if form is not None and form.collated and not self.takes_collated:
+                raise _collated(form)
             known = self._spaces.get(space)
             if known is None:
                 table = self._table(space, control)
@@ -185,7 +198,6 @@ class Merger:
                 known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
             else:
                 known.unmerged += counts.get(space, 0)
-            form = control.forms.at(space, self._mark)
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
                 known.unmerged = max(known.unmerged, 1)
 
@@ -204,7 +216,7 @@ class Merger:
         waited = now - known.merged_at
         if waited >= max(self.interval_seconds, _PAUSE * known.took_seconds):
             return True
-        has_enough = known.unmerged >= min(CHANGES_MAX, max(self.share * known.rows, 1))
+        has_enough = known.unmerged >= self.least and known.unmerged >= self.share * known.rows
         return has_enough and waited >= known.took_seconds
 
     def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
@@ -243,7 +255,7 @@ class Merger:
         may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0 or known.table.is_former)
         if unmerged is None and is_in_form and not is_swept:
             known.table.advance(up_to)
-        elif base is not None and unmerged is not None and may_merge and known.unmerged < self.share * known.rows:
+        elif base is not None and unmerged is not None and may_merge and known.unmerged < _REWRITTEN * known.rows:
             known.table.merge(newest_rows(base.rows, unmerged, form, fails_without_row=fails), up_to)
         else:
             known.table.replace(found.rows(fails_without_row=fails), form, up_to)
@@ -368,6 +380,15 @@ class Merger:
         swept = self.lake.control_table.read().swept(form.space_id, LAST)
         void = first["seq"] if first is not None and first["op"] == "t" else -1
         return void, max(-1 if last is None else last, swept)
+
+
+def _collated(form: Form) -> JobError:
+    columns = ", ".join(form.collated)
+    return JobError(
+        f"The primary key of space {form.space!r} has a collation ({columns}), by which the server takes different texts for one"
+        " key. This job doesn't know which, so its table may have several rows where the space has one. Leave the space out with"
+        " --spaces, or start with --collated-keys apart if rows whose key is written differently may stand apart."
+    )
 
 
 def evidence(lake: Lake, positions: Positions, batch: int) -> Evidence:

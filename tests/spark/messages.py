@@ -232,6 +232,7 @@ def schema(
     key: Sequence[str] = ("id",),
     in_snapshot: bool = False,
     as_written: Sequence[str] = (),
+    collated: Sequence[str] = (),
 ) -> Message:
     """A form of a space."""
     table: dict[str, Any] = {
@@ -240,6 +241,8 @@ def schema(
     }
     if as_written:
         table["primaryKeyColumnsAsWritten"] = list(as_written)
+    if collated:
+        table["primaryKeyColumnsCollated"] = list(collated)
     value = {
         "source": {
             "snapshot": "true" if in_snapshot else "false",
