@@ -227,10 +227,10 @@ def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
             "http": {"listen": f"127.0.0.1:{port}"},
         }
         config = parse(values, "test")
-        monkeypatch.setattr(asking, "name_at", lambda _: "another")
+        monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "another"})
         with pytest.raises(ConfigurationError):
             Daemon(config, Orders(take_over=True))
-        monkeypatch.setattr(asking, "name_at", lambda _: "shop")
+        monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "shop"})
         with pytest.raises(NameTakenError, match=r"start with --take-over"):
             Daemon(config)
         daemon = Daemon(config, Orders(take_over=True))
