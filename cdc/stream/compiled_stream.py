@@ -25,7 +25,10 @@ from cdc.stream.stream_events import StreamEvents
 OPEN_BYTES_MAX: Final = 1024 * 1024
 """So much of an unfinished transaction is kept here; a longer one goes the Python way, past a bound to disk."""
 
-_MANY: Final = 1 << 20
+HANDED_BACK_MAX: Final = 1024
+WORTH_A_RUN: Final = 64
+"""So many rows make up for what it costs to change from one path to the other. Where runs are shorter, ever more rows go the
+Python way at once, up to HANDED_BACK_MAX."""
 
 
 class CompiledStream:
@@ -105,8 +108,8 @@ class CompiledStream:
                     continue
                 if at == count:
                     break
-            handed_back_count = 1 if progress >= self._handed_back_count else self._handed_back_count
-            self._handed_back_count = min(handed_back_count * 2, _MANY)
+            handed_back_count = 1 if progress >= WORTH_A_RUN else self._handed_back_count
+            self._handed_back_count = min(handed_back_count * 2, HANDED_BACK_MAX)
             end = rows.whole_until(at, handed_back_count)
             if end == at:
                 yield from self._keep(frames.part(at, count), suffix)

@@ -282,6 +282,20 @@ def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom() -> None:
     assert (counting.row_count, counting.call_count) == (0, 9)
 
 
+def test_a_time_when_it_got_nowhere_is_forgotten() -> None:
+    header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.TIMESTAMP: 2.0}
+    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]}
+    parts = [wire.frame({**header, Key.LSN: 11 + place}, body) for place in range(5000)]
+    lsn = 5011
+    for _ in range(10):
+        parts += [*rows(200, 1, first=lsn), wire.frame({**header, Key.LSN: lsn + 200}, body)]
+        lsn += 201
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    counting = Counting(target)
+    assert sum(batch.row_count for batch in target.feed(frame_decoder().feed(b"".join(parts)), NOW_US)) == 7010
+    assert counting.row_count > 1000, "rows of the usual kind go the Python way"
+
+
 def test_an_unfinished_transaction_is_kept_and_counted() -> None:
     frames = rows(40, 40)
     target = pipeline(BEGIN, PLAIN, version=(2, 11))
