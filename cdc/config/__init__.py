@@ -222,8 +222,9 @@ class KafkaSection(Section):
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
     """When a Kafka transaction commits at the latest while more waits, or by `commit_bytes_max`; where nothing waits it does at
     once (`commit_pause_ms`)."""
-    commit_pause_ms: int = Field(default=15, ge=0, le=60_000)
-    """How long after a commit the next one comes at the earliest, however little waits: each is work of its own."""
+    commit_pause_ms: int = Field(default=100, ge=0, le=60_000)
+    """How long after a commit the next one comes at the earliest, however little waits. With less, changes that follow one
+    another closely are visible sooner, and a broker that ends is likelier to leave a commit unfinished (docs/guarantees.md)."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Of events in one Kafka transaction, as long as it is of several source transactions."""
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)

@@ -255,7 +255,7 @@ def test_a_snapshot_that_names_what_is_gone_sweeps_nothing(job: Job) -> None:
 def test_an_update_without_its_row_is_an_error_with_a_remedy(job: Job) -> None:
     batch = job.topics.send(schema(0), update(1, plus(1), 7), put("c", {"id": 2}, 8))
     job.topics.took(batch)
-    sink = CurrentSink(job.session, TOPICS, str(job.path), job.topics, is_background=True)
+    sink = CurrentSink(job.session, TOPICS, str(job.path), job.topics, is_background=True, interval_seconds=0)
     sink.write(batch, 0, "query")
     for told in (sink.close, sink.check):  # by the end of the thread that merges, and by what asks for it until then
         with pytest.raises(JobError) as raised:
