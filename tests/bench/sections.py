@@ -157,6 +157,7 @@ def latency(bench: Bench) -> Iterator[Result]:
         with bench.master(f"latency-{number}", rows) as master:
             daemon = bench.daemon(f"latency-{delivery}", master, delivery)
             daemon.catch_up()
+            watch = CheckpointWatch(bench.kafka, daemon.prefix)
             process = daemon.start()
             usage = Usage(process.pid)
             try:
@@ -167,10 +168,12 @@ def latency(bench: Bench) -> Iterator[Result]:
                     found = reader.read(warm_up_seconds=_WARM_UP_SECONDS, seconds=seconds)
                     cpu_seconds = usage.cpu_seconds(began, began + seconds)
                 load = master.finish_load(seconds + 60)
+                watch.wait(master.lsn, process)  # what isn't read by then is published at the next start
                 process.terminate()
             finally:
                 process.kill()
                 usage.close()
+                watch.close()
             counted = count_rows(bench.kafka, f"{daemon.prefix}.{SPACE}", rows)
             if counted.rows != load.rows or load.rows != rows:
                 raise RuntimeError(f"{counted.rows:,} of {load.rows:,} rows are in Kafka")
