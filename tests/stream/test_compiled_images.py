@@ -30,7 +30,7 @@ from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
-from tests.stream.test_compiled_rows import BEGIN, USERS, Counting, rows, spaces
+from tests.stream.test_compiled_rows import BEGIN, USERS, Counting, requests_of, rows, spaces
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
@@ -293,18 +293,6 @@ def test_a_snapshots_rows_are_not_handed_back(monkeypatch: pytest.MonkeyPatch) -
     found = shown(frames, frame_decoder(), size=30_000, has_images=True, is_python=False)
     assert len(found.rows) == 2000
     assert 0 < len(seen) < 40
-
-
-def requests_of(count: int, length: int, kind: int, body: Any, *, first: int) -> list[bytes]:
-    found = []
-    for place in range(count):
-        header: dict[int, Any] = {Key.REQUEST_TYPE: kind, Key.REPLICA_ID: 1, Key.LSN: first + place, Key.TIMESTAMP: 2.0}
-        if length > 1:
-            header[Key.TSN] = place % length
-            if place % length == length - 1:
-                header[Key.FLAGS] = Flag.COMMIT
-        found.append(wire.frame(header, body(place)))
-    return found
 
 
 @pytest.mark.parametrize("length", [1, 50])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -214,8 +214,8 @@ def test_both_paths_bear_bytes_that_lie(stream: tuple[list[StoredSpace], list[by
     compare(stored, pieces, may_differ=True, on_error="dlq")
 
 
-def rows(count: int, length: int, *, kind: int = Type.INSERT, first: int = 11, space_id: int = USERS) -> list[bytes]:
-    """Rows in transactions of a length."""
+def requests_of(count: int, length: int, kind: int, body: Callable[[int], Any], *, first: int) -> list[bytes]:
+    """Requests in transactions of a length, `body` giving that of each."""
     found = []
     for place in range(count):
         header: dict[int, Any] = {Key.REQUEST_TYPE: kind, Key.REPLICA_ID: 1, Key.LSN: first + place, Key.TIMESTAMP: 2.0}
@@ -223,8 +223,13 @@ def rows(count: int, length: int, *, kind: int = Type.INSERT, first: int = 11, s
             header[Key.TSN] = place % length
             if place % length == length - 1:
                 header[Key.FLAGS] = Flag.COMMIT
-        found.append(wire.frame(header, {Key.SPACE_ID: space_id, Key.TUPLE: [place, "x" * 50]}))
+        found.append(wire.frame(header, body(place)))
     return found
+
+
+def rows(count: int, length: int, *, kind: int = Type.INSERT, first: int = 11, space_id: int = USERS) -> list[bytes]:
+    """Rows in transactions of a length."""
+    return requests_of(count, length, kind, lambda place: {Key.SPACE_ID: space_id, Key.TUPLE: [place, "x" * 50]}, first=first)
 
 
 class Counting:

@@ -107,6 +107,21 @@ pub enum Found<'a> {
     Unknown,
 }
 
+/// The changes of a batch, for whoever changes the table meanwhile; None if they are written.
+fn batch_of<'a>(
+    open: &'a Changes,
+    frozen: &'a VecDeque<Option<Arc<Changes>>>,
+    first_number: u64,
+    number: u64,
+) -> Option<&'a Changes> {
+    if number == open.number {
+        return Some(open);
+    }
+    frozen
+        .get(number.checked_sub(first_number)? as usize)?
+        .as_deref()
+}
+
 pub struct Overlay {
     id: u64,
     hasher: RandomState,
@@ -152,12 +167,7 @@ impl Overlay {
     }
 
     fn batch(&self, number: u64) -> Option<&Changes> {
-        if number == self.open.number {
-            return Some(&self.open);
-        }
-        self.frozen
-            .get(number.checked_sub(self.first_number)? as usize)?
-            .as_deref()
+        batch_of(&self.open, &self.frozen, self.first_number, number)
     }
 
     fn place(&self, hash: u64, key: &[u8]) -> Option<Place> {
@@ -230,15 +240,8 @@ impl Overlay {
         let found = table.find_mut(hash, |slot| {
             slot.hash == hash && {
                 let Place { number, index } = slot.place;
-                let batch = if number == open.number {
-                    Some(&*open)
-                } else {
-                    number
-                        .checked_sub(*first_number)
-                        .and_then(|at| frozen.get(at as usize))
-                        .and_then(Option::as_deref)
-                };
-                batch.is_some_and(|batch| batch.get(index as usize).0 == key)
+                batch_of(open, frozen, *first_number, number)
+                    .is_some_and(|batch| batch.get(index as usize).0 == key)
             }
         });
         match found {
@@ -266,15 +269,8 @@ impl Overlay {
         } = self;
         table.retain(|slot| {
             let Place { number, index } = slot.place;
-            let batch = if number == open.number {
-                Some(&*open)
-            } else {
-                number
-                    .checked_sub(*first_number)
-                    .and_then(|at| frozen.get(at as usize))
-                    .and_then(Option::as_deref)
-            };
-            batch.is_some_and(|batch| !batch.get(index as usize).0.starts_with(prefix))
+            batch_of(open, frozen, *first_number, number)
+                .is_some_and(|batch| !batch.get(index as usize).0.starts_with(prefix))
         });
         *self.clearings.entry(prefix.to_vec()).or_default() += 1;
         self.priors.push(None);

@@ -462,10 +462,7 @@ impl RowPath {
         let data = rows.data.bind(py).as_bytes();
         let known = rows.known();
         let outbox = &mut self.outbox;
-        outbox.bytes.clear();
-        outbox.messages.clear();
-        (outbox.byte_count, outbox.seq, outbox.row_count) = (byte_count, seq, 0);
-        (outbox.has_records, outbox.is_full) = (false, false);
+        outbox.begin(byte_count, seq);
         let path = &mut self.path;
         let (at, origins) = with_images(py, images, |images| {
             let mut origins = Origins::new(vclock);
@@ -524,9 +521,7 @@ impl RowPath {
         let data = rows.data.bind(py).as_bytes();
         let known = rows.known();
         let outbox = &mut self.outbox;
-        outbox.bytes.clear();
-        outbox.messages.clear();
-        (outbox.byte_count, outbox.seq) = (byte_count, seq);
+        outbox.begin(byte_count, seq);
         let path = &mut self.path;
         let at = with_images(py, images, |images| {
             path.show(data, known, at, outbox, images)

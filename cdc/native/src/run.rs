@@ -69,6 +69,14 @@ pub struct Outbox {
 }
 
 impl Outbox {
+    /// Nothing is in it, and these are what has been reached.
+    pub fn begin(&mut self, byte_count: usize, seq: u64) {
+        self.bytes.clear();
+        self.messages.clear();
+        (self.byte_count, self.seq, self.row_count) = (byte_count, seq, 0);
+        (self.has_records, self.is_full) = (false, false);
+    }
+
     pub fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {
         let value = (value_begin, self.bytes.len());
         self.byte_count += value.1 - value.0;
