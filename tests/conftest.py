@@ -24,6 +24,7 @@ from cdc.local.kafka_secured import SecuredKafka
 from cdc.local.opensearch import OpenSearch
 from cdc.local.options import TarantoolOptions
 from cdc.local.servers import LocalServers, ServerKind, local_servers, server_kind
+from tests import starvation
 from tests.fakes import profiles
 from tests.fakes.golden import golden_fixture
 
@@ -77,6 +78,7 @@ def pytest_configure(config: pytest.Config) -> None:
         # All servers write, and a disk that stands still for some seconds, because somebody else writes, costs sessions and
         # deadlines: tests fail that have nothing to do with it. Children take it from the environment.
         os.environ["TMPDIR"] = tempfile.tempdir = str(_MEMORY)
+    config.pluginmanager.register(starvation)
     if config.option.markexpr == "soak":
         config.pluginmanager.register(_TellsAtOnce())
 
