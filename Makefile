@@ -9,6 +9,9 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST := $(BIN)/python -m pytest --dist=loadgroup
+# Empty is as good as not set. With it, which some machines set for everybody, nothing compiled would be kept of the sources here:
+# each of some hundred starts of the daemon would compile all of them again, and each process of pytest the tests.
+export PYTHONDONTWRITEBYTECODE :=
 # What the compiled row path has taken over runs in Python as well, where that is all there is.
 PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
