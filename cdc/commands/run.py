@@ -9,33 +9,25 @@ import faulthandler
 import signal
 from pathlib import Path
 
-import structlog
-
-from cdc import native
 from cdc.config import Config
 from cdc.daemon.admission import Orders
 from cdc.daemon.file_source import Replay
+from cdc.daemon.row_path import say_start
 from cdc.daemon.supervisor import Daemon
 
 
 def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Follow the master. Raises the error that an operator must see."""
-    _say_row_path(config)
+    say_start(config)
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
     _under_signals(Daemon(config, orders)).run(until_caught_up=until_caught_up)
 
 
 def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Read a server's files. Raises the error that an operator must see."""
-    _say_row_path(config)
+    say_start(config)
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
     _under_signals(Replay(config, directory, follows=follows, orders=orders)).run()
-
-
-def _say_row_path(config: Config) -> None:
-    """The log's first line."""
-    kafka = config.kafka.bootstrap_servers  # which is waited for next
-    structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=native.ROW_PATH, reason=native.REASON)
 
 
 def _under_signals(daemon: Daemon) -> Daemon:

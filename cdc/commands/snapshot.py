@@ -16,5 +16,5 @@ def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], None]) 
             'state.images is "none": the daemon keeps no rows that it could publish again',
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
-    ask(config, "/snapshot", {"spaces": list(spaces)})
+    ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces)})
     say(f"the daemon publishes all rows of {', '.join(spaces)}; `tarantool-cdc status` tells how far it is")

@@ -13,8 +13,8 @@ from cdc.positions.vclock import VClock
 
 def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:
     """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
-    found = ask(config, "/status")
-    tap = tap_status(config)
+    found = ask(config.name, config.http.address, "/status")
+    tap = tap_status(config.name, config.tap.http_address)
     if as_json:
         say(json.dumps({**found, "tap": tap} if tap is not None else found, indent=1))
     else:

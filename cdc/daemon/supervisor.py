@@ -29,12 +29,14 @@ from typing import Final
 
 import structlog
 
+from cdc import native
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold, Orders, StateMissingError
 from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Follower, Goal
 from cdc.daemon.monitor import UpstreamMonitor
+from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
 from cdc.daemon.start import known_before, options_of, rules
 from cdc.errors import (
     CdcError,
@@ -79,17 +81,6 @@ _ENDS_SECONDS: Final = 30.0
 """How long a daemon may take to end once its name was taken; it notices with its next commit, 5 s later at most."""
 
 
-def tune_garbage_collector() -> None:
-    """Rows are made and dropped by the hundred thousand and hold no cycles: let the collector look at them rarely.
-
-    Every collection of the youngest generation in the middle of a batch would visit all of the batch's dicts; it costs
-    more than a third of the decoding.
-    """
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(200_000, 20, 50)
-
-
 class Daemon:
     """One run of the daemon, from its start to its stop."""
 
@@ -126,7 +117,8 @@ class Daemon:
         transactional = config.kafka.delivery == "exactly_once"
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
         self._requests = SnapshotRequests(start_alone=config.kafka.delivery == "at_least_once")
-        self.status = Status(config.name, requests=self._requests, stalled_after_seconds=config.kafka.stalled_after_ms / 1000)
+        patience = config.kafka.stalled_after_ms / 1000
+        self.status = Status(config.name, row_path=native.ROW_PATH, requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
         self._monitor = UpstreamMonitor(config.source, self.status)
         # With take_over, not before the daemon that listens there has ended.
@@ -450,6 +442,7 @@ class Daemon:
             Writer(self._writer_id, has_store),
             statistics=self.status.kafka,
             topics_seen=self._topics_seen,
+            row_work_lock=new_row_work_lock(),
         )
         takes_prefix = self._orders.take_prefix and not self._writers
         try:

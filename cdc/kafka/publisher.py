@@ -24,7 +24,6 @@ from typing import Final
 import structlog
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from cdc import native
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.events import topics
@@ -34,17 +33,16 @@ from cdc.kafka.clients import KafkaClients, answer_seconds
 from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
 from cdc.kafka.lost_topics import LostTopics
-from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.positions.position import Position
-from cdc.schema.forms import StoredSpace
 from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog
-from cdc.stream.batch import Batch
+from cdc.stream.batch import Batch, Forms
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.open_transaction import OpenTransaction, Pace
+from cdc.stream.publisher_statistics import PublisherStatistics
 
 IDLE_SECONDS: Final = 0.5
 PROOF_SECONDS: Final = 5.0
@@ -73,17 +71,19 @@ class Publisher:
         clients: KafkaClients | None = None,
         statistics: PublisherStatistics | None = None,
         topics_seen: Mapping[str, str | None] | None = None,
+        row_work_lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`statistics` and `topics_seen` are those of the publisher before this one: what it left waiting waits still."""
+        """`statistics` and `topics_seen` are those of the publisher before this one: what it left waiting waits still.
+
+        Who works on rows in another thread holds `row_work_lock` meanwhile, as the publisher does.
+        """
         self._name = name
         self._config = config
         self._writer = writer
         self._topics = topics.TopicNames(config.topic_prefix)
         self._clients = clients or KafkaClients(name, config)
         self._is_stopping = threading.Event()
-        self.row_work_lock: AbstractContextManager[object] = threading.Lock() if native.TAKES_TURNS else nullcontext()
-        """Serialises the two threads that work on rows, a batch at a time. In Python both let go of the interpreter's lock for an
-        instant at every row, one to look into the store, the other to hand a message over, and would contend for it."""
+        self.row_work_lock = row_work_lock or nullcontext()
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, self._is_stopping)
@@ -457,9 +457,7 @@ class Publisher:
         message = (topic, encode({"serverName": self._config.topic_prefix}), encode(moment))
         self._delivery.produce(Batch([message], 0, 0, 0, position, True, {}, [], 0.0))
 
-    def _commit_position(
-        self, position: Position, stored: dict[int, StoredSpace | None], claims: Collection[Record] = ()
-    ) -> None:
+    def _commit_position(self, position: Position, stored: Forms, claims: Collection[Record] = ()) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
         self._delivery.commit([*records, *claims, checkpoint.position_record(self._name, position, self._writer, now_ms())])

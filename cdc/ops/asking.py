@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from typing import Any, Final
 
-from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.stream.ownership import NameTakenError
 
@@ -15,24 +15,29 @@ _ASK_SECONDS: Final = 30.0
 """Longer than the daemon takes to say that it is too busy."""
 _STATUS_SECONDS: Final = 5.0
 
+Address = tuple[str, int]
 
-def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the running daemon answers. Raises ConfigurationError if there is none, or another, and RequestError if it refuses."""
-    if config.http.address is None:
+
+def ask(name: str, address: Address | None, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What the running daemon `name` answers at http.listen's address.
+
+    Raises ConfigurationError if there is none, or another, and RequestError if it refuses.
+    """
+    if address is None:
         raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
-    host, port = config.http.address
+    host, port = address
     try:
         # Before anything is asked of it: another configuration may have the same address.
-        status = _get(config.http.address, "/status", None)
-        if status["name"] != config.name:
+        status = _get(address, "/status", None)
+        if status["name"] != name:
             raise ConfigurationError(
-                f"at {host}:{port} the daemon {status['name']!r} answers, not {config.name!r}", "Correct http.listen."
+                f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
             )
-        return status if path == "/status" else _get(config.http.address, path, question)
+        return status if path == "/status" else _get(address, path, question)
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
-    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError) as error:
+    except (HTTPException, OSError, ValueError, KeyError, TypeError) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         refusal = reason.strerror.lower() if isinstance(reason, OSError) and reason.strerror else reason
         raise ConfigurationError(
@@ -40,18 +45,18 @@ def ask(config: Config, path: str, question: dict[str, Any] | None = None) -> di
         ) from error
 
 
-def tap_status(config: Config) -> dict[str, Any] | None:
-    """What the TAP server of this configuration says of itself; None if there is none."""
-    if config.tap.http_address is None:
+def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:
+    """What the TAP server of the daemon `name` says of itself at tap.http_listen's address; None if there is none."""
+    if address is None:
         return None
     try:
-        found = _get(config.tap.http_address, "/status", None)
-    except (urllib.error.URLError, OSError, ValueError):
+        found = _get(address, "/status", None)
+    except (HTTPException, OSError, ValueError):
         return None
-    return found if found.get("name") == config.name and "clients" in found else None
+    return found if found.get("name") == name and "clients" in found else None
 
 
-def who_listens(name: str, address: tuple[str, int], how_to_end_it: str) -> CdcError | None:
+def who_listens(name: str, address: Address, how_to_end_it: str) -> CdcError | None:
     """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does.
 
     `how_to_end_it` is said of one of the same name.
@@ -73,22 +78,22 @@ def who_listens(name: str, address: tuple[str, int], how_to_end_it: str) -> CdcE
     )
 
 
-def name_at(address: tuple[str, int]) -> str | None:
+def name_at(address: Address) -> str | None:
     """The name of the daemon that answers at an address; None if none does."""
     found = _status_at(address)
     return None if found is None else str(found["name"])
 
 
-def _status_at(address: tuple[str, int]) -> dict[str, Any] | None:
+def _status_at(address: Address) -> dict[str, Any] | None:
     try:
         found = _get(address, "/status", None)
         # Whoever else answers there may answer anything.
         return found if isinstance(found["name"], str) else None
-    except (urllib.error.URLError, OSError, ValueError, KeyError, TypeError):
+    except (HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
 
 
-def _get(address: tuple[str, int], path: str, question: dict[str, Any] | None) -> dict[str, Any]:
+def _get(address: Address, path: str, question: dict[str, Any] | None) -> dict[str, Any]:
     host, port = address
     request = urllib.request.Request(
         f"http://{host}:{port}{path}",

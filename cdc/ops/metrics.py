@@ -9,7 +9,6 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from cdc import native
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
@@ -71,7 +70,7 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     ),
     "tarantool_cdc_native": (
         "1 where the compiled row path runs, 0 where the Python one does",
-        lambda _: float(native.ROW_PATH == "native"),
+        lambda s: float(s.row_path == "native"),
     ),
     "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
 }

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
-from cdc import native
-from cdc.kafka.publisher_statistics import PublisherStatistics
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
 from cdc.stream.limbo_watch import Overdue
+from cdc.stream.publisher_statistics import PublisherStatistics
 from cdc.upstream.overview import Upstream
 
+RowPath = Literal["native", "python"]
 State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "streaming", "stalled", "stopping", "failed"]
 
 
@@ -63,6 +63,7 @@ class Status:
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
     stalled_after_seconds: float = 15.0
     started_at: float = field(default_factory=time.time)
+    row_path: RowPath = "python"
 
     @property
     def is_ready(self) -> bool:
@@ -123,7 +124,7 @@ class Status:
             "error": self.shown_error,
             "process_id": os.getpid(),
             "uptime_seconds": round(now - self.started_at, 1),
-            "row_path": native.ROW_PATH,
+            "row_path": self.row_path,
             "upstream": {
                 "address": self.upstream,
                 "version": self.upstream_version,

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Final
 
 from cdc.errors import StateLostError, UnkeyableError
-from cdc.events.json_values import encode
 from cdc.images.overlay import NUMBER_MIN, Images
 from cdc.images.pending import CLEAR, Changes, no_changes
 from cdc.positions.position import Position
@@ -31,7 +30,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
 from cdc.store.store import SLICE_CHANGES, StateStore
 from cdc.stream.batch import Batch
-from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
+from cdc.stream.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
 """More than that the store would write down twice: they are written in portions, unless one batch alone has more."""
@@ -41,10 +40,6 @@ UNWRITTEN_BYTES_MAX: Final = 64 * 1024 * 1024
 """With more than this on its way to the store, no more transactions are taken; one alone may be larger."""
 CHANGE_BYTES: Final = 256
 """What a change costs in memory beside its key and tuple: it is looked up by its key until the store has it."""
-
-
-_NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
-"""Of the record that says which numbers keys begin with; a name that no daemon has keeps it out of what a checkpoint says."""
 
 
 @dataclass(slots=True)
@@ -93,7 +88,7 @@ class StateWriter:
 
     def names(self) -> set[str]:
         """Whose records the store has."""
-        return {json.loads(key)["name"] for key in self.store.records if key != _NUMBERS_KEY}
+        return {json.loads(key)["name"] for key in self.store.records if key != NUMBERS_KEY}
 
     @property
     def position(self) -> Position | None:
@@ -162,7 +157,8 @@ class StateWriter:
         records, self._open_records = self._open_records, {}
         if batch.numbers is not None and batch.numbers != self._submitted_numbers:
             self._submitted_numbers = batch.numbers
-            records[_NUMBERS_KEY] = encode({str(space_id): number for space_id, number in self._submitted_numbers.items()})
+            key, value = numbers_record(self._submitted_numbers)
+            records[key] = value
         self._submitted.append((batch.position, self._open, self._open_bytes, records))
         self._open, self._open_bytes = no_changes(), 0
 
@@ -203,7 +199,7 @@ class StateWriter:
             self._images.written(portion.changes)
         self.unwritten_bytes -= portion.byte_count
         self._position = portion.position
-        if _NUMBERS_KEY in portion.records:
+        if NUMBERS_KEY in portion.records:
             self._unused = self._unused_numbers()
 
     def close(self) -> None:
@@ -265,7 +261,7 @@ class StateWriter:
 
 def numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:
     """By space, what its rows' keys begin with in the store, where that isn't its id."""
-    record = json.loads(records.get(_NUMBERS_KEY) or b"{}")
+    record = json.loads(records.get(NUMBERS_KEY) or b"{}")
     return {int(space_id): number for space_id, number in record.items()}
 
 

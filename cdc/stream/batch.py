@@ -12,6 +12,9 @@ from cdc.images.pending import Changes, no_changes
 from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 
+Forms = dict[int, StoredSpace | None]
+"""Of spaces by id, what the checkpoint says of them from now on; None for one that is gone."""
+
 
 class Mark(NamedTuple):
     """A place in what is being collected."""
@@ -52,7 +55,7 @@ class BatchBuilder:
         self.byte_count = 0
         self.row_count = 0
         self.timestamp = 0.0
-        self.stored: dict[int, StoredSpace | None] = {}
+        self.stored: Forms = {}
         # The last one given out: it goes on over batches. Every event has one of its own, so they count the events too.
         self.seq = seq
         self._taken_seq = seq
@@ -183,7 +186,7 @@ class Batch(msgspec.Struct, gc=False):
     row_count: int
     position: Position
     is_boundary: bool
-    stored: dict[int, StoredSpace | None]
+    stored: Forms
     topics: list[str]
     timestamp: float
     changes: Changes = msgspec.field(default_factory=no_changes)

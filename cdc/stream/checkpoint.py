@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
@@ -28,6 +29,9 @@ from cdc.positions.position import Position
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import published_forms
+
+NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
+"""A name that no daemon has keeps this record out of what a checkpoint says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,11 @@ def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[b
     rows = pack([space.space_row, space.index_rows])
     value = {"space_id": space_id, "schema_version": space.schema_version, "rows": base64.b64encode(rows).decode()}
     return key, encode(value)
+
+
+def numbers_record(numbers: Mapping[int, int]) -> tuple[bytes, bytes]:
+    """Key and value, in the state store alone, of the numbers that spaces' keys begin with there."""
+    return NUMBERS_KEY, encode({str(space_id): number for space_id, number in numbers.items()})
 
 
 def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> None:

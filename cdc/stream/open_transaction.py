@@ -6,8 +6,7 @@ from dataclasses import dataclass, field
 
 from cdc.errors import CdcError, TransactionTimeoutError
 from cdc.positions.position import Position
-from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch
+from cdc.stream.batch import Batch, Forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +26,7 @@ class OpenTransaction:
     """
 
     end: Position | None = None
-    stored: dict[int, StoredSpace | None] = field(default_factory=dict)
+    stored: Forms = field(default_factory=dict)
     began_at: float = 0.0
     event_count: int = 0
     byte_count: int = 0

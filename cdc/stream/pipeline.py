@@ -34,7 +34,7 @@ from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.assembler import Assembler, rows_of
 from cdc.stream.backfill import Republication
-from cdc.stream.batch import Batch, BatchBuilder, Mark
+from cdc.stream.batch import Batch, BatchBuilder, Forms, Mark
 from cdc.stream.compiled_rows import compiled_row_path
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.ledger import Ledger
@@ -62,7 +62,7 @@ class _Before(NamedTuple):
     origin: int
     lsn: int | None
     numbers: Mapping[int, int]
-    stored: dict[int, StoredSpace | None]
+    stored: Forms
     schema_version: int
 
     def vclock(self, now: Mapping[int, int]) -> dict[int, int]:

@@ -24,10 +24,10 @@ def config(tmp_path: Path, images: str) -> Config:
 
 def test_it_names_the_spaces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda _, path, question: asked.append((path, question)))
+    monkeypatch.setattr("cdc.commands.snapshot.ask", lambda name, _, path, question: asked.append((name, path, question)))
     said: list[str] = []
     snapshot(config(tmp_path, "full"), ["users", "orders"], said.append)
-    assert asked == [("/snapshot", {"spaces": ["users", "orders"]})]
+    assert asked == [("shop", "/snapshot", {"spaces": ["users", "orders"]})]
     assert "users, orders" in said[0]
 
 

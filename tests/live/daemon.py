@@ -9,6 +9,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ class DaemonProcess:
             with urllib.request.urlopen(f"http://127.0.0.1:{self._http_port}/status", timeout=5) as answer:
                 status: dict[str, Any] = json.load(answer)
                 return status
-        except (OSError, ValueError):
+        except (OSError, ValueError, HTTPException):  # the last when it ends in the middle of its answer
             return None
 
     def is_ready(self) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from cdc import native
+from cdc.config import parse
+from cdc.daemon.supervisor import Daemon
 from cdc.ops.metrics import GAUGES
-from cdc.ops.status import Status
 
 
 def told(**environment: str) -> str:
@@ -55,7 +57,15 @@ def test_a_module_that_was_built_of_other_sources_is_not_taken(monkeypatch: pyte
     assert "install this again" in reason
 
 
-def test_status_and_metric_say_which_one_runs() -> None:
-    assert Status("one").to_json()["row_path"] == native.ROW_PATH
+def test_status_and_metric_say_which_one_runs(tmp_path: Path) -> None:
+    values = {
+        "name": "shop",
+        "source": {"uris": ["m:3301"]},
+        "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
+        "state": {"path": str(tmp_path)},
+        "http": {"listen": ""},
+    }
+    status = Daemon(parse(values, "the test")).status
+    assert status.to_json()["row_path"] == native.ROW_PATH
     _, read = GAUGES["tarantool_cdc_native"]
-    assert read(Status("one")) == (native.ROW_PATH == "native")
+    assert read(status) == (native.ROW_PATH == "native")

@@ -13,7 +13,6 @@ import structlog
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.config import parse
 from cdc.errors import ConfigurationError
 from cdc.ops import metrics
 from cdc.ops.asking import ask
@@ -140,15 +139,11 @@ def test_every_metric_is_described(status: Status) -> None:
 @pytest.mark.parametrize("path", ["/status", "/snapshot"])
 def test_another_daemon_is_not_asked(server: StatusServer, path: str) -> None:
     """Nor taken for the own one because it has its address."""
-    values: dict[str, object] = {
-        "source": {"uris": ["h:1"]},
-        "kafka": {"bootstrap_servers": "k:1", "topic_prefix": "shop"},
-        "http": {"listen": f"127.0.0.1:{server.port}"},
-    }
+    address = ("127.0.0.1", server.port)
     question = None if path == "/status" else {"spaces": ["users"]}
     with pytest.raises(ConfigurationError, match=rf"at 127\.0\.0\.1:{server.port} the daemon 'shop' answers, not 'm5'. Correct"):
-        ask(parse({"name": "m5", **values}, "the test"), path, question)
-    assert ask(parse({"name": "shop", **values}, "the test"), "/status")["name"] == "shop"
+        ask("m5", address, path, question)
+    assert ask("shop", address, "/status")["name"] == "shop"
 
 
 @pytest.fixture
