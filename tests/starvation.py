@@ -25,6 +25,9 @@ LATE_SECONDS: Final = 3.0
 WINDOW_SECONDS: Final = 10.0
 STOLEN_SHARE: Final = 0.5
 """Of all processors' time, over such a window."""
+RUNS_SHARE: Final = 0.1
+"""With less than that stolen the machine runs again."""
+PATIENCE_SECONDS: Final = 120.0
 _KEPT: Final = 3600
 _STAT: Final = Path("/proc/stat")
 _PROPERTY: Final = "repeated"
@@ -51,10 +54,14 @@ def stood_still(samples: list[Sample]) -> str | None:
     for sample in samples:
         window = [other for other in samples if sample.ended - WINDOW_SECONDS < other.ended <= sample.ended]
         seconds = sample.ended - window[0].began
-        stolen = sum(other.stolen_ticks for other in window) / max(1, sum(other.ticks for other in window))
+        stolen = _share(window)
         if seconds >= WINDOW_SECONDS and stolen >= STOLEN_SHARE:
             return f"the host kept {stolen:.0%} of the processors' time for {seconds:.0f} s"
     return None
+
+
+def _share(samples: list[Sample]) -> float:
+    return sum(sample.stolen_ticks for sample in samples) / max(1, sum(sample.ticks for sample in samples))
 
 
 class Watch:
@@ -68,6 +75,16 @@ class Watch:
     def since(self, began: float) -> list[Sample]:
         """The intervals that have ended since a moment of the monotonic clock."""
         return [sample for sample in list(self._samples) if sample.ended > began]
+
+    def await_running(self) -> None:
+        """Wait until the machine has run for a window's time, or for PATIENCE_SECONDS."""
+        began = time.monotonic()
+        while time.monotonic() < began + PATIENCE_SECONDS:
+            time.sleep(INTERVAL_SECONDS)
+            window = self.since(max(began, time.monotonic() - WINDOW_SECONDS))
+            is_long = time.monotonic() >= began + WINDOW_SECONDS
+            if is_long and stood_still(window) is None and _share(window) < RUNS_SHARE:
+                return
 
     def share(self) -> float:
         """What the host has kept of the processors' time since the start."""
@@ -109,7 +126,9 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
             item.user_properties.append((_PROPERTY, reason))
             item.stash[_IS_REPEATED] = True
             _forget_failed_fixtures(item)
-            # From the beginning, with time-outs of its own.
+            # The time-out of the first run doesn't bound the second one, which has its own.
+            item.ihook.pytest_timeout_cancel_timer(item=item)
+            item.config.stash[_WATCH].await_running()
             item.ihook.pytest_runtest_protocol(item=item, nextitem=nextitem)
             return True
     for report in reports:

@@ -68,6 +68,7 @@ PLUGIN = """
     from tests import starvation
 
     starvation.stood_still = lambda samples: {reason!r}
+    starvation.PATIENCE_SECONDS = 1.0
 
     def pytest_configure(config):
         config.pluginmanager.register(starvation)
