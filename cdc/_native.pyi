@@ -129,6 +129,8 @@ class CompiledRowPath:
         self, rows: Rows, at: int, seq: int, byte_count: int, images: tuple[Any, Callable[[bytes], bytes | None]] | None
     ) -> Showing:
         """Handle rows of a snapshot from row `at` on."""
+    def shown_unread(self) -> None:
+        """The Python path has handled rows of a snapshot that weren't read here."""
     def shown(self, rows: Rows, start: int, stop: int) -> None:
         """The Python path has handled these rows of a snapshot."""
 

@@ -35,6 +35,8 @@ TRUNCATE_SPACE: Final = 330
 TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
 SYSTEM_SPACE_MAX: Final = 511
 """Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
+_SPACE_MAX: Final = (1 << 31) - 1
+"""BOX_SPACE_MAX: no server gives a space a greater id."""
 _PRIMARY: Final = 0
 _LOST_PRIMARY: Final = -1
 """Stands for the primary index that a space had last: it has no rows now, but is still known outside."""
@@ -211,7 +213,9 @@ class SchemaTracker:
 
     def _apply_space(self, kind: int, body: Body) -> None:
         space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
-        key = space_id[0]
+        key = _checked_id(space_id[0])
+        if row is not None:
+            _ = row[2]  # its name is asked for before its form is
         self._touch(key)
         self.synchronous.discard(key)
         if row is None:
@@ -239,14 +243,13 @@ class SchemaTracker:
 
         with _as_schema_error(kind, body):
             (space_id, *_), row = _fold(kind, body, current, _SPACE_FIELDS)
-            if type(space_id) is not int:
-                raise TypeError(f"{excerpt(space_id, 100)} as a space's id")
-            return space_id, row
+            return _checked_id(space_id), row
 
     def _apply_index(self, kind: int, body: Body) -> SpaceForm | None:
         (space_id, index_id), row = _fold(
             kind, body, lambda key: self._index_rows.get(key[0], {}).get(key[1]), _INDEX_FIELDS, key_length=2
         )
+        _checked_id(space_id)
         if index_id != _PRIMARY:
             # Secondary indexes say nothing about how rows look, but they are rows that may be updated later.
             self._store_index(space_id, index_id, row)
@@ -320,6 +323,13 @@ def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
         raise SchemaError(
             f"a row of a system space can't be read ({error!r}): type {kind}, body {excerpt(body, 1000)}"
         ) from error
+
+
+def _checked_id(space_id: Any) -> int:
+    """A space's id. Raises TypeError for what no space has."""
+    if type(space_id) is not int or not 0 <= space_id <= _SPACE_MAX:
+        raise TypeError(f"{excerpt(space_id, 100)} as a space's id")
+    return space_id
 
 
 def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:

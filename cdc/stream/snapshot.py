@@ -122,6 +122,8 @@ class Snapshot:
         if self._row_path is not None and isinstance(frames, CompiledFrames):
             yield from self._feed_compiled(self._row_path, frames)
             return
+        if self._row_path is not None:
+            self._row_path.shown_unread()
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
             self._see()
             yield

@@ -286,6 +286,9 @@ def test_a_new_snapshot_is_compared_with_what_is_known() -> None:
     ]
 
 
+NO_SPACES: list[Any] = [-1, 2**31, 2**64 - 1, True, 1.0, "513", None]
+
+
 @pytest.mark.parametrize(
     ("kind", "body"),
     [
@@ -293,6 +296,10 @@ def test_a_new_snapshot_is_compared_with_what_is_known() -> None:
         (Type.INSERT, {0x10: SPACE}),
         (Type.INSERT, {0x10: SPACE, 0x21: []}),
         (Type.INSERT, {0x10: SPACE, 0x21: None}),
+        (Type.INSERT, {0x10: SPACE, 0x21: [513, 1]}),
+        *((Type.INSERT, {0x10: SPACE, 0x21: [space_id, 1, "x", "memtx", 0]}) for space_id in NO_SPACES),
+        *((Type.DELETE, {0x10: SPACE, 0x20: [space_id]}) for space_id in NO_SPACES),
+        *((Type.INSERT, {0x10: INDEX, 0x21: [space_id, 0, "pk", "tree", {}, []]}) for space_id in NO_SPACES),
         (Type.INSERT, {0x10: INDEX, 0x21: [513]}),
         (Type.UPDATE, {0x10: SPACE, 0x20: [9999], 0x21: []}),
         (Type.UPDATE, {0x10: SPACE, 0x20: [SPACE], 0x21: [["+", 3, 1]], 0x15: 1}),

@@ -224,7 +224,7 @@ def snapshots(draw: st.DrawFn) -> list[bytes]:
 
 
 def shown(frames: list[bytes], decoder: FrameDecoder, *, size: int, has_images: bool, is_python: bool, **options: Any) -> Outcome:
-    """What a snapshot comes to."""
+    """What a snapshot comes to. `size`: of the pieces in which it is read, 0 for each of `frames` by itself."""
     store = MemoryTuples()
     images = Images(store, version=(2, 11)) if has_images else None
     if is_python and images is not None:
@@ -235,9 +235,10 @@ def shown(frames: list[bytes], decoder: FrameDecoder, *, size: int, has_images: 
     data = b"".join(frames)
     batches = [target.begin_snapshot(VClock({1: 100}), NOW_US)]
     error = ""
+    pieces = [data[start : start + size] for start in range(0, len(data), size)] if size else frames
     try:
-        for start in range(0, len(data), size):
-            for batch in target.feed_snapshot(decoder.feed(data[start : start + size]), NOW_US):
+        for piece in pieces:
+            for batch in target.feed_snapshot(decoder.feed(piece), NOW_US):
                 batches.append(batch)
                 messages += batch.messages
                 changes += batch.changes
@@ -268,6 +269,49 @@ def test_both_paths_show_a_snapshot_alike(
     python = shown(frames, FrameDecoder(), is_python=True, **options)
     compiled = shown(frames, frame_decoder(), is_python=False, **options)
     assert compiled == python
+
+
+def schema_frames(name: str = "users") -> list[bytes]:
+    """What a snapshot begins with: one space of numbers."""
+    bodies: list[dict[int, Any]] = [
+        {Key.SPACE_ID: 272, Key.TUPLE: ["cluster", str(REPLICASET)]},
+        {Key.SPACE_ID: 280, Key.TUPLE: [320, 1, "_cluster", "memtx", 0, {}, []]},
+        {Key.SPACE_ID: 280, Key.TUPLE: [USERS, 1, name, "memtx", 0, {}, []]},
+        {Key.SPACE_ID: 288, Key.TUPLE: [320, 0, "pk", "tree", {}, [[0, "unsigned"]]]},
+        {Key.SPACE_ID: 288, Key.TUPLE: [USERS, 0, "pk", "tree", {}, [[0, "unsigned"]]]},
+        {Key.SPACE_ID: 320, Key.TUPLE: [1, "one"]},
+    ]
+    return [wire.frame({0: 2}, body) for body in bodies]
+
+
+def user(number: int, value: str = "x") -> bytes:
+    """A user's row."""
+    return wire.frame({0: 2}, {Key.SPACE_ID: USERS, Key.TUPLE: [number, value]})
+
+
+ROWS = [user(number) for number in range(0, 1000, 2)]
+# The first rows of what is read at once always go the Python way.
+AGAIN = b"".join([*map(user, range(1, 41, 2)), user(1000, "z"), user(1000, "z")])
+OTHERWISE: dict[str, bytes] = {
+    "a body in another order": wire.frame({0: 2}, {Key.TUPLE: [1000, "y"], Key.SPACE_ID: USERS}),
+    "a space named twice": wire.raw_frame(wire.pack({0: 2}) + b"\x83\x10\x05\x21\x92\xcd\x03\xe8\xa1y\x10" + wire.pack(USERS)),
+    "a key of the body written long": wire.raw_frame(
+        wire.pack({0: 2}) + b"\x82\x10" + wire.pack(USERS) + b"\xcc\x21\x92\xcd\x03\xe8\xa1y"
+    ),
+    "before the schema was whole": b"".join(
+        [*map(user, range(2000)), wire.frame({0: 2}, {Key.SPACE_ID: 320, Key.TUPLE: [1, "another"]})]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", sorted(OTHERWISE))
+def test_a_key_of_a_snapshot_that_the_compiled_path_has_not_seen_is_known_again(name: str) -> None:
+    """It asks for what is there only where a key may have come before."""
+    frames = [b"".join([*schema_frames(), *(ROWS if name.startswith("a") else [])]), OTHERWISE[name], AGAIN]
+    options: dict[str, Any] = {"size": 0, "has_images": True, "include": [".*", "_cluster"]}
+    python = shown(frames, FrameDecoder(), is_python=True, **options)
+    assert not python.error
+    assert shown(frames, frame_decoder(), is_python=False, **options) == python
 
 
 def test_a_snapshots_rows_are_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:

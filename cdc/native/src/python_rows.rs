@@ -541,6 +541,11 @@ impl RowPath {
         })
     }
 
+    /// The Python path has handled rows of a snapshot that weren't read here.
+    fn shown_unread(&mut self) {
+        self.path.shown.pass_unread();
+    }
+
     /// The Python path has handled the rows of a snapshot from `start` up to `stop`.
     fn shown(&mut self, py: Python<'_>, rows: &Bound<'_, Rows>, start: usize, stop: usize) {
         let rows = rows.get();

@@ -422,7 +422,7 @@ pub fn plan_of<'a>(
 
 /// The space that a body names first, as all bodies do that servers write.
 #[inline]
-fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
+pub fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
     if *frame.get(body + 1)? != SPACE_ID {
         return None;
     }
@@ -430,7 +430,7 @@ fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
 }
 
 /// Whether a body has the space's id but once: of several the last would count.
-fn names_one_space(frame: &[u8], body: usize) -> bool {
+pub fn names_one_space(frame: &[u8], body: usize) -> bool {
     let mut reader = Reader::new(frame, body);
     let Some(Value::Map(count)) = reader.value() else {
         return false;

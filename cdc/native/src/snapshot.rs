@@ -8,7 +8,10 @@ use std::collections::HashMap;
 use crate::frames::Row;
 use crate::overlay::Found;
 use crate::plan::Plan;
-use crate::run::{content, plan_of, Images, Outbox, RowPath, FETCH_ROWS, INSERT, TUPLE};
+use crate::run::{
+    content, names_one_space, plan_of, space_id_of, Images, Outbox, RowPath, FETCH_ROWS, INSERT,
+    TUPLE,
+};
 
 const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
 
@@ -26,17 +29,29 @@ pub struct Shown {
     pub pieces: HashMap<u64, Pieces>,
     /// By space: the greatest key that has come; None where one has come that isn't known.
     last_keys: HashMap<u64, Option<Vec<u8>>>,
+    /// Whether rows have come of which not even the space is known.
+    has_unread: bool,
     key: Vec<u8>,
 }
 
 impl Shown {
     /// Whether a key is greater than all before it.
     fn is_next(&self, space_id: u64) -> bool {
+        self.is_behind(space_id, &self.key)
+    }
+
+    fn is_behind(&self, space_id: u64, key: &[u8]) -> bool {
         match self.last_keys.get(&space_id) {
-            Some(Some(last)) => self.key > *last,
+            _ if self.has_unread => false,
+            Some(Some(last)) => key > &last[..],
             Some(None) => false,
             None => true,
         }
+    }
+
+    /// The Python path has shown rows of any spaces.
+    pub fn pass_unread(&mut self) {
+        self.has_unread = true;
     }
 
     /// The key has come.
@@ -91,16 +106,21 @@ impl RowPath {
     pub fn pass(&mut self, data: &[u8], rows: &[Row]) {
         for row in rows {
             let frame = &data[..row.end];
-            let Ok(Some((space_id, plan))) = plan_of(&self.plans, frame, row) else {
-                continue;
+            let plan = match plan_of(&self.plans, frame, row) {
+                Ok(Some((_, plan))) => Some(plan),
+                Ok(None) => continue,
+                Err(_) => None,
             };
             let mut key = std::mem::take(&mut self.shown.key);
-            let is_known = key_of(plan, frame, row, &mut key);
+            let is_known = plan.is_some_and(|plan| key_of(plan, frame, row, &mut key));
             self.shown.key = key;
-            if is_known {
-                self.shown.remember(space_id);
-            } else {
-                self.shown.last_keys.insert(space_id, None);
+            let space_id = space_id_of(frame, row.body);
+            match space_id.filter(|_| names_one_space(frame, row.body)) {
+                Some(space_id) if is_known => self.shown.remember(space_id),
+                Some(space_id) => {
+                    self.shown.last_keys.insert(space_id, None);
+                }
+                None => self.shown.pass_unread(),
             }
         }
     }
@@ -121,12 +141,8 @@ impl RowPath {
             if !key_of(plan, frame, row, &mut key) {
                 continue;
             }
-            let is_next = match (last.get(&space_id), self.shown.last_keys.get(&space_id)) {
-                (_, Some(None)) => false,
-                (Some(before), _) | (None, Some(Some(before))) => key > *before,
-                (None, None) => true,
-            };
-            if is_next {
+            let is_next = last.get(&space_id).map_or(true, |before| key > *before);
+            if is_next && self.shown.is_behind(space_id, &key) {
                 last.entry(space_id).or_default().clone_from(&key);
             } else if images.overlay.current(&key) == Found::Unknown {
                 wanted.push(key.clone());
