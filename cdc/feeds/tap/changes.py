@@ -6,7 +6,8 @@ first such client needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from enum import IntEnum
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -137,6 +138,20 @@ def renamed(value: bytes) -> tuple[int, str] | None:
         return None
     is_renamed = any(change.previousId is not None for change in record.tableChanges)
     return (record.source.schema_version, record.source.table) if is_renamed else None
+
+
+class SpaceNames:
+    """The names that patterns fit: those too of spaces that nobody has met yet."""
+
+    def __init__(self, patterns: Iterable[str]) -> None:
+        self._patterns = [re.compile(pattern) for pattern in patterns]
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, name: str) -> bool:
+        is_wanted = self._known.get(name)
+        if is_wanted is None:
+            is_wanted = self._known[name] = any(pattern.fullmatch(name) for pattern in self._patterns)
+        return is_wanted
 
 
 class Changes:

@@ -12,13 +12,13 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
-from typing import Final
+from typing import Final, TypeVar
 
 import structlog
 
 from cdc.config import Config
-from cdc.errors import CdcError
-from cdc.feeds.tap.changes import Change, Changes
+from cdc.errors import CdcError, Remedy
+from cdc.feeds.tap.changes import Change, Changes, SpaceNames
 from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
@@ -28,12 +28,16 @@ from cdc.feeds.tap.stream import SlowError
 from cdc.feeds.tap.topic_store import TopicStore
 from cdc.feeds.tap.views import DaemonStore
 
+_Found = TypeVar("_Found")
+
 _RETRY_SECONDS: Final = 0.05
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 256 * 1024
 _CATCHING_UP_MAX: Final = 4
 """Clients that read the topics by themselves at a time; others wait for their turn."""
+_LOOKING_MAX: Final = 2
+"""Looks into the topics for one client at a time; of the few threads that there are, others must close views and read rows."""
 _AHEAD: Final = 4
 """Batches that a thread may be ahead of the loop."""
 _FORMER_KEYS_BYTES: Final = 64 * 1024 * 1024
@@ -78,8 +82,8 @@ class Feed:
         self._ahead = threading.Semaphore(_AHEAD)
         self._catching_up = asyncio.Semaphore(_CATCHING_UP_MAX)
         self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
-        self._selections: dict[tuple[str, ...], frozenset[str]] = {}
-        self._known_count = -1
+        self._looking = asyncio.Semaphore(_LOOKING_MAX)
+        self._wanted_by = [(re.compile(client.name), SpaceNames(client.spaces)) for client in tap.clients]
         self._is_view_old = False
         self.control = ControlPlace()
         self.renamed_version = 0
@@ -135,7 +139,7 @@ class Feed:
 
     async def since(self, date: int) -> int | None:
         """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
-        return await asyncio.to_thread(self._topics.since, date * 1000)
+        return await self._looked(lambda: self._topics.since(date * 1000))
 
     @property
     def ring(self) -> Ring:
@@ -249,21 +253,9 @@ class Feed:
     def _is_wanted(self, space: str) -> bool:
         return any(pattern.fullmatch(space) for pattern in self._patterns)
 
-    def _spaces_of(self, name: str) -> frozenset[str] | None:
-        """Of the spaces that are known, those that a client of this name gets; None if it gets all."""
-        for client in self._config.clients:
-            if re.fullmatch(client.name, name):
-                key = tuple(client.spaces)
-                known = self._changes.spaces | frozenset(self._store.names())
-                if len(known) != self._known_count:
-                    self._selections.clear()
-                    self._known_count = len(known)
-                if key not in self._selections:
-                    self._selections[key] = frozenset(
-                        space for space in known if any(re.fullmatch(pattern, space) for pattern in client.spaces)
-                    )
-                return self._selections[key]
-        return None
+    def _spaces_of(self, name: str) -> SpaceNames | None:
+        """The spaces that a client of this name gets; None if it gets all."""
+        return next((spaces for pattern, spaces in self._wanted_by if pattern.fullmatch(name)), None)
 
     def selection(self, session: Session) -> Selection:
         """What a client gets, as things are."""
@@ -287,7 +279,8 @@ class Feed:
     def is_alone(self, session: Session, space: str) -> bool:
         """Whether this is the only space that the client gets."""
         wanted = self._spaces_of(session.name)
-        return (self._changes.spaces | frozenset(self._store.names()) if wanted is None else wanted) <= {space}
+        known = self._changes.spaces.union(self._store.names())
+        return {name for name in known if wanted is None or name in wanted} <= {space}
 
     async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
         """What follows a change, without an end."""
@@ -338,14 +331,11 @@ class Feed:
         assert self._reader is not None
         grown = self._grown
         if self._reader.is_at_end and after > self._ring.last:
-            newest = await asyncio.to_thread(self._newest_seq)
+            newest = await self._looked(self._topics.newest_seq)
             if after > newest:
                 raise ExpiredError(f"the client has come to {after}, and the topics end at {newest}")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(grown.wait(), 1.0)
-
-    def _newest_seq(self) -> int:
-        return self._topics.newest_seq()
 
     async def _catch_up(self, after: int) -> AsyncGenerator[Batch, None]:
         """Read the topics for one client that is behind the ring."""
@@ -405,11 +395,34 @@ class Feed:
             return None  # its rows may never have been in the topic of that name
         task = self._former_keys.get(change.seq)
         if task is None:
-            ask = asyncio.to_thread(self._topics.former_keys, self._changes, change.space, change.seq, _FORMER_KEYS_BYTES)
-            task = self._former_keys[change.seq] = asyncio.create_task(ask)
+            task = self._former_keys[change.seq] = asyncio.create_task(self._look_for_keys(change))
             while len(self._former_keys) > _FORMER_KEYS:
                 self._former_keys.popitem(last=False)
         return await asyncio.shield(task)
+
+    async def _look_for_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
+        """Waits while Kafka doesn't answer, as all do who read the topics."""
+        is_told = False
+        while True:
+            try:
+                return await self._looked(
+                    lambda: self._topics.former_keys(self._changes, change.space, change.seq, _FORMER_KEYS_BYTES)
+                )
+            except CdcError as error:
+                if error.remedy is not Remedy.WAIT:
+                    self._former_keys.pop(change.seq, None)
+                    raise
+                if not is_told:
+                    is_told = True
+                    self._log.warning(
+                        "the keys that a space had can't be looked for, trying again", space=change.space, why=str(error)
+                    )
+            await asyncio.sleep(_START_RETRY_SECONDS)  # nobody tells when Kafka answers
+
+    async def _looked(self, look: Callable[[], _Found]) -> _Found:
+        """What a look into the topics finds. It may take long, so threads are left for those who read the store."""
+        async with self._looking:
+            return await asyncio.to_thread(look)
 
     async def wait_until_at_end(self) -> None:
         """Until everything has been read that there is."""

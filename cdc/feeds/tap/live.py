@@ -27,6 +27,7 @@ from cdc.kafka.topic_admin import list_topics
 _TIMEOUT_SECONDS: Final = 10.0
 _NEAR: Final = 1_000
 """So few messages are read rather than halved."""
+_UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 _KEY_BYTES: Final = 150
 """What a key takes in memory beside its bytes."""
 
@@ -79,13 +80,17 @@ class Topics:
     def former_keys(self, changes: Changes, space: str, seq: int, bytes_max: int) -> list[tuple[bytes, int]] | None:
         """Keys, with their vbuckets, that a space had before the change `seq` emptied it: what its topic has of it until then.
 
-        None if the topic doesn't go back to its beginning, or they are too many.
+        None if the topic doesn't go back to its beginning, isn't the one that was emptied, or they are too many.
         """
         admin = self.clients.admin()
         topic = topics.TopicNames(self.prefix).of_space(1, space)
-        begins = self.begins(admin, {topic: self.counts(admin).get(topic, 0)})
-        if any(begins.values()):
+        counts = {topic: self.counts(admin).get(topic, 0)}
+        begins = self.begins(admin, counts)
+        if not begins or any(begins.values()):
             return None
+        # A partition that was added since has nothing of that time, and perhaps nothing at all.
+        ends = written_ends(admin, counts)
+        is_found = False
         keys: dict[Place, dict[bytes, int]] = {place: {} for place in begins}
         missing, size = set(begins), 0
         consumer = self.clients.consumer("read_committed")
@@ -94,12 +99,17 @@ class Topics:
             while missing and size <= bytes_max:
                 for message in consumer.consume(MESSAGES, POLL_SECONDS):
                     place = _place(message)
-                    if message.error() is not None or place not in missing:
+                    error = message.error()
+                    if place not in missing or (error is not None and not _is_end(message, error, ends[place])):
                         continue
-                    found = changes.of(message.key(), message.value())
-                    if found is None:
+                    try:
+                        found = changes.of(message.key(), message.value()) if error is None else None
+                    except MalformedError:
+                        continue  # the live reader has said so
+                    if found is None and error is None:
                         continue
-                    if found[0] >= seq:
+                    if found is None or found[0] >= seq:
+                        is_found |= found is not None and found[0] == seq
                         missing.discard(place)
                         consumer.incremental_unassign([TopicPartition(*place)])
                         continue
@@ -116,10 +126,12 @@ class Topics:
                             here.clear()
         finally:
             consumer.close()
-        return None if missing else [pair for here in keys.values() for pair in here.items()]
+        return None if missing or not is_found else [pair for here in keys.values() for pair in here.items()]
 
     def since(self, timestamp_ms: int) -> int | None:
         """The number behind which all changes are newer than a time; None if the topics don't go back so far."""
+        # Before the look by time: what comes during it must not be passed over.
+        newest = self.newest_seq()
         admin = self.clients.admin()
         counts = self.counts(admin)
         begins = self.begins(admin, counts)
@@ -134,7 +146,7 @@ class Topics:
             first = first_events(consumer, self.prefix, starts)
         finally:
             consumer.close()
-        return min(seq for _, seq in first.values()) - 1 if first else self.newest_seq()
+        return min([newest, *(seq - 1 for _, seq in first.values())])
 
 
 def begins_of(admin: Admin, places: Collection[Place]) -> dict[Place, int]:
@@ -179,6 +191,16 @@ def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -
     return found
 
 
+def _is_end(message: Message, error: KafkaError, end: int) -> bool:
+    """Whether all that a partition had until its `end` has been read. Raises ConnectionLostError if it can't be."""
+    if error.code() == KafkaError._PARTITION_EOF:
+        return (message.offset() or 0) >= end
+    why = check_error(message.topic(), error, None)
+    if error.code() in _UNKNOWN:
+        raise ConnectionLostError(f"{message.topic()} can't be read: {why}")  # if it is gone, the next look says so
+    return False
+
+
 def _place(message: Message) -> Place:
     return message.topic() or "", message.partition() or 0
 
@@ -206,9 +228,7 @@ def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
     if not error.retriable() and error.code() not in (
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
-        KafkaError.UNKNOWN_TOPIC_OR_PART,
-        KafkaError._UNKNOWN_PARTITION,
-        KafkaError._UNKNOWN_TOPIC,
+        *_UNKNOWN,
     ):
         raise reading_error(error, f"{topic} can't be read")
     return known if known is not None else error.str()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -18,6 +18,8 @@ from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
 
 CHANGE_BYTES: Final = 400
 """What a change takes in memory beside its frame, roughly."""
+BATCH_BYTES: Final = 1_000
+"""The same of a batch, without its changes."""
 _JOINED_CHANGES_MAX: Final = 2_000
 _SELECTIONS_MAX: Final = 4
 """Kept of a batch, for other clients that get the same: no more, as the ring may have ten thousand small batches."""
@@ -26,7 +28,7 @@ _SELECTIONS_MAX: Final = 4
 class Selection(NamedTuple):
     """Which changes a client gets."""
 
-    spaces: frozenset[str] | None
+    spaces: Container[str] | None
     """None: all."""
     vbuckets: frozenset[int] | None
     lost: frozenset[int]
@@ -132,13 +134,15 @@ class Merger:
             del changes[changes.index(None) :]
         end = first + len(changes)
         deque(map(waiting.__delitem__, range(first, end)), maxlen=0)
-        return self._taken(changes, end, sum([len(change[5]) for change in changes]) + CHANGE_BYTES * len(changes))
+        size = sum([len(change[5]) for change in changes]) + CHANGE_BYTES * len(changes)
+        return self._taken(changes, end, size, size)
 
     def _take_one_by_one(self, count_max: int) -> Batch:
         """The same, where some are special or no single changes."""
         first = seq = self.next_seq
         changes: list[Change] = []
         byte_count = 0
+        waited_bytes = 0
         while len(changes) < count_max and (found := self._waiting.get(seq)) is not None:
             if isinstance(found, list):
                 changes += found
@@ -151,13 +155,14 @@ class Merger:
                 count_max = 0
             del self._waiting[seq]
             self._odd.discard(seq)
-            byte_count += _size(found)
+            byte_count += sum(len(one.frame) + CHANGE_BYTES for one in found) if isinstance(found, list) else _size(found)
+            waited_bytes += _size(found)
             seq += 1
-        return self._taken(changes, seq, byte_count)
+        return self._taken(changes, seq, byte_count, waited_bytes)
 
-    def _taken(self, changes: list[Change], end: int, byte_count: int) -> Batch:
+    def _taken(self, changes: list[Change], end: int, byte_count: int, waited_bytes: int) -> Batch:
         first, self.next_seq = self.next_seq, end
-        self.waiting_bytes = self.waiting_bytes - byte_count if self._waiting else 0
+        self.waiting_bytes = self.waiting_bytes - waited_bytes if self._waiting else 0
         return Batch(first, end - 1, changes, byte_count)
 
     @property
@@ -172,9 +177,10 @@ class Merger:
 
 
 def _size(change: Numbered) -> int:
+    """What a change takes while it waits; one that nobody wants, too."""
     if isinstance(change, Change):
         return len(change.frame) + CHANGE_BYTES
-    return sum(len(one.frame) + CHANGE_BYTES for one in change)
+    return CHANGE_BYTES + sum(len(one.frame) + CHANGE_BYTES for one in change)
 
 
 class Ring:
@@ -190,12 +196,17 @@ class Ring:
 
     def append(self, batch: Batch) -> None:
         """The next batch; the oldest ones go. Numbers that nobody has may be missing before it."""
-        self._batches.append(batch)
-        self.byte_count += batch.byte_count
+        newest = self._batches[-1] if self._batches else None
         self.last = batch.last
+        # Of what nobody wants only the numbers are kept, however long nothing else comes.
+        if newest is not None and not newest.changes and not batch.changes and (joined := newest.joined(batch)) is not None:
+            self._batches[-1] = joined
+            return
+        self._batches.append(batch)
+        self.byte_count += batch.byte_count + BATCH_BYTES
         while self.byte_count > self._bytes_max and len(self._batches) > 1:
             gone = self._batches.popleft()
-            self.byte_count -= gone.byte_count
+            self.byte_count -= gone.byte_count + BATCH_BYTES
             self.first = self._batches[0].first
 
     def has(self, after: int) -> bool:

@@ -120,7 +120,7 @@ class RowStore(ABC):
             return Rows(view.seq, view.version, frames, keys, None)
 
     def names(self) -> list[str]:
-        """The spaces that the last view had."""
+        """The spaces that it had when it was looked at last."""
         return self._names
 
     def close_old_view(self) -> None:

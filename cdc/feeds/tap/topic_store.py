@@ -231,6 +231,7 @@ class TopicStore(RowStore):
         with self._opened_environment.begin() as txn:
             self.row_count = txn.stat(self._databases[1])["entries"]
         self.incomplete = sorted(space.name for space in spaces.values() if not space.is_complete and not space.is_dropped)
+        self._names = [space.name for space in spaces.values() if not space.is_dropped and self._template(space.name) is not None]
 
     # Reading.
 

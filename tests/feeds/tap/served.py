@@ -17,6 +17,7 @@ from cdc.feeds.tap.merging import Batch, Ring, Selection
 from cdc.feeds.tap.rows import Rows
 from cdc.feeds.tap.server import TapServer
 from cdc.feeds.tap.session import Cursor, Session
+from tests.feeds.tap.broker import Broker
 from tests.feeds.tap.client import TapClient
 
 _MASK = 1023
@@ -83,8 +84,23 @@ class MadeUpFeed(Feed):
 class Served:
     """A server on a thread of its own, as long as the context lasts."""
 
-    def __init__(self, directory: Path, rows: Mapping[str, bytes] | None = None, *, sink: int = 0, **settings: Any) -> None:
-        """`sink` is the port of a memcached to keep filled."""
+    def __init__(
+        self,
+        directory: Path,
+        rows: Mapping[str, bytes] | None = None,
+        *,
+        sink: int = 0,
+        broker: Broker | None = None,
+        **settings: Any,
+    ) -> None:
+        """`sink` is the port of a memcached to keep filled.
+
+        With a `broker` nothing is made up but that: rows and changes are what its topics have, through a store of the server's
+        own.
+        """
+        if broker is not None:
+            settings = {"store_path": directory / "rows", **settings}
+        self._broker = broker
         self._sink = ("127.0.0.1", sink) if sink else None
         self.values = {
             "name": "shop",
@@ -144,8 +160,11 @@ class Served:
 
     async def _serve(self) -> None:
         self.server = TapServer(config.parse(self.values, "the test"), self._sink)
-        self.feed = MadeUpFeed(config.parse(self.values, "the test"), lambda _: None)
-        self.feed.rows = self._rows
-        self.server.feed = self.feed
+        if self._broker is not None:
+            self.server.feed._topics = self._broker.topics()
+        else:
+            self.feed = MadeUpFeed(config.parse(self.values, "the test"), lambda _: None)
+            self.feed.rows = self._rows
+            self.server.feed = self.feed
         self._created.set()
         await self.server.run()

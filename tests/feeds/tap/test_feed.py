@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc import config
+from cdc.errors import ConnectionLostError
 from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
@@ -20,6 +21,8 @@ from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
 from cdc.kafka.hanging import Place as Partition
 from tests.feeds.tap.broker import PREFIX, Broker, Reader
+from tests.feeds.tap.served import Served
+from tests.live.waiting import wait_for
 
 _SNAPSHOTS = f"{PREFIX}.snapshot"
 _PARTITIONS = 2
@@ -69,6 +72,71 @@ def test_records_of_snapshots_that_nobody_has_read(tmp_path: Path, known: int, i
 
     asyncio.run(follow())
     assert bool(missed) is is_missed
+
+
+# The whole server, over the broker.
+
+
+def test_what_a_client_gets_by_its_name_is_there_from_the_first_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody has looked at the store before the first client, nor at a space since it has got its name."""
+    monkeypatch.setattr(live, "_NEAR", 0)  # nothing is read but what is new
+    broker = _shop()
+    filters = [{"name": "few", "spaces": ["us.*", "people"]}]
+    with Served(tmp_path, broker=broker, clients=filters) as served, served.connect() as client:
+        client.connect("few").start()
+        client.wait_filled()
+        assert client.contents.keys() == {"users:1", "users:2"}
+        broker.form(4, 2, "people", former="users")
+        broker.change(5, 2, "new", space="people")
+        wait_for("the other name", lambda: client.contents.keys() == {"people:1", "people:2"})
+
+
+def test_a_space_that_is_emptied_takes_no_other_with_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server is new, and has met this one space alone."""
+    monkeypatch.setattr(live, "_NEAR", 0)
+    broker = _shop()
+    with Served(tmp_path, broker=broker) as served, served.connect() as first:
+        first.connect("a").start()
+        first.wait_filled()
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+    with Served(tmp_path, broker=broker) as served, served.connect() as client:
+        client.connect("a").start(first)
+        broker.change(4, 1, "new")
+        broker.empty(5)
+        wait_for("the deletions", lambda: client.contents.keys() == {"others:1"})
+
+
+def test_keys_of_an_emptied_space_are_found_once_kafka_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.feed._START_RETRY_SECONDS", 0.01)
+    broker, trouble = _shop(), [ConnectionLostError("no broker answers"), ConnectionLostError("no broker answers")]
+    with Served(tmp_path, broker=broker) as served, served.connect() as client:
+        former_keys = served.server.feed._topics.former_keys
+
+        def hindered(*arguments: Any) -> Any:
+            if trouble:
+                raise trouble.pop()
+            return former_keys(*arguments)
+
+        monkeypatch.setattr(served.server.feed._topics, "former_keys", hindered)
+        client.connect("a").start()
+        client.wait_filled()
+        broker.empty(4)
+        wait_for("the deletions", lambda: client.contents.keys() == {"others:1"})
+        assert not trouble
+        assert client.flush_count == 0
+
+
+def _shop() -> Broker:
+    """Two spaces, with three rows."""
+    broker = Broker()
+    broker.create(f"{PREFIX}.users", _PARTITIONS)
+    broker.create(_SNAPSHOTS)
+    broker.form(0, 1, "users")
+    broker.form(0, 1, "others", space_id=513)
+    broker.change(1, 1, "a")
+    broker.change(2, 2, "b", partition=1)
+    broker.change(3, 1, "x", space="others", space_id=513)
+    return broker
 
 
 # Rows and changes, in any schedule.

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.feeds.tap import wire
 from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, renamed, swept_at
-from cdc.feeds.tap.merging import Batch, Merger, Ring, Selection
+from cdc.feeds.tap.merging import BATCH_BYTES, CHANGE_BYTES, Batch, Merger, Ring, Selection
 from cdc.feeds.tap.wire import Packets
 
 ALL = Selection(None, None, frozenset(), is_keys_only=False)
@@ -91,7 +91,7 @@ def test_small_batches_become_one() -> None:
 
 
 def test_the_ring_forgets_the_oldest() -> None:
-    ring = Ring(0, 3_000)
+    ring = Ring(0, 3 * (1_000 + BATCH_BYTES))
     for first in range(1, 21, 2):
         ring.append(Batch(first, first + 1, [one(first), one(first + 1)], 1_000))
     assert (ring.first, ring.last) == (15, 20)
@@ -101,6 +101,25 @@ def test_the_ring_forgets_the_oldest() -> None:
         seen += batch.select(ALL, after, batch.last).seqs
         after = batch.last
     assert seen == [15, 16, 17, 18, 19, 20]
+
+
+def test_what_nobody_wants_takes_no_room() -> None:
+    merger, ring = Merger(0), Ring(0, 1_000_000)
+    merger.add([(seq, []) for seq in range(2, 1_002)])
+    assert merger.waiting_bytes == 1_000 * CHANGE_BYTES, "behind a hole they do"
+    merger.add([(1, [])])
+    for seq in range(1_002, 21_002):
+        while (batch := merger.take()) is not None:
+            assert batch.byte_count == 0
+            ring.append(batch)
+        merger.add([(seq, [])])
+    assert merger.waiting_bytes == CHANGE_BYTES
+    assert len(ring._batches) == 1
+    assert (ring.first, ring.last) == (1, 21_000)
+    # Also where something wanted comes now and then.
+    for seq in range(21_001, 25_001):
+        ring.append(Batch(seq, seq, [one(seq)] if seq % 2 else [], 400))
+    assert len(ring._batches) <= 1_000_000 // BATCH_BYTES
 
 
 @given(st.data())
