@@ -145,12 +145,12 @@ class SpaceNames:
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
-        self._known: dict[str, bool] = {}
+        self._known: dict[object, bool] = {}
 
-    def __contains__(self, name: str) -> bool:
+    def __contains__(self, name: object) -> bool:
         is_wanted = self._known.get(name)
         if is_wanted is None:
-            is_wanted = self._known[name] = any(pattern.fullmatch(name) for pattern in self._patterns)
+            is_wanted = self._known[name] = any(pattern.fullmatch(str(name)) for pattern in self._patterns)
         return is_wanted
 
 

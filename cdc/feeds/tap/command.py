@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import signal
+from typing import Final
+
+import structlog
 
 from cdc.config import Config
 from cdc.config.member_uri import PORT_MAX
 from cdc.errors import ConfigurationError
 from cdc.feeds.tap.page import Page
 from cdc.feeds.tap.server import TapServer
+
+_OTHER_DESCRIPTORS: Final = 500
+"""Files, and librdkafka's connections."""
 
 
 def tap(config: Config, to: str | None) -> None:
@@ -25,10 +32,26 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _allow_connections(count: int) -> None:
+    """Each takes a descriptor, and most systems let a process have 1,024 unless it asks for more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _OTHER_DESCRIPTORS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        structlog.get_logger().warning(
+            "this process may not have as many connections as tap.clients_max says: raise its limit of open files",
+            limit=hard,
+            clients_max=count,
+        )
+        wanted = hard
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
 async def _serve(config: Config, to: tuple[str, int] | None) -> None:
     # Changes are many and live long, and none is in a cycle: looking for cycles among them is in vain (as in the daemon).
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
+    _allow_connections(config.tap.clients_max)
     server = TapServer(config, to)
     address = config.tap.http_address
     page = Page(address, server, config.name, config.http.allowed_hosts) if address is not None else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import re
 import threading
 from collections import OrderedDict
@@ -140,6 +141,14 @@ class Feed:
     async def since(self, date: int) -> int | None:
         """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
         return await self._looked(lambda: self._topics.since(date * 1000))
+
+    @property
+    def served(self) -> str:
+        """What of the configuration makes keys and values, and which store's numbers tell how old they are."""
+        tap = self._config
+        clients = [[client.name, client.spaces] for client in tap.clients]
+        parts = [self._topics.prefix, tap.spaces, tap.key, tap.value, tap.vbuckets, clients, self.own_store is not None]
+        return hashlib.sha256(repr(parts).encode()).hexdigest()
 
     @property
     def ring(self) -> Ring:

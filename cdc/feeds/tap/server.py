@@ -7,12 +7,13 @@ and may come back; who falls behind the ring too.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import itertools
 import ssl
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import structlog
@@ -66,6 +67,7 @@ class TapServer:
         self.feed = Feed(config, self._fail, self._forget)
         self._sink_address = sink
         self.sink: Sink | None = None
+        self._sink_session: Session | None = None
         self._users = {name: secret.get_secret_value() for name, secret in tap.users.items()}
         self._sessions: dict[str, Session] = {}
         self._session_store: SessionStore | None = None
@@ -87,7 +89,7 @@ class TapServer:
     @property
     def session_count(self) -> int:
         """Of clients that may go on where they were."""
-        return len(self._sessions)
+        return sum(not session.is_ended for session in list(self._sessions.values()))
 
     # From start to end.
 
@@ -100,7 +102,7 @@ class TapServer:
         sessions = self._session_store = await asyncio.to_thread(SessionStore, self._config.path)
         try:
             self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
-            self.feed.control = sessions.control or ControlPlace()
+            self._begin_from(sessions.control or ControlPlace())
             if not await self.feed.start(self._stopping):
                 return
             server = await self._listen()
@@ -123,10 +125,16 @@ class TapServer:
             await self.feed.stop()
             sessions.close()
 
+    def _begin_from(self, control: ControlPlace) -> None:
+        served = self.feed.served
+        if self._sessions and control.served != served:
+            self._log.warning("other keys, values or spaces are served than before: all clients are filled again")
+            self._forget()
+        self.feed.control = control._replace(served=served)
+
     async def _start_sink(self, host: str, port: int) -> None:
-        name = f"memcached {host}:{port}"
-        await self._session(Wish(name))
-        self.sink = Sink(self.feed, self, lambda: self._sessions[name], host, port, self._config.stall_timeout_ms / 1000)
+        session = self._sink_session = await self._session(Wish(f"memcached {host}:{port}"))
+        self.sink = Sink(self.feed, self, session, host, port, self._config.stall_timeout_ms / 1000)
         task = asyncio.create_task(self.sink.run())
         self._tasks.add(task)
 
@@ -159,6 +167,7 @@ class TapServer:
 
     async def _keep_house(self) -> None:
         """Each second: write sessions, forget those that are over, let go of old views, tell silent clients that we are there."""
+        timeout_seconds = self._config.session_timeout_ms / 1000
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             now = time.time()
@@ -167,10 +176,8 @@ class TapServer:
                 if time.monotonic() - client.stream.sent_at > self._config.noop_interval_ms / 1000:
                     client.stream.noop()
             for session in list(self._sessions.values()):
-                if self.sink is not None and self.sink.stream is not None and self.sink.stream.session is session:
-                    session.seen_at = now
-                if session.name not in self.clients and now - session.seen_at > self._config.session_timeout_ms / 1000:
-                    del self._sessions[session.name]
+                if not session.is_ended and self._is_away(session) and now - session.seen_at > timeout_seconds:
+                    session.is_ended = True
                     self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
             if self._ended_count > _ENDED_MAX:
                 self._ended_count = 0
@@ -204,10 +211,10 @@ class TapServer:
             session.is_reset = True
 
     def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
-        """From now on these vbuckets are the client's alone."""
+        """From now on these vbuckets are the client's alone, and of the memcached that this server itself keeps filled."""
         session.owned |= vbuckets
         for other in self._sessions.values():
-            if other is not session:
+            if other is not session and other is not self._sink_session:
                 other.lost |= vbuckets
                 other.owned -= vbuckets
         self._log.info("vbuckets were taken over", name=session.name, count=len(vbuckets))
@@ -243,15 +250,23 @@ class TapServer:
         except Exception:  # noqa: BLE001 - a fault here must not be silent, nor end the other clients' feeds
             self._log.exception("a fault of this program ended a connection", client=address)
         finally:
-            self.connection_count -= 1
-            self._ended_count += 1
-            self._tasks.discard(task)
             if why:
                 self._log.warning("a connection was closed", client=address, why=why)
-            if is_stuck:
-                writer.transport.abort()  # what is still to be sent wouldn't be taken
-            else:
-                writer.close()
+            try:
+                if not is_stuck:  # then what is still to be sent wouldn't be taken
+                    await self._let_go(writer)
+            finally:
+                writer.transport.abort()
+                self.connection_count -= 1
+                self._ended_count += 1
+                self._tasks.discard(task)
+
+    async def _let_go(self, writer: asyncio.StreamWriter) -> None:
+        """Close a connection whose client may still take what is on its way; it counts until then."""
+        writer.close()
+        with contextlib.suppress(TimeoutError, OSError, ssl.SSLError):
+            async with asyncio.timeout(self._config.stall_timeout_ms / 1000):
+                await writer.wait_closed()
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets
@@ -278,12 +293,16 @@ class TapServer:
     async def _serve(
         self, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets, address: str
     ) -> str:
+        if wish.vbuckets is not None:
+            wish = replace(wish, vbuckets=wish.vbuckets & self.feed.all_vbuckets)  # others have nothing, and cost memory
         session = await self._session(wish)
-        former = self.clients.get(session.name)
-        if former is not None:
+        # Several may want the name at a time.
+        while (former := self.clients.get(session.name)) is not None:
             former.task.cancel()
             await asyncio.gather(former.task, return_exceptions=True)
-            session = self._sessions.get(session.name, session)
+            if self.clients.get(session.name) is former:  # its end was cut short
+                del self.clients[session.name]
+            session = await self._session(wish)
         task = asyncio.current_task()
         assert task is not None
         tap = self._config
@@ -297,7 +316,7 @@ class TapServer:
             done, _ = await asyncio.wait({listening, sending}, return_when=asyncio.FIRST_COMPLETED)
             if sending in done:
                 sending.result()
-                self._sessions.pop(session.name, None)
+                self._end(session)
                 await writer.drain()
                 return ""
             return listening.result()
@@ -309,17 +328,24 @@ class TapServer:
             if self.clients.get(session.name) is client:
                 del self.clients[session.name]
             if not wish.name:
-                self._sessions.pop(session.name, None)
+                self._end(session)
+
+    def _end(self, session: Session) -> None:
+        if self._sessions.get(session.name) is session:
+            del self._sessions[session.name]
 
     async def _session(self, wish: Wish) -> Session:
         """The one to go on with, or a new one."""
         now = time.time()
         former = self._sessions.get(wish.name) if wish.name else None
+        if former is not None and former is self._sink_session:
+            raise ProtocolError(f"{wish.name!r} is the name of the server's own session")
         if former is not None and former.is_for(wish):
             former.wish = wish
             return former
         if not wish.name:
-            wish = Wish(f"anonymous-{next(self._anonymous)}", *wish_values(wish))
+            name = next(name for number in self._anonymous if (name := f"anonymous-{number}") not in self._sessions)
+            wish = replace(wish, name=name)
         place, is_replaying = Place(NEW, Cursor()), False
         if not wish.is_dump and wish.backfill_since > now:
             await self.feed.wait_until_at_end()
@@ -335,10 +361,30 @@ class TapServer:
             now,
             begun_seq=max(0, place.seq),
             begun_version=self.feed.renamed_version,
+            # What it was told under this name, it may have still.
+            is_reset=former is not None and not wish.is_dump and place.seq == NEW,
             is_replaying=is_replaying,
         )
         self._sessions[session.name] = session
+        self._make_room()
         return session
+
+    def _make_room(self) -> None:
+        """Bound what clients leave that stay away: who gives another name each time leaves one more each time."""
+        if len(self._sessions) <= 2 * self._config.clients_max:
+            return
+        away = [session for session in self._sessions.values() if self._is_away(session)]
+        away.sort(key=lambda session: session.seen_at)
+        gone = away[: len(away) // 8 + 1]
+        for session in gone:
+            self._end(session)
+        self._log.warning(
+            "so many clients stay away that the sessions of those who were here longest ago are forgotten (tap.clients_max)",
+            count=len(gone),
+        )
+
+    def _is_away(self, session: Session) -> bool:
+        return session.name not in self.clients and session is not self._sink_session
 
 
 async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: ClientStream) -> str:
@@ -354,8 +400,3 @@ async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: Cli
         data = await reader.read(_READ_BYTES)
         if not data:
             return ""
-
-
-def wish_values(wish: Wish) -> tuple[int, bool, frozenset[int] | None, bool, bool, bool]:
-    """All of a wish but the name."""
-    return wish.backfill_since, wish.is_dump, wish.vbuckets, wish.is_takeover, wish.has_acks, wish.is_keys_only

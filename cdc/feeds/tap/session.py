@@ -35,6 +35,8 @@ class ControlPlace(NamedTuple):
     """Who was filled before this number has such keys."""
     offset: int = 0
     """Up to where `<prefix>.snapshot`, which tells of them, was read."""
+    served: str = ""
+    """What of the configuration makes keys and values."""
 
 
 @dataclass(slots=True)
@@ -57,6 +59,8 @@ class Session:
     """Whether the client must first be told that everything is gone."""
     is_replaying: bool = False
     """Whether it is still being told what changed since the date that it gave."""
+    is_ended: bool = False
+    """Whether its client stayed away too long: if it comes back, it must be told that everything is gone, and begins anew."""
 
     @property
     def name(self) -> str:
@@ -66,8 +70,10 @@ class Session:
     def is_for(self, wish: Wish) -> bool:
         """Whether a client that comes back with this wish goes on where it was: what it gets must be the same."""
         former = self.wish
-        return (former.vbuckets, former.is_dump, former.is_takeover) == (wish.vbuckets, wish.is_dump, wish.is_takeover) and (
-            wish.is_keys_only or not former.is_keys_only
+        return (
+            not self.is_ended
+            and (former.vbuckets, former.is_dump, former.is_takeover) == (wish.vbuckets, wish.is_dump, wish.is_takeover)
+            and (wish.is_keys_only or not former.is_keys_only)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -92,6 +98,7 @@ class Session:
             "begun_version": self.begun_version,
             "is_reset": self.is_reset,
             "is_replaying": self.is_replaying,
+            "is_ended": self.is_ended,
         }
 
     @classmethod
@@ -123,4 +130,5 @@ class Session:
             value["begun_version"],
             value["is_reset"],
             value["is_replaying"],
+            value.get("is_ended", False),
         )

@@ -16,7 +16,6 @@ import asyncio
 import base64
 import re
 import ssl
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 import structlog
@@ -172,7 +171,10 @@ class Memcached:
 
     async def _line(self) -> bytes:
         async with asyncio.timeout(_ANSWER_SECONDS):
-            line = await self._reader.readline()
+            try:
+                line = await self._reader.readline()
+            except ValueError as error:  # it has no end
+                raise ConnectionLostError("what answers isn't a memcached with meta commands (1.6 or later)") from error
         if not line.endswith(b"\r\n"):
             raise ConnectionLostError("memcached has closed the connection")
         return line[:-2]
@@ -193,10 +195,8 @@ def _found(line: bytes) -> Found | None:
 class Sink:
     """Keeps one memcached filled, until it is cancelled."""
 
-    def __init__(
-        self, feed: Feed, sessions: Sessions, session: Callable[[], Session], host: str, port: int, stall_seconds: float
-    ) -> None:
-        """`session` gives the one to go on with."""
+    def __init__(self, feed: Feed, sessions: Sessions, session: Session, host: str, port: int, stall_seconds: float) -> None:
+        """Nothing is connected to yet."""
         self._feed = feed
         self._sessions = sessions
         self._session = session
@@ -223,7 +223,10 @@ class Sink:
                 if text != self.error:
                     self._log.warning("memcached can't be written, trying again", address=self.shown, why=text)
                 self.error = text
-                await asyncio.sleep(_RETRY_SECONDS)
+            except Exception as error:  # noqa: BLE001 - a fault here must not end in silence
+                self._log.exception("a fault of this program keeps memcached from being written", address=self.shown)
+                self.error = repr(error)
+            await asyncio.sleep(_RETRY_SECONDS)
 
     @property
     def shown(self) -> str:
@@ -234,7 +237,7 @@ class Sink:
         reader, writer = await asyncio.open_connection(*self._address)
         memcached = self._memcached = Memcached(reader, writer)
         try:
-            session = self._session()
+            session = self._session
             self._mark = b"%f" % session.created_at
             self._is_marked = await memcached.greet() == self._mark
             if not self._is_marked:

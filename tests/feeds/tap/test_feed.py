@@ -126,6 +126,22 @@ def test_keys_of_an_emptied_space_are_found_once_kafka_answers_again(tmp_path: P
         assert client.flush_count == 0
 
 
+def test_other_keys_than_before_are_told_to_all(tmp_path: Path) -> None:
+    broker, first = _shop(), None
+    for number, key in enumerate(["{space}:{key}", "{space}:{key}", "{space}/{key}", "{space}/{key}"]):
+        with Served(tmp_path, broker=broker, key=key) as served, served.connect() as client:
+            client.connect("a").start(first)
+            broker.change(4 + number, 2, number, partition=1)
+            wait_for("the change", lambda: client.cas.get(key.format(space="users", key=2)) == 4 + number)  # noqa: B023
+            wait_for("the rows", lambda: client.contents.keys() == {key.format(space=n, key=k) for n, k in _KEYS})  # noqa: B023
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.place == (4 + number, None))  # noqa: B023
+            assert client.flush_count == (number == 2)
+            first = client
+
+
+_KEYS = [("users", 1), ("users", 2), ("others", 1)]
+
+
 def _shop() -> Broker:
     """Two spaces, with three rows."""
     broker = Broker()

@@ -124,15 +124,83 @@ def test_a_dump_has_no_key_that_went_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_session_ends_with_its_time(tmp_path: Path) -> None:
-    with Served(tmp_path, ROWS, session_timeout_ms=1_000) as served:
+    rows = dict(ROWS)
+    with Served(tmp_path, rows, session_timeout_ms=1_000) as served:
         with served.connect() as client:
             client.connect("a").start()
             client.wait_filled()
-        wait_for("the session's end", lambda: "a" not in served.server._sessions)
+        wait_for("the session's end", lambda: served.server.session_count == 0)
+        del rows["users:1"]
         with served.connect() as client:
             client.connect("a").start()
             client.wait_filled()
-            assert len(client.keys_told) == len(ROWS)
+            assert client.contents == rows
+            assert client.flush_count == 1, "nobody has told it what went meanwhile"
+
+
+@pytest.mark.parametrize("is_other", [False, True], ids=["the same", "another list"])
+def test_who_wants_something_else_begins_with_nothing(tmp_path: Path, is_other: bool) -> None:
+    """Under its name it may have keys of the former list, or such as have gone since."""
+    with Served(tmp_path, ROWS) as served:
+        with served.connect() as first:
+            first.connect("a", vbuckets=[174]).start()
+            first.wait_filled()
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+        with served.connect() as second:
+            # Vbuckets that there aren't are passed over.
+            second.connect("a", vbuckets=[423 if is_other else 174, 30_000]).start(first)
+            wait_for("the client", lambda: second.backfills_ended if is_other else "a" in served.server.clients)
+            served.tell(("1", b"x"), ("2", b"x"))
+            wait_for("the change", lambda: b"x" in second.contents.values())
+            assert second.flush_count == is_other
+            assert {told.vbucket for told in second.told if told.key} == {423 if is_other else 174}
+
+
+def test_clients_that_never_come_back_are_forgotten(tmp_path: Path) -> None:
+    with Served(tmp_path, clients_max=4) as served, served.connect() as stays:
+        stays.connect("stays").start()
+        stays.wait_filled()
+        for number in range(30):
+            with served.connect() as client:
+                client.connect(f"one of many {number}").start()
+                client.wait_filled()
+        assert len(served.server._sessions) <= 8
+        assert {"stays", "one of many 29"} <= served.server._sessions.keys()
+
+
+def test_who_never_reads_and_lies_costs_a_connection_all_the_same(tmp_path: Path) -> None:
+    """What is on its way to it isn't taken: it counts until it is dropped."""
+    rows = {f"users:{number}": bytes(100_000) for number in range(200)}
+    with Served(tmp_path, rows, clients_max=3, stall_timeout_ms=2_000) as served:
+        liars = [served.connect() for _ in range(3)]
+        for number, liar in enumerate(liars):
+            liar.connect(f"liar {number}", has_acks=False)
+        wait_for("all of them", lambda: len(served.server.clients) == 3)
+        wait_for("what they don't read", lambda: all(one.stream.sent_bytes > 10**6 for one in served.server.clients.values()))
+        for liar in liars:
+            liar.socket.sendall(wire.request(Opcode.GET, b"key"))
+        wait_for("the lies to be found out", lambda: not served.server.clients)
+        assert served.server.connection_count == 3
+        with served.connect() as another:
+            assert another.socket.recv(1) == b"", "there are as many as may be"
+        wait_for("the end of their connections", lambda: served.server.connection_count == 0)
+        for liar in liars:
+            liar.close()
+
+
+def test_many_connections_want_one_name_at_a_time(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served:
+        clients = [served.connect() for _ in range(20)]
+        for client in clients:
+            client.connect("a")
+        for client in clients:
+            client.start()
+        wait_for("all but one to be closed", lambda: sum(client.is_closed for client in clients) == 19)
+        (only,) = [client for client in clients if not client.is_closed]
+        wait_for("the connections' end", lambda: served.server.connection_count == 1)
+        served.tell(("1", b"x"))
+        wait_for("the change", lambda: only.contents.get("users:1") == b"x")
+        only.close()
 
 
 def test_a_name_belongs_to_the_newest_connection(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from pathlib import Path
 
@@ -72,6 +73,39 @@ def _get(port: int, key: str) -> bytes | None:
             data += connection.recv(65536)
     lines = data.split(b"\r\n")
     return lines[1] if lines[0].startswith(b"VALUE") else None
+
+
+def test_it_waits_for_a_memcached_as_long_as_it_takes(tmp_path: Path, servers: LocalServers) -> None:
+    """Longer than sessions last, and whoever calls itself like it or takes everything over."""
+    memcached = servers.start_memcached()
+    memcached.kill()
+    port = memcached.port
+    rows = {"users:1": b"row"}
+    with Served(tmp_path, rows, sink=port, session_timeout_ms=1_000) as served:
+        with served.connect() as liar:
+            liar.connect(f"memcached 127.0.0.1:{port}").start()
+            liar.wait_closed()
+            assert not liar.told
+        with served.connect() as short:
+            short.connect("short", is_takeover=True).start()
+            short.wait_filled()
+        wait_for("another session's end", lambda: served.server.session_count == 1)
+        memcached.start()
+        wait_for("the row", lambda: _get(port, "users:1") == b"row")
+        served.tell(("1", b"new"))
+        wait_for("the change", lambda: _get(port, "users:1") == b"new")
+
+
+def test_what_answers_may_be_no_memcached(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening, Served(tmp_path, sink=listening.getsockname()[1]) as served:
+        assert served.server.sink is not None
+        for _ in range(2):  # it is tried again
+            listening.settimeout(30)
+            connection, _ = listening.accept()
+            with connection, contextlib.suppress(OSError):
+                connection.sendall(b"x" * 200_000)
+                wait_for("the end", lambda: not connection.recv(65_536))  # noqa: B023 - at once
+        assert "isn't a memcached" in (served.server.sink.error or "")
 
 
 def test_a_memcached_is_kept_filled(tmp_path: Path, servers: LocalServers) -> None:
