@@ -224,7 +224,7 @@ class KafkaSection(Section):
     once (`commit_pause_ms`)."""
     commit_pause_ms: int = Field(default=100, ge=0, le=60_000)
     """How long after a commit the next one comes at the earliest, however little waits. With less, changes that follow one
-    another closely are visible sooner, and a broker that ends is likelier to leave a commit unfinished (docs/guarantees.md)."""
+    another closely are visible sooner, and each costs more time of the processors, here and of the brokers."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
     """Of events in one Kafka transaction, as long as it is of several source transactions."""
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)

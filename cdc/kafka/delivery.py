@@ -19,11 +19,16 @@ import itertools
 import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
+from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
+from cdc.events import topics
+from cdc.events.topics import TopicNames
+from cdc.kafka.clients import Complain, KafkaClients
 from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
 from cdc.kafka.hanging import FILLER_KEY, Place
 from cdc.stream.batch import Batch, Broadcast
@@ -33,6 +38,9 @@ CALL_TIMEOUT_SECONDS: Final = 5.0
 _FULL_QUEUE_POLL_SECONDS: Final = 0.01
 
 Record = tuple[bytes, bytes | None]
+
+_first: Final[Callable[[Any], str]] = itemgetter(0)
+"""The topic of a message that is no broadcast, without a call of Python's for each."""
 
 
 class Delivery(Protocol):
@@ -50,8 +58,11 @@ class Delivery(Protocol):
     def produce(self, batch: Batch) -> None:
         """Hand a batch's messages to the producer, in order."""
 
-    def commit(self, records: Iterable[Record]) -> None:
-        """Make everything so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError."""
+    def commit(self, records: Iterable[Record]) -> Iterable[str]:
+        """Make everything so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError.
+
+        Returns the topics that were written to in the Kafka transaction.
+        """
 
     def abort(self) -> None:
         """Give up what isn't committed. Raises PublishError."""
@@ -225,6 +236,8 @@ class ExactlyOnce(_Producing):
         super().__init__(producer, is_stopping, row_work_lock)
         self._transactions = _Transactions(producer, is_stopping)
         self._checkpoint_topic = topic
+        # Topics that the open transaction has written to.
+        self._written: set[str] = set()
 
     def start(self) -> None:
         self._transactions.start()
@@ -234,15 +247,19 @@ class ExactlyOnce(_Producing):
 
     def produce(self, batch: Batch) -> None:
         self._transactions.begin()
+        self._written |= _topics(batch.messages)
         self._hand_over(batch.messages)
 
-    def commit(self, records: Iterable[Record]) -> None:
+    def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._transactions.begin()
         self._hand_over([(self._checkpoint_topic, key, value) for key, value in records])
         self._transactions.commit()
+        written, self._written = self._written, set()
+        return written | {self._checkpoint_topic}
 
     def abort(self) -> None:
         self._transactions.abort()
+        self._written.clear()
 
     def _first_error(self, error: KafkaError) -> KafkaError:
         return self._transactions.first_error(error)
@@ -307,12 +324,13 @@ class AtLeastOnce(_Producing):
                 raise PublishAborted("stopped while messages were on their way")
         self._check()
 
-    def commit(self, records: Iterable[Record]) -> None:
+    def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._flush()
         self._transactions.begin()
         for key, value in records:
             self._checkpoint_producer.produce(self._checkpoint_topic, value, key)
         self._transactions.commit()
+        return [self._checkpoint_topic]
 
     def abort(self) -> None:
         """Throw away what waits, and know what became of the rest, so that nothing of it arrives behind what comes next."""
@@ -337,6 +355,37 @@ class AtLeastOnce(_Producing):
     def _check(self) -> None:
         if self.failure is not None:
             raise writing_error(self.failure, "an event can't be delivered")
+
+
+def make_delivery(
+    config: KafkaSection,
+    clients: KafkaClients,
+    names: TopicNames,
+    complain: Complain,
+    timeout_ms: int,
+    is_stopping: Callable[[], bool],
+    row_work_lock: AbstractContextManager[object],
+) -> Delivery:
+    """The one that is configured, which isn't started yet."""
+    topic = names.control(topics.CHECKPOINT)
+    transactional = clients.transactional(complain, timeout_ms)
+    if config.delivery == "exactly_once":
+        return ExactlyOnce(transactional, is_stopping, row_work_lock, topic)
+    delivery: AtLeastOnce
+
+    def report(error: KafkaError | None, message: Message) -> None:
+        delivery.on_failed_delivery(error, message)
+
+    producer = clients.idempotent(complain, report)
+    delivery = AtLeastOnce(producer, transactional, is_stopping, row_work_lock, topic, names.control(topics.SCHEMA))
+    return delivery
+
+
+def _topics(messages: list[Any]) -> set[str]:
+    try:
+        return set(map(_first, messages))
+    except TypeError:  # there is a broadcast among them
+        return set(map(_topic, messages))
 
 
 def _topic(message: Any) -> str:

@@ -10,9 +10,25 @@ The commit comes through all the same, and what was written hangs:
     partition       … data ─────────────────────────────────────▶ no marker: a read_committed reader stops before `data`,
                                                                   until the same producer's next marker decides over it
 
-A daemon that goes on from what it can read would write the same events again, and its next commit would also commit what
-hangs. So, whenever it goes back to the checkpoint, it looks whether its partitions can be read to the ends that they really
-have. If they can't, it takes its name anew, and a transaction of its own with a filler in every partition that is open
+Nobody but the same producer can end what hangs, by the next transaction that it ends in that partition: with a commit well, with
+an abort to the loss of what was committed. And an abort can't be excluded once something was written: Kafka may refuse a part of
+the transaction, it may take too long, and if its process is killed the next one's init_transactions aborts it. So nothing is
+written before the last commit has been seen to be readable (cdc.kafka.readability, cdc.stream.unseen):
+
+    commit N ──"complete"──▶ look: do readers reach the end of every partition that N wrote to? ──yes──▶ N+1 begins to write
+                              ▲                │ no                     │ no, after MARKERS_SECONDS with a leader
+                              │                ▼                        ▼
+                              └── a partition has no leader:     a transaction with nothing but fillers,
+                                  wait until it has one          in the partitions where N hangs, is committed
+                                                                     * killed here, init_transactions aborts it, and N with it
+
+What is left is that transaction of fillers: it is begun when all its partitions have leaders, and takes a few milliseconds. Only
+if it is aborted in these, as its process is killed, or a leader goes away for as long as a transaction may take, is lost what
+hangs. (A kill before it loses nothing: where N hangs no transaction is open then, so init_transactions aborts nothing there,
+and the next process finds N hanging. A kill behind it finds N readable.)
+
+A daemon that goes back to its checkpoint, by a start or after an abort, doesn't know what was seen: it looks whether all
+its partitions can be read to the ends that they really have. If they can't, it takes its name anew, and such a transaction
 decides over what hangs there.
 
 Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
@@ -37,6 +53,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from cdc.errors import ConnectionLostError
 from cdc.kafka.errors import reading_error
+from cdc.stream import unseen
 
 FILLER_KEY: Final = b'{"name":""}'
 """Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
@@ -46,8 +63,7 @@ _POLL_SECONDS: Final = 0.05
 _TAIL_OFFSETS: Final = 16
 """How far before a partition's end its newest event is looked for: markers and tombstones take offsets, too."""
 
-Place = tuple[str, int]
-"""A topic and the number of one of its partitions."""
+Place = unseen.Place
 
 
 def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[dict[Place, int], dict[Place, int]]:
@@ -97,7 +113,7 @@ def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int
 
 def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> set[Place]:
     """The partitions that have something of one daemon's from these offsets on; consumer and errors as `newest_hanging_seq`."""
-    return {place for place, _ in _events(consumer, name, starts)}
+    return {place for place, _ in _events(consumer, name, starts, is_first_enough=True)}
 
 
 def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
@@ -112,7 +128,9 @@ def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
     return seq if type(seq) is int else None
 
 
-def _events(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[tuple[Place, int]]:
+def _events(
+    consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
+) -> list[tuple[Place, int]]:
     missing = set(starts)
     found: list[tuple[Place, int]] = []
     try:
@@ -132,6 +150,8 @@ def _events(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> list[
                 seq = seq_of(message.key(), message.value(), name)
                 if seq is not None:
                     found.append(((topic, partition), seq))
+                    if is_first_enough:
+                        missing.discard((topic, partition))
     except KafkaException as error:
         raise reading_error(error.args[0], "the ends of partitions can't be read") from error
     finally:

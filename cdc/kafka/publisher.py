@@ -16,13 +16,13 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from enum import Enum, auto
 from typing import Final
 
 import structlog
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException
 
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
@@ -30,7 +30,8 @@ from cdc.events import topics
 from cdc.events.json_values import encode
 from cdc.kafka.broker_limits import broker_limits
 from cdc.kafka.clients import KafkaClients, answer_seconds
-from cdc.kafka.delivery import AtLeastOnce, Delivery, ExactlyOnce, Record, now_ms
+from cdc.kafka.delivery import Delivery, Record, make_delivery, now_ms
+from cdc.kafka.ends import Ends
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
 from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.readability import Readability, others_transaction
@@ -86,7 +87,7 @@ class Publisher:
         self.row_work_lock = row_work_lock or nullcontext()
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
-        self._readability = Readability(name, config.topic_prefix, self._view, self._is_stopping)
+        self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), self._is_stopping)
         admin = self._clients.admin()
         self._topic_admin = TopicAdmin(config, admin, self._is_stopping, topics_seen)
         self._lost_topics = LostTopics(config, admin, self._topic_admin)
@@ -199,6 +200,7 @@ class Publisher:
         if self._started is not None:
             self._started.close()
         if not self._thread.is_alive():
+            self._readability.close()
             os.close(self._wake_read)
             os.close(self._wake_write)
         return self._state is _State.STOPPED
@@ -367,13 +369,13 @@ class Publisher:
             self._fail(ProducerLostError(f"{error.message}; and then Kafka's client failed: {lost}"))
 
     def _publish(self) -> None:
-        config = self._config
+        config, last, next_heartbeat = self._config, self.committed, 0.0
         pace = Pace(config.commit_interval_ms / 1000, config.commit_pause_ms / 1000, config.commit_bytes_max)
-        heartbeat_interval = self._config.heartbeat_interval_ms / 1000
-        next_heartbeat = 0.0
-        last = self.committed
+        heartbeat_interval = config.heartbeat_interval_ms / 1000
         self._open = open_ = OpenTransaction()
         while True:
+            if not open_.began_at:
+                self._await_readers(may_end=True)
             batch = self._take(open_.wait_seconds(pace, self.statistics.last_commit_at, time.monotonic(), IDLE_SECONDS))
             if self._abandoned is not None:
                 raise PublishAborted(self._abandoned)
@@ -383,6 +385,7 @@ class Publisher:
                     # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
                     last = self._commit(open_)
                     self._open = open_ = OpenTransaction()
+                    self._await_readers()
                 self._topic_admin.ensure(batch.topics, batch.begins_anew)
                 self._delivery.produce(batch)
                 open_.add(batch, time.monotonic())
@@ -400,7 +403,7 @@ class Publisher:
                     self._heartbeat(open_.end)
                 last = self._commit(open_)
                 self._open = open_ = OpenTransaction()
-            elif not open_.began_at and last:
+            elif not open_.began_at and last and not self._is_drained:
                 has_beat = bool(heartbeat_interval) and now >= next_heartbeat
                 if has_beat:
                     next_heartbeat = now + heartbeat_interval
@@ -415,8 +418,18 @@ class Publisher:
                 raise PublishAborted("stopped before everything was committed")
             if not open_.began_at:
                 self._lost_topics.look()
-            if not open_.began_at and self._readability.is_look_due(time.monotonic(), is_idle=batch is None):
-                self._readability.look(self._delivery)
+
+    def _await_readers(self, *, may_end: bool = False) -> None:
+        """Wait until readers can reach the last commit, as nothing may be written before; or until nothing is left to write."""
+        while not self._readability.is_seen and not (may_end and self._is_drained):
+            pause = self._readability.look(self._delivery)
+            self.statistics.trouble = self._readability.trouble or self.statistics.trouble
+            if pause is None:
+                return
+            with self._lock:
+                self._lock.wait_for(lambda: self._abandoned or self._is_stopping.is_set(), pause)
+            if self._abandoned is not None or self._is_stopping.is_set():
+                raise PublishAborted(self._abandoned or "stopped before readers could reach the last commit")
 
     def _commit(self, open_: OpenTransaction) -> Position:
         assert open_.end is not None
@@ -460,14 +473,11 @@ class Publisher:
     def _commit_position(self, position: Position, stored: Forms, claims: Collection[Record] = ()) -> None:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
-        self._delivery.commit([*records, *claims, checkpoint.position_record(self._name, position, self._writer, now_ms())])
+        position_record = checkpoint.position_record(self._name, position, self._writer, now_ms())
+        written = self._delivery.commit([*records, *claims, position_record])
         ended = time.monotonic()
-        self.statistics.commit_count += 1
-        self.statistics.commit_seconds += ended - started
-        self.statistics.recent_commit_seconds.append(ended - started)
-        self.statistics.last_commit_at = ended
-        self.statistics.trouble = None
-        self._readability.committed(started, ended, has_events=self._open_count > 0)
+        self.statistics.committed(started, ended)
+        self._readability.committed(written, ended - started)
         with self._lock:
             self._backlog.committed(ended, self._open_count)
             self._open_count = 0
@@ -522,27 +532,17 @@ class Publisher:
         """librdkafka's trouble with brokers, which it goes on trying to end."""
         self.statistics.trouble = error.str()
         now = time.monotonic()
-        self._readability.complained(now)
+        self._readability.complained()
         if now >= self._next_complaint:
             self._next_complaint = now + COMPLAINT_SECONDS
             structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
 
     def _make_delivery(self) -> Delivery:
-        topic = self._topics.control(topics.CHECKPOINT)
-        stopping: Callable[[], bool] = self._is_stopping.is_set
         limits = broker_limits(self._clients.admin())
         limits.check(self._config.message_bytes_max)
         timeout_ms = self._clients.transaction_timeout_ms(limits)
-        transactional = self._clients.transactional(self._complain, timeout_ms)
         self._transaction_seconds = timeout_ms / 1000
         if self._config.delivery == "exactly_once":
             self._timeout_seconds = self._transaction_seconds
-            return ExactlyOnce(transactional, stopping, self.row_work_lock, topic)
-        delivery: AtLeastOnce
-
-        def report(error: KafkaError | None, message: Message) -> None:
-            delivery.on_failed_delivery(error, message)
-
-        producer = self._clients.idempotent(self._complain, report)
-        delivery = AtLeastOnce(producer, transactional, stopping, self.row_work_lock, topic, self._topics.control(topics.SCHEMA))
-        return delivery
+        stopping, lock = self._is_stopping.is_set, self.row_work_lock
+        return make_delivery(self._config, self._clients, self._topics, self._complain, timeout_ms, stopping, lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from confluent_kafka import KafkaError
@@ -45,7 +46,7 @@ class ReadersView:
     def still_open(self) -> dict[Place, int]:
         """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""
         admin = self._clients.admin()
-        return self._own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS))
+        return self.own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS))
 
     def what_hangs(self, known: Position | None) -> tuple[dict[Place, int], bool]:
         """Where readers don't get on, and whether what is there was committed; `known` is known to have been.
@@ -54,7 +55,7 @@ class ReadersView:
         """
         clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
-        open_ = self._own(open_)
+        open_ = self.own(open_)
         position = self.checkpoint().position
         seq = position.seq if position else 0
         newest_open = hanging.newest_hanging_seq(clients.consumer("read_uncommitted"), prefix, open_)
@@ -84,7 +85,7 @@ class ReadersView:
                 raise reading_error(refusal, f"{topic} can't be read")
             raise lost_checkpoint(topic)
 
-    def _own(self, open_: dict[Place, int]) -> dict[Place, int]:
+    def own(self, open_: Mapping[Place, int]) -> dict[Place, int]:
         """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""
         control = {self._topics.control(name) for name in topics.CONTROL}
         others = {place: start for place, start in open_.items() if place[0] not in control}

@@ -24,3 +24,11 @@ class PublisherStatistics:
     failure: str | None = None
     """Why the newest Kafka transaction was aborted; None once another has been committed."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
+
+    def committed(self, started: float, ended: float) -> None:
+        """A commit has come through, by the monotonic clock."""
+        self.commit_count += 1
+        self.commit_seconds += ended - started
+        self.recent_commit_seconds.append(ended - started)
+        self.last_commit_at = ended
+        self.trouble = None

@@ -191,10 +191,10 @@ class Held:
         self._call = call
         self.is_released = threading.Event()
 
-    def __call__(self, *arguments: object) -> None:
+    def __call__(self, *arguments: object) -> object:
         assert self.is_released.wait(60)
         assert callable(self._call)
-        self._call(*arguments)
+        return self._call(*arguments)
 
 
 def test_a_stop_ends_the_wait(way: Way) -> None:

@@ -29,10 +29,11 @@ class OpenDelivery:
         assert self.gate.wait(120)
         self.open += batch.messages
 
-    def commit(self, records: Iterable[Record]) -> None:  # noqa: ARG002 - the checkpoint is the test's
+    def commit(self, records: Iterable[Record]) -> Iterable[str]:  # noqa: ARG002 - the checkpoint is the test's
         """Show them."""
         self.committed += self.open
         self.open = []
+        return []
 
     def abort(self) -> None:
         """Forget them."""

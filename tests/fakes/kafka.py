@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any, cast
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.clients import Complain, KafkaClients
@@ -43,6 +43,8 @@ class Cluster:
     """Topics that so many of the next commits leave out (see cdc.kafka.hanging)."""
     hanging: dict[str, int] = field(default_factory=dict)
     """Such topics, and how many of their records readers of committed messages can reach."""
+    others: dict[str, int] = field(default_factory=dict)
+    """Topics where another producer's transaction is open, and in front of which record readers of committed messages stay."""
     complain: Complain = lambda _: None
     """Tells the newest transactional producer's owner of trouble with a broker."""
     can_tell: bool = True
@@ -70,15 +72,15 @@ class Cluster:
     epochs: itertools.count[int] = field(default_factory=itertools.count)
     epoch: int = -1
 
-    def topics(self, *_: object, **__: object) -> object:
-        """Metadata of everything."""
-        return SimpleNamespace(
-            topics={
-                topic: SimpleNamespace(partitions=dict.fromkeys(range(count)), error=None)
-                for topic, count in self.partitions.items()
-            },
-            brokers={1: None},
-        )
+    def topics(self, topic: str | None = None, *_: object, **__: object) -> object:
+        """Metadata of everything, or of one topic."""
+        unknown = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
+        found = {
+            name: SimpleNamespace(partitions=dict.fromkeys(range(count)), error=None) for name, count in self.partitions.items()
+        }
+        if topic is not None:
+            found = {topic: found.get(topic, SimpleNamespace(partitions={}, error=unknown))}
+        return SimpleNamespace(topics=found, brokers={1: None})
 
     def written(self, topic: str) -> list[Record]:
         """What a topic holds."""
@@ -86,7 +88,8 @@ class Cluster:
 
     def reachable(self, topic: str) -> list[Record]:
         """What a reader of committed records finds in a topic."""
-        return self.written(topic)[: self.hanging.get(topic)]
+        bounds = [bound[topic] for bound in (self.hanging, self.others) if topic in bound]
+        return self.written(topic)[: min(bounds, default=None)]
 
     def values(self, topic: str) -> list[bytes | None]:
         """The values of what such a reader finds."""
@@ -203,9 +206,9 @@ class FakeProducer:
             for _record in queue:
                 self._on_failure(KafkaError(KafkaError._PURGE_QUEUE), None)
 
-    def list_topics(self, *_: object) -> object:
+    def list_topics(self, topic: str | None = None, *_: object) -> object:
         """As for everybody."""
-        return self._cluster.topics()
+        return self._cluster.topics(topic)
 
     def _check(self) -> None:
         if self._began_at is not None and time.monotonic() >= self._began_at + self._cluster.timeout_seconds:
@@ -260,9 +263,21 @@ class FakeConsumer:
         self._cluster = cluster
         self._messages: list[Any] = []
 
-    def list_topics(self, *_: object) -> object:
+    def list_topics(self, topic: str | None = None, *_: object) -> object:
         """As for everybody."""
-        return self._cluster.topics()
+        return self._cluster.topics(topic)
+
+    def offsets_for_times(self, places: list[TopicPartition], _: float) -> list[Any]:
+        """The ends, as if each record of a topic was in each of its partitions."""
+        if self._cluster.is_silent:
+            time.sleep(SILENCE_SECONDS)
+            raise KafkaException(NO_ANSWER)
+        assert all(place.offset == OFFSET_END for place in places)
+        error = None if self._cluster.can_tell else KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
+        return [
+            SimpleNamespace(topic=place.topic, partition=place.partition, offset=len(self._read(place.topic)), error=error)
+            for place in places
+        ]
 
     def assign(self, places: list[TopicPartition]) -> None:
         """What there is now, and its end."""

@@ -20,7 +20,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Writer
-from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, clients
+from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, Record, clients
 
 Mode = Literal["exactly_once", "at_least_once"]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
@@ -337,7 +337,7 @@ def leave_out_next(cluster: Cluster) -> None:
     cluster.leave_out.update({"shop.checkpoint": 1, "shop.things": 1})
 
 
-def until(what: Callable[[], bool]) -> None:
+def until(what: Callable[[], object]) -> None:
     deadline = time.monotonic() + 20
     while not what():
         assert time.monotonic() < deadline
@@ -387,20 +387,140 @@ def test_what_hangs_is_shown_when_it_is_quiet(cluster: Cluster, start: Start, mo
     assert row(1) in cluster.values("shop.things")
 
 
-def test_after_a_complaint_no_abort_takes_what_was_committed(cluster: Cluster, start: Start) -> None:
-    """An abort decides over everything in its partitions, also over what an earlier commit was left out of."""
+def leave_first_row_hanging(cluster: Cluster, publisher: Publisher) -> None:
+    """It is committed, and its partition has no leader from then on."""
+    until(lambda: publisher._readability.is_seen)
+    cluster.can_tell = False
+    cluster.leave_out.update(["shop.things"])
+    publisher.submit(batch(1))
+    wait(publisher)
+    assert cluster.hanging == {"shop.things": 0}
+
+
+def rows(cluster: Cluster) -> list[bytes]:
+    """What readers of committed messages find, without fillers."""
+    return [value for value in cluster.values("shop.things") if value is not None]
+
+
+def aborts_row(number: int) -> Callable[[Record], KafkaError | None]:
+    """The first Kafka transaction with this row in it can't be committed."""
+    errors = iter([KafkaError(KafkaError._MSG_TIMED_OUT)])
+    return lambda record: next(errors, None) if record[3] == row(number) else None
+
+
+def publish_again(publisher: Publisher, number: int) -> None:
+    """The row was aborted: the daemon goes back to the checkpoint, which is before it, and publishes it again."""
+    with pytest.raises(PublishAborted):
+        wait(publisher)
+    stored = publisher.reload()
+    assert stored is not None
+    assert stored.position is not None
+    assert stored.position.seq == number - 1
+    publisher.reset()
+    publisher.submit(batch(number))
+    wait(publisher)
+
+
+@pytest.mark.parametrize("left_out", [["shop.things"], ["shop.checkpoint"], ["shop.things", "shop.checkpoint"]])
+def test_no_abort_takes_what_was_committed(cluster: Cluster, start: Start, left_out: list[str]) -> None:
+    """An abort decides over everything in its partitions, also over what the commit before was left out of."""
     publisher = start("exactly_once")
-    cluster.complain(KafkaError(KafkaError._TRANSPORT))
-    leave_out_next(cluster)
-    # The first row, then what ends the transaction that was left open, then the second row.
-    commits = iter([None, None, KafkaError(KafkaError._MSG_TIMED_OUT, txn_requires_abort=True)])
-    cluster.fail_commit = lambda: next(commits, None)
+    cluster.refuse = aborts_row(2)
+    cluster.leave_out.update(left_out)
     publisher.submit(batch(1))
     wait(publisher)
     publisher.submit(batch(2))
-    with pytest.raises(PublishAborted):
+    publish_again(publisher, 2)
+    assert rows(cluster) == [row(1), row(2)]
+
+
+def test_nothing_is_written_before_readers_can_reach_the_last_commit(cluster: Cluster, start: Start) -> None:
+    """Also while a partition without a leader doesn't tell; what waits comes when it has one, and Kafka's trouble is told."""
+    publisher = start("exactly_once")
+    cluster.refuse = aborts_row(2)
+    leave_first_row_hanging(cluster, publisher)
+    attempts = cluster.attempts
+    publisher.submit(batch(2))
+    until(lambda: "can't be asked for" in (publisher.statistics.trouble or ""))
+    assert (cluster.attempts, cluster.hanging) == (attempts, {"shop.things": 0})
+    cluster.can_tell = True
+    publish_again(publisher, 2)
+    assert rows(cluster) == [row(1), row(2)]
+    assert publisher.statistics.trouble is None
+
+
+def test_no_abort_takes_a_checkpoint(cluster: Cluster, start: Start) -> None:
+    """Outside of transactions there is nothing else to take, but the master may have forgotten what it was told is durable."""
+    publisher = start("at_least_once")
+    errors = iter([KafkaError(KafkaError._MSG_TIMED_OUT)])
+    cluster.refuse = lambda record: next(errors, None) if b'"seq":2,' in (record[3] or b"") else None
+    cluster.leave_out.update(["shop.checkpoint"])
+    publisher.submit(batch(1))
+    wait(publisher)
+    publisher.submit(batch(2))
+    publish_again(publisher, 2)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_also_a_commit_of_the_position_alone_is_seen(
+    cluster: Cluster, start: Start, mode: Mode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher = start(mode)
+    publisher.submit(batch(1))
+    wait(publisher)
+    until(lambda: publisher._readability.is_seen)
+    cluster.can_tell = False
+    cluster.leave_out.update(["shop.checkpoint"])
+    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 0.0)
+    until(lambda: cluster.hanging)
+    # Another such commit would end it by the way.
+    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 1000.0)
+    cluster.can_tell = True
+    until(lambda: not cluster.hanging)
+    stored = publisher.reload()
+    assert stored is not None
+    assert stored.position == publisher.committed
+
+
+def test_anothers_transaction_in_the_same_topic_holds_nobody_up(cluster: Cluster, start: Start) -> None:
+    publisher = start("exactly_once")
+    cluster.others["shop.things"] = 0
+    for number in (1, 2, 3):
+        publisher.submit(batch(number))
         wait(publisher)
-    assert row(1) in cluster.values("shop.things")
+    del cluster.others["shop.things"]
+    publisher.submit(batch(4))
+    wait(publisher)
+    assert rows(cluster) == [row(1), row(2), row(3), row(4)]
+
+
+def test_an_end_while_readers_can_not_reach_the_last_commit(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What waits isn't written, and the next start goes on with it."""
+    monkeypatch.setattr(readability, "END_SECONDS", 0.1)
+    publisher = start("exactly_once")
+    leave_first_row_hanging(cluster, publisher)
+    publisher.submit(batch(2))
+    assert not publisher.stop(0.3)
+    assert (publisher.open_seconds, cluster.hanging) == (None, {"shop.things": 0})
+    cluster.can_tell = True
+    again = start("exactly_once")
+    assert again.committed == Position(VClock({1: 1}), 1)
+    again.submit(batch(2))
+    wait(again)
+    assert rows(cluster) == [row(1), row(2)]
+
+
+def test_what_is_abandoned_while_readers_can_not_reach_the_last_commit(cluster: Cluster, start: Start) -> None:
+    publisher = start("exactly_once")
+    leave_first_row_hanging(cluster, publisher)
+    publisher.submit(batch(2, is_boundary=False))
+    publisher.abandon("the rest won't come")
+    with pytest.raises(PublishAborted, match="the rest won't come"):
+        wait(publisher)
+    cluster.can_tell = True
+    assert publisher.reload() is None, "only a new producer tells whether it hangs"
 
 
 @pytest.mark.parametrize("is_known", [True, False])

@@ -16,6 +16,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from tests.kafka.grounds import FakeGround, Ground, Mode, RealGround, publisher
+from tests.live.waiting import wait_for
 
 Start = Callable[..., Publisher]
 MODES: list[Mode] = ["exactly_once", "at_least_once"]
@@ -227,6 +228,7 @@ def test_an_end_while_kafka_is_silent(ground: Ground, start: Start, mode: Mode) 
     one = start(mode)
     one.submit(batch(ground, 1))
     wait(one, 1)
+    wait_for("readers are seen to reach it: before, nothing more is begun", lambda: one._readability.is_seen)
     with ground.silence():
         one.submit(batch(ground, 2))
         assert not one.stop(1)

@@ -1,0 +1,89 @@
+"""Where partitions end, and how far readers of committed messages get, asked after every commit: so it has to be cheap.
+
+clients      are kept, as a new one costs as much as a hundred questions; until there is trouble: one that has been told
+             who leads a partition goes on believing it
+consumers    ask for many partitions at a fifth of what an admin client takes
+counts       of partitions are asked for again a second later: where somebody adds one, nothing is looked for in it for
+             so long
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable
+from typing import Final
+
+from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.errors import reading_error
+from cdc.stream.unseen import Place
+
+TIMEOUT_SECONDS: Final = 5.0
+"""How long an answer is waited for: a daemon that ends waits for it."""
+COUNTS_SECONDS: Final = 1.0
+
+_WHAT: Final = "the ends of Kafka's partitions can't be asked for"
+
+
+class Ends:
+    """Used by one thread at a time. Methods that ask raise ConnectionLostError while Kafka doesn't answer."""
+
+    def __init__(self, clients: KafkaClients) -> None:
+        self._clients = clients
+        self._consumers: dict[str, Consumer] = {}
+        # How many partitions topics have, and how long that is good for.
+        self._counts: dict[str, tuple[int, float]] = {}
+
+    def forget(self) -> None:
+        """Something is wrong: ask anew who leads, and how many partitions there are."""
+        self._counts.clear()
+        while self._consumers:
+            _, consumer = self._consumers.popitem()
+            consumer.close()
+
+    def written(self, topics: Iterable[str]) -> tuple[dict[Place, int], list[str]]:
+        """Where the partitions of these topics end, with what isn't committed; and those that Kafka doesn't know."""
+        now = time.monotonic()
+        counts: dict[str, int] = {}
+        for topic in topics:
+            count, good_until = self._counts.get(topic, (0, 0.0))
+            if now >= good_until:
+                count = self._count(topic)
+                self._counts[topic] = count, now + COUNTS_SECONDS if count else 0.0
+            counts[topic] = count
+        places = [(topic, number) for topic, count in counts.items() for number in range(count)]
+        return self._ask("read_uncommitted", places), [topic for topic, count in counts.items() if not count]
+
+    def committed(self, places: Collection[Place]) -> dict[Place, int]:
+        """How far readers of committed messages get in these partitions."""
+        return self._ask("read_committed", places)
+
+    def _count(self, topic: str) -> int:
+        try:
+            found = self._consumer("read_uncommitted").list_topics(topic, TIMEOUT_SECONDS).topics[topic]
+        except KafkaException as error:
+            raise reading_error(error.args[0], _WHAT) from error
+        if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+            raise reading_error(found.error, _WHAT)
+        return len(found.partitions)
+
+    def _ask(self, isolation: str, places: Collection[Place]) -> dict[Place, int]:
+        if not places:
+            return {}
+        try:
+            wanted = [TopicPartition(topic, number, OFFSET_END) for topic, number in places]
+            found = self._consumer(isolation).offsets_for_times(wanted, TIMEOUT_SECONDS)
+        except KafkaException as error:
+            raise reading_error(error.args[0], _WHAT) from error
+        for answer in found:
+            if answer.error is not None:
+                raise reading_error(answer.error, f"{_WHAT} ({answer.topic}, partition {answer.partition})")
+        return {(answer.topic, answer.partition): answer.offset for answer in found}
+
+    def _consumer(self, isolation: str) -> Consumer:
+        consumer = self._consumers.get(isolation)
+        if consumer is None:
+            consumer = self._consumers[isolation] = self._clients.consumer(isolation)
+        consumer.poll(0)  # its complaints would pile up
+        return consumer

@@ -1,0 +1,92 @@
+"""Where partitions end, asked over connections that are kept until there is trouble."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from cdc.errors import ConnectionLostError
+from cdc.kafka import ends
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.ends import Ends
+from tests.fakes.kafka import Cluster, FakeClients, FakeConsumer
+
+TOPIC = "shop.things"
+
+
+class CountingClients(FakeClients):
+    """Counts the consumers that are made."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster)
+        self.made = 0
+
+    def consumer(self, isolation: str) -> FakeConsumer:
+        """As for everybody."""
+        self.made += 1
+        return super().consumer(isolation)
+
+
+@pytest.fixture
+def cluster() -> Cluster:
+    """Two partitions, with two records each, of which readers reach one."""
+    record: Any = (TOPIC, None, b"key", b"value")
+    return Cluster(partitions={TOPIC: 2}, records=[record, record], hanging={TOPIC: 1})
+
+
+@pytest.fixture
+def clients(cluster: Cluster) -> CountingClients:
+    return CountingClients(cluster)
+
+
+@pytest.fixture
+def asked(clients: CountingClients) -> Ends:
+    return Ends(cast(KafkaClients, clients))
+
+
+def test_what_is_written_and_what_is_committed(asked: Ends) -> None:
+    assert asked.written([TOPIC]) == ({(TOPIC, 0): 2, (TOPIC, 1): 2}, [])
+    assert asked.committed([(TOPIC, 1)]) == {(TOPIC, 1): 1}
+    assert asked.committed([]) == {}
+
+
+def test_a_topic_that_is_not_there(asked: Ends) -> None:
+    assert asked.written(["shop.gone", TOPIC]) == ({(TOPIC, 0): 2, (TOPIC, 1): 2}, ["shop.gone"])
+
+
+def test_connections_are_kept_until_there_is_trouble(asked: Ends, clients: CountingClients) -> None:
+    for _ in range(3):
+        asked.written([TOPIC])
+        asked.committed([(TOPIC, 0)])
+    assert clients.made == 2
+    asked.forget()
+    asked.committed([(TOPIC, 0)])
+    assert clients.made == 3
+
+
+def test_partitions_that_are_added_are_found_a_second_later_or_at_once_after_trouble(
+    asked: Ends, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr("cdc.kafka.ends.time.monotonic", lambda: now[0])
+    asked.written([TOPIC])
+    cluster.partitions[TOPIC] = 3
+    assert len(asked.written([TOPIC])[0]) == 2
+    now[0] += ends.COUNTS_SECONDS
+    assert len(asked.written([TOPIC])[0]) == 3
+    cluster.partitions[TOPIC] = 4
+    asked.forget()
+    assert len(asked.written([TOPIC])[0]) == 4
+
+
+def test_a_partition_without_a_leader(asked: Ends, cluster: Cluster) -> None:
+    cluster.can_tell = False
+    with pytest.raises(ConnectionLostError, match=r"shop.things, partition 0\): Broker: Leader not available"):
+        asked.written([TOPIC])
+
+
+def test_no_answer(asked: Ends, cluster: Cluster) -> None:
+    cluster.is_silent = True
+    with pytest.raises(ConnectionLostError, match="can't be asked for: Local: Timed out"):
+        asked.written([TOPIC])
