@@ -2,8 +2,8 @@
 
     connections   at most `connections_max`: a newcomer takes the place of the one that has been there longest, so that a
                   request is answered however many idle ones there are
-    time          a connection is cut `request_seconds` after it came, however busily it sends or reads; where a request was
-                  read and its answer has to wait for something, the handler says so (`prolong`)
+    time          a connection is cut `request_seconds` after it came, however busily it sends; once its answer is there it has
+                  as long again to read it. Where the answer has to wait for something, the handler says so (`prolong`)
     Host          an IP address, `localhost` or a name that was allowed. A page in somebody's browser can have its own name
                   lead to this machine (DNS rebinding), and its requests then carry that name: they are answered with 421
 
@@ -29,6 +29,7 @@ from cdc.errors import ConfigurationError
 
 CONNECTIONS_MAX: Final = 32
 REQUEST_SECONDS: Final = 10.0
+ANSWER_BUFFER_BYTES: Final = 256 * 1024
 _OUT_OF_DESCRIPTORS: Final = (errno.EMFILE, errno.ENFILE)
 _HOST_SHOWN: Final = 100
 
@@ -156,6 +157,8 @@ class BoundedHandler(BaseHTTPRequestHandler):
     """One request. Subclasses answer it."""
 
     server: BoundedServer
+    # Head and body go out together: where a connection is cut, an answer has come whole or not at all, unless it is larger.
+    wbufsize = ANSWER_BUFFER_BYTES
     server_version = "tarantool-cdc"
     sys_version = ""
 
@@ -174,12 +177,20 @@ class BoundedHandler(BaseHTTPRequestHandler):
         return True
 
     def answer(self, code: int, content_type: str, body: bytes) -> None:
-        """Send the whole answer."""
+        """Send the whole answer. However long it took to be made, there is time to send it."""
+        self.server.prolong(self.connection, 0)
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+    def finish(self) -> None:
+        """The connection's files are closed, also where the rest of an answer can't be sent any more."""
+        try:
+            super().finish()
+        finally:
+            self.rfile.close()
 
     def log_message(self, *_: object) -> None:
         """Scrapes are no news."""

@@ -22,6 +22,12 @@ LARGE = 32 * 1024 * 1024
 class Handler(BoundedHandler):
     """Says hello, or says it a million times, or fails."""
 
+    def end_headers(self) -> None:
+        """The time is over at `/cut` when the head has been written."""
+        super().end_headers()
+        if self.path == "/cut":
+            self.server._cut(self.connection)
+
     def do_GET(self) -> None:  # noqa: N802 - the library's name
         match self.path:
             case "/large":
@@ -30,6 +36,9 @@ class Handler(BoundedHandler):
                 self.server.prolong(self.connection, 2)
                 time.sleep(2)  # as long as was said, which is longer than a connection may stay otherwise
                 self.answer(200, "text/plain", b"at last")
+            case "/late":
+                time.sleep(0.6)  # of the second that a brief server gives
+                self.answer(200, "text/plain", bytes(LARGE))
             case "/fault":
                 raise LookupError("a fault of the program")
             case _:
@@ -135,6 +144,21 @@ def test_a_connection_ends_however_busy_it_is(brief: BoundedServer) -> None:
 
 def test_an_answer_that_has_to_wait_may_take_longer(brief: BoundedServer) -> None:
     assert get(brief, "localhost", path="/slow", version="1.0").endswith(b"at last")
+
+
+def test_who_reads_slowly_has_time_from_when_the_answer_is_there(brief: BoundedServer) -> None:
+    with connect(brief, b"GET /late HTTP/1.0\r\n\r\n") as client:
+        received = len(client.recv(4))
+        time.sleep(0.6)  # this, and the time that the answer took to be made, is more than a second
+        while chunk := client.recv(1 << 20):
+            received += len(chunk)
+    assert received > LARGE
+
+
+def test_an_answer_that_is_cut_has_not_begun(server: BoundedServer) -> None:
+    """A client can ask again for what it has nothing of; half of an answer it may take for a fault."""
+    assert asked(server, b"GET /cut HTTP/1.0\r\n\r\n") == b""
+    wait_for("no thread to be left", lambda: not server._thread_count, 20)
 
 
 def test_more_connections_than_threads_end(server: BoundedServer) -> None:
