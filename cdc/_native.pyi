@@ -80,6 +80,8 @@ class Rows:
         """The frames from `start` up to `stop`."""
     def whole_until(self, at: int, count_max: int) -> int:
         """Behind whole transactions of up to so many rows from row `at` on, but one at least if there is one."""
+    def go_on(self, begun: Rows, /) -> bool:
+        """Whether these rows are all of the transaction that `begun` ends within, and leave it open."""
     def end_of_open(self, at: int) -> int:
         """Behind the row that ends the transaction which is open at row `at`, or behind the last row."""
 

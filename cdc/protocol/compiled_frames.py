@@ -56,9 +56,10 @@ class CompiledFrames(Frames):
         """The frames from `start` up to `stop` as a batch of their own."""
         return self if start == 0 and stop == len(self) else CompiledFrames(self.rows.part(start, stop))
 
-    def joined(self, more: CompiledFrames) -> CompiledFrames:
-        """These frames and those behind them."""
-        rows = self.rows.of(self.data + more.data)
+    @staticmethod
+    def joined(parts: list[CompiledFrames]) -> CompiledFrames:
+        """Frames that came one behind the other, one part at least."""
+        rows = parts[0].rows.of(b"".join([part.data for part in parts]))
         assert rows is not None, "whole frames behind whole frames are whole"
         return CompiledFrames(rows)
 

@@ -59,33 +59,39 @@ class CompiledStream:
         self._may_run = may_run
         self._feed = feed
         self._batch = batch
-        # The beginning of a transaction.
-        self._open: CompiledFrames | None = None
+        # The beginning of a transaction, as it came.
+        self._open: list[CompiledFrames] = []
+        self._open_byte_count = 0
         # How many rows the Python path is given at once.
         self._handed_back_count = 1
 
     @property
     def open_byte_count(self) -> int:
         """Bytes of the unfinished transaction, as far as it waits here."""
-        return len(self._open.data) if self._open is not None else 0
+        return self._open_byte_count
 
     def close(self) -> None:
         """Forget the unfinished transaction."""
-        self._open = None
+        self._open = []
+        self._open_byte_count = 0
 
     def feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
         """Take rows; yields batches that are full. Raises as the Python path does."""
         start, open_ = 0, self._open
-        self._open = None
+        if open_ and isinstance(frames, CompiledFrames) and frames.rows.go_on(open_[-1].rows):
+            # Looked at by itself: it may be one row, and what is open much.
+            yield from self._keep(frames, suffix)
+            return
+        self.close()
         if not isinstance(frames, CompiledFrames):
-            if open_ is not None:
-                yield from self._feed(open_, suffix)
+            for part in open_:
+                yield from self._feed(part, suffix)
             yield from self._feed(frames, suffix)
             return
-        if open_ is not None:
+        if open_:
             # Only the transaction that was open is read again.
             start = frames.rows.end_of_open(0)
-            yield from self._run(open_.joined(frames.part(0, start)), 0, suffix)
+            yield from self._run(CompiledFrames.joined([*open_, frames.part(0, start)]), 0, suffix)
         if start < len(frames):
             yield from self._run(frames, start, suffix)
 
@@ -132,8 +138,11 @@ class CompiledStream:
         return run.at, run.is_full
 
     def _keep(self, rest: CompiledFrames, suffix: bytes) -> Iterator[Batch]:
-        """The beginning of a transaction, whose rest comes with the next frames."""
-        if len(rest.data) > self._open_bytes_max:
-            yield from self._feed(rest, suffix)
-        else:
-            self._open = rest
+        """The beginning of a transaction, or more of it, whose rest comes with the next frames."""
+        self._open.append(rest)
+        self._open_byte_count += len(rest.data)
+        if self._open_byte_count > self._open_bytes_max:
+            parts = self._open
+            self.close()
+            for part in parts:
+                yield from self._feed(part, suffix)

@@ -5,7 +5,7 @@ Rows of a few keys, so that each meets what the one before it has left: pending,
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -196,6 +196,45 @@ def test_both_paths_do_the_same(
         assert compiled.messages[: len(python.messages)] == python.messages[: len(compiled.messages)]
     else:
         assert compiled == python
+
+
+class LargeTuples(MemoryTuples):
+    """Has a tuple of 600,000 bytes under each key."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.get_count = 0
+
+    @property
+    def get(self) -> Callable[[bytes], bytes | None]:
+        """A key's tuple."""
+        return self._get
+
+    def _get(self, key: bytes) -> bytes:
+        self.get_count += 1
+        return b"\x92" + wire.pack(int.from_bytes(key[4:])) + wire.pack("x" * 600_000)
+
+
+@pytest.mark.parametrize("length", [1, 2, 40])
+def test_of_large_tuples_only_a_few_are_fetched_at_once(length: int) -> None:
+    stored = spaces([("id", "unsigned"), ("name", "string")], [(0, "unsigned")])
+    data = b"".join(
+        requests_of(40, length, Type.DELETE, lambda place: {Key.SPACE_ID: USERS, Key.KEY: [place * 7 % 40]}, first=11)
+    )
+    found = []
+    for decoder in (FrameDecoder(), frame_decoder()):
+        store = LargeTuples()
+        target = pipeline(BEGIN, stored, version=(2, 11), images=Images(store, version=(2, 11)))
+        messages: list[Message | Broadcast] = []
+        fetched_ahead = 0
+        for batch in target.feed(decoder.feed(data), NOW_US):
+            messages += batch.messages
+            gone_count = sum(isinstance(message, tuple) and message[2] is None for message in messages)
+            fetched_ahead = max(fetched_ahead, store.get_count - gone_count)
+        assert gone_count == 40
+        assert fetched_ahead < 20
+        found.append(messages)
+    assert found[0] == found[1]
 
 
 # Snapshots.

@@ -313,6 +313,31 @@ def test_an_unfinished_transaction_is_kept_and_counted() -> None:
     assert (batch.row_count, target.open_byte_count) == (40, 0)
 
 
+def test_what_an_unfinished_transaction_has_is_not_read_again_with_each_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its rows may come one by one."""
+    read: list[int] = []
+    joined = CompiledFrames.joined
+
+    def counted(parts: list[CompiledFrames]) -> CompiledFrames:
+        read.append(sum(len(part.data) for part in parts))
+        return joined(parts)
+
+    monkeypatch.setattr(CompiledFrames, "joined", staticmethod(counted))
+    frames = rows(300, 100)
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    decoder = frame_decoder()
+    assert sum(batch.row_count for frame in frames for batch in target.feed(decoder.feed(frame), NOW_US)) == 300
+    assert 0 < sum(read) <= sum(map(len, frames))
+
+
+@pytest.mark.parametrize(
+    "then", [rows(1, 1, first=12), rows(2, 2, first=12), rows(2, 2, first=11)[1:], rows(3, 3, first=11)[1:2]]
+)
+def test_what_comes_behind_an_unfinished_transaction_is_looked_at_at_once(then: list[bytes]) -> None:
+    for more in ([], rows(2, 2, first=13)):
+        compare(PLAIN, [rows(3, 3)[0], *then, *more])
+
+
 def test_past_a_bound_an_unfinished_transaction_goes_the_python_way() -> None:
     """To its spool, if it is larger still."""
     frames, spools = rows(400, 200), list[Any]()

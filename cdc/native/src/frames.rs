@@ -275,6 +275,17 @@ pub fn end_of_open(rows: &[Row], at: usize) -> usize {
     rows.len()
 }
 
+/// Whether these rows are all of a transaction that `before` left open, and leave it open.
+pub fn go_on(rows: &[Row], before: &Row) -> bool {
+    let transaction = before.transaction();
+    rows.iter().all(|row| {
+        row.is_sound
+            && row.tsn.is_some()
+            && row.transaction() == transaction
+            && row.flags & COMMIT == 0
+    })
+}
+
 #[cfg(test)]
 pub mod tests {
     use super::*;
@@ -363,6 +374,21 @@ pub mod tests {
             (1, 3, 3)
         );
         assert_eq!((end_of_open(&rows, 1), end_of_open(&rows, 3)), (3, 4));
+    }
+
+    #[test]
+    fn a_transaction_goes_on_until_its_end() {
+        let rows = scanned(&[
+            header(6, &[TSN, 0]),
+            header(7, &[TSN, 1]),
+            header(8, &[TSN, 2, FLAGS, 1]),
+            header(9, &[]),
+            header(10, &[TSN, 0]),
+        ]);
+        assert!(go_on(&rows[1..2], &rows[0]) && go_on(&[], &rows[0]));
+        assert!(!go_on(&rows[1..3], &rows[0]));
+        assert!(!go_on(&rows[3..4], &rows[0]));
+        assert!(!go_on(&rows[4..], &rows[0]));
     }
 
     #[test]

@@ -136,6 +136,7 @@ pub struct Overlay {
     clearings: HashMap<Vec<u8>, usize>,
     /// What the store has said, good until something is written to it.
     fetched: HashMap<Box<[u8]>, Option<Box<[u8]>>>,
+    fetched_bytes: usize,
     /// Keys whose tuple isn't known.
     pub doubtful: HashSet<Vec<u8>>,
 }
@@ -162,6 +163,7 @@ impl Overlay {
             priors: Vec::new(),
             clearings: HashMap::new(),
             fetched: HashMap::new(),
+            fetched_bytes: 0,
             doubtful: HashSet::new(),
         }
     }
@@ -212,7 +214,13 @@ impl Overlay {
 
     /// What the store has just said of a key.
     pub fn fetched(&mut self, key: &[u8], tuple: Option<&[u8]>) {
+        self.fetched_bytes += key.len() + tuple.map_or(0, <[u8]>::len);
         self.fetched.insert(key.into(), tuple.map(Into::into));
+    }
+
+    /// Of the keys and tuples that the store has said.
+    pub fn fetched_bytes(&self) -> usize {
+        self.fetched_bytes
     }
 
     pub fn fetched_count(&self) -> usize {
@@ -221,6 +229,7 @@ impl Overlay {
 
     pub fn forget_fetched(&mut self) {
         self.fetched.clear();
+        self.fetched_bytes = 0;
     }
 
     /// The key has this tuple from here on, none if it is None.
@@ -387,7 +396,7 @@ impl Overlay {
 
     /// The store has these changes now.
     pub fn written(&mut self, changes: &Changes) {
-        self.fetched.clear();
+        self.forget_fetched();
         if changes.overlay != self.id || changes.is_empty() {
             return;
         }

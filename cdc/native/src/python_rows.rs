@@ -6,13 +6,13 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
 
 use crate::envelope::Origins;
-use crate::frames::{end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES};
+use crate::frames::{end_of_open, go_on, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES};
 use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
 use crate::plan::{Field, Part, Plan};
 use crate::python_overlay::{format_of, PendingChanges};
-use crate::run::{self, Images, Outbox, Settings};
+use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};
 use crate::snapshot::{Pieces, Shown};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -82,6 +82,7 @@ impl FrameReader {
         let whole = ends.last().copied().unwrap_or(0);
         let data = PyBytes::new(py, &self.buffer[..whole]).unbind();
         self.buffer.drain(..whole);
+        self.buffer.shrink_to(KEPT_BYTES);
         self.needed = needed - whole;
         Ok(Some(Rows { data, ends, rows }))
     }
@@ -251,6 +252,12 @@ impl Rows {
         whole_until(self.known(), at, count_max)
     }
 
+    /// Whether these rows are all of the transaction that `open` ends within, and leave it open.
+    fn go_on(&self, open: &Bound<'_, Rows>) -> bool {
+        let before = open.get().known().last();
+        before.is_some_and(|before| go_on(self.known(), before))
+    }
+
     /// Behind the row that ends the transaction which is open at row `at`, or behind the last row.
     fn end_of_open(&self, at: usize) -> usize {
         end_of_open(self.known(), at)
@@ -342,10 +349,14 @@ fn with_images<T: Send>(
     failure.map_or(Ok(found), Err)
 }
 
-/// What the store has of these keys.
+/// What the store has of these keys, or of some of them if it is much.
 fn fetch(py: Python<'_>, get: &Py<PyAny>, overlay: &mut Overlay, keys: &[Vec<u8>]) -> PyResult<()> {
     let get = get.bind(py);
+    let bytes_max = overlay.fetched_bytes() + FETCH_BYTES;
     for key in keys {
+        if overlay.fetched_bytes() > bytes_max {
+            break;
+        }
         let found = get.call1((PyBytes::new(py, key),))?;
         let tuple = if found.is_none() {
             None

@@ -29,8 +29,12 @@ const INDEX_ID: u8 = 0x11;
 const KEY: u8 = 0x20;
 pub const TUPLE: u8 = 0x21;
 
-/// For so many rows at a time the store is asked for what they need.
+/// For so many rows at a time, at most, the store is asked for what they need.
 pub const FETCH_ROWS: usize = 1024;
+/// With more than this it is asked for no more at once: the tuples may be as large as they like.
+pub const FETCH_BYTES: usize = 4 * 1024 * 1024;
+/// Buffers that have become larger for once are made smaller again.
+pub const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
 /// What doesn't change while a connection lives.
 pub struct Settings {
@@ -72,6 +76,7 @@ impl Outbox {
     /// Nothing is in it, and these are what has been reached.
     pub fn begin(&mut self, byte_count: usize, seq: u64) {
         self.bytes.clear();
+        self.bytes.shrink_to(KEPT_BYTES);
         self.messages.clear();
         (self.byte_count, self.seq, self.row_count) = (byte_count, seq, 0);
         (self.has_records, self.is_full) = (false, false);
@@ -134,13 +139,25 @@ pub struct RowPath {
     pub places: Vec<usize>,
     orders: Vec<(u64, u64)>,
     work: Work,
+    /// For so many rows the store is asked next: fewer where their tuples are large.
+    fetch_rows: usize,
 }
 
 /// The images of one connection: what is pending, and how to learn what the store has of some keys (`Overlay::fetched`).
 pub struct Images<'a> {
     pub overlay: &'a mut Overlay,
-    /// Returns false if the store can't be read.
+    /// Stops behind FETCH_BYTES. Returns false if the store can't be read.
     pub fetch: &'a mut dyn FnMut(&mut Overlay, &[Vec<u8>]) -> bool,
+}
+
+impl Images<'_> {
+    /// What was fetched long ago is forgotten.
+    pub fn make_room(&mut self) {
+        let overlay = &mut self.overlay;
+        if overlay.fetched_count() > FETCH_ROWS || overlay.fetched_bytes() > FETCH_BYTES {
+            overlay.forget_fetched();
+        }
+    }
 }
 
 impl RowPath {
@@ -153,6 +170,7 @@ impl RowPath {
             places: Vec::new(),
             orders: Vec::new(),
             work: Work::default(),
+            fetch_rows: FETCH_ROWS,
         }
     }
 
@@ -171,6 +189,8 @@ impl RowPath {
     ) -> usize {
         // Up to where the store has been asked for what these rows need.
         let mut fetched_until = at;
+        // Whether it was asked for all of that.
+        let mut has_all = true;
         while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
             let Extent::Whole(end) = extent(rows, at) else {
                 break;
@@ -178,10 +198,12 @@ impl RowPath {
             let mut change_count = 0;
             if let Some(images) = images {
                 if end > fetched_until {
-                    fetched_until = whole_until(rows, at, FETCH_ROWS);
-                    if !self.fetch(data, &rows[at..fetched_until], images) {
+                    let fetch_rows = if has_all { self.fetch_rows } else { 1 };
+                    fetched_until = whole_until(rows, at, fetch_rows);
+                    let Some(found) = self.fetch(data, &rows[at..fetched_until], images) else {
                         break;
-                    }
+                    };
+                    has_all = found;
                 }
                 change_count = images.overlay.change_count();
             }
@@ -194,6 +216,11 @@ impl RowPath {
                     images.overlay.back_to(change_count);
                 }
                 outbox.back_to(mark);
+                if !has_all && end < fetched_until && matches!(obstacle, Obstacle::Uncommon) {
+                    // It may need what was left out, and is asked for alone.
+                    fetched_until = at;
+                    continue;
+                }
                 outbox.is_full = matches!(obstacle, Obstacle::Full);
                 break;
             }
@@ -203,11 +230,9 @@ impl RowPath {
         at
     }
 
-    /// Ask the store for what these rows need of it, all at once; returns whether it could be read.
-    fn fetch(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
-        if images.overlay.fetched_count() > FETCH_ROWS {
-            images.overlay.forget_fetched();
-        }
+    /// Ask the store for what these rows need of it, all at once; returns whether it was asked for all, None if it can't be read.
+    fn fetch(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> Option<bool> {
+        images.make_room();
         let mut wanted = Vec::new();
         for row in rows {
             let frame = &data[..row.end];
@@ -224,7 +249,24 @@ impl RowPath {
         // In the order of the store's pages, where neighbours are found together.
         wanted.sort_unstable();
         wanted.dedup();
-        wanted.is_empty() || (images.fetch)(images.overlay, &wanted)
+        if wanted.is_empty() {
+            return Some(true);
+        }
+        let (count, bytes) = (
+            images.overlay.fetched_count(),
+            images.overlay.fetched_bytes(),
+        );
+        if !(images.fetch)(images.overlay, &wanted) {
+            return None;
+        }
+        let found_count = images.overlay.fetched_count() - count;
+        let has_all = found_count == wanted.len();
+        if !has_all {
+            self.fetch_rows = (found_count / 2).max(1);
+        } else if (images.overlay.fetched_bytes() - bytes) * 4 < FETCH_BYTES {
+            self.fetch_rows = (self.fetch_rows * 2).min(FETCH_ROWS);
+        }
+        Some(has_all)
     }
 
     fn transaction(

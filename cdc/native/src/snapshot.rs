@@ -127,9 +127,7 @@ impl RowPath {
 
     /// Ask the store about rows whose keys aren't the next.
     fn ask(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
-        if images.overlay.fetched_count() > FETCH_ROWS {
-            images.overlay.forget_fetched();
-        }
+        images.make_room();
         let mut wanted = Vec::new();
         let mut last: HashMap<u64, Vec<u8>> = HashMap::new();
         let mut key = Vec::new();
