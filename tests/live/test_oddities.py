@@ -4,6 +4,7 @@ where its configuration says so."""
 from __future__ import annotations
 
 import json
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -100,9 +101,14 @@ def read_one_by_one(scene: Scene, topic: str) -> Iterator[dict[str, Any]]:
         }
     )
     consumer.assign([TopicPartition(f"{scene.prefix}.{topic}", 0, OFFSET_BEGINNING)])
+    deadline = time.monotonic() + PATIENCE_SECONDS
     try:
         while True:
-            for message in consumer.consume(5_000, PATIENCE_SECONDS):
+            # It returns early only with so many of them, which the last ones aren't.
+            messages = consumer.consume(5_000, 0.2)
+            assert messages or time.monotonic() < deadline, f"nothing more came of {topic}, and not its end either"
+            for message in messages:
+                deadline = time.monotonic() + PATIENCE_SECONDS
                 if (error := message.error()) is not None:
                     assert error.code() == KafkaError._PARTITION_EOF, error
                     return

@@ -10,13 +10,15 @@ T = TypeVar("T")
 
 PATIENCE_SECONDS = 120
 """How long what takes a second on a machine of its own may take beside everything else."""
-_INTERVAL_SECONDS = 0.02
+_PAUSE_SECONDS, _PAUSE_SECONDS_MAX, _PAUSE_SHARE = 0.02, 0.1, 0.05
+"""Between two questions: that share of the time waited so far. To answer costs a daemon or a broker some milliseconds."""
 
 
 def wait_for(what: str, ask: Callable[[], T], timeout_seconds: float = PATIENCE_SECONDS) -> T:
     """Ask again and again until the answer is true, and return it. Raises AssertionError that says `what` did not come."""
-    deadline = time.monotonic() + timeout_seconds
+    begun = time.monotonic()
     while not (answer := ask()):
-        assert time.monotonic() < deadline, f"{what}: not within {timeout_seconds:g} s; the last answer was {answer!r:.1000}"
-        time.sleep(_INTERVAL_SECONDS)
+        waited = time.monotonic() - begun
+        assert waited < timeout_seconds, f"{what}: not within {timeout_seconds:g} s; the last answer was {answer!r:.1000}"
+        time.sleep(min(max(_PAUSE_SHARE * waited, _PAUSE_SECONDS), _PAUSE_SECONDS_MAX))
     return answer
