@@ -115,11 +115,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=_order)
 
 
-def _order(item: pytest.Item) -> tuple[bool, float]:
-    """Groups are handed out before all of these, the largest first."""
-    needs_servers = any(item.get_closest_marker(mark) for mark in ("live", "spark"))
+def _order(item: pytest.Item) -> tuple[bool, bool, float]:
+    """Groups are handed out before all of these, the largest first. Spark takes a minute to begin, whatever it is to do."""
+    has_spark, has_servers = (item.get_closest_marker(mark) is not None for mark in ("spark", "live"))
     timeout = item.get_closest_marker("timeout")
-    return not needs_servers, -timeout.args[0] if timeout is not None else 0
+    return not has_spark, not has_servers, -timeout.args[0] if timeout is not None else 0
 
 
 @pytest.fixture(scope="session")
