@@ -23,6 +23,8 @@ from tests.live.topics import Look, TopicReader
 from tests.live.waiting import PATIENCE_SECONDS, wait_for
 from tests.live.workload import Workload
 
+_LOOK_PAUSE_SECONDS = 0.02
+
 
 @dataclass
 class Scene:
@@ -184,7 +186,8 @@ class Watcher:
 
     def _watch(self) -> None:
         try:
-            while not self._stopping.is_set():
+            # A look asks the broker for all of its topics: without a pause they take a processor from what is looked at.
+            while not self._stopping.wait(_LOOK_PAUSE_SECONDS):
                 with contextlib.suppress(KafkaException, TimeoutError):  # Kafka is away at times
                     self.looks.append(self._reader.look())
         except BaseException as error:  # noqa: BLE001 - shown by `check`, in the test's thread
