@@ -1,17 +1,22 @@
 """Archives of the classes that Java loads: with them a broker or a Spark job starts with two thirds of the work.
 
 Java writes such an archive when a run ends, and maps it at the next start with the same class path. One that doesn't fit, after
-another Java or other jars have been installed, is passed over in silence, and nothing but the time is lost.
+another Java has been installed, is passed over in silence, and nothing but the time is lost. That of Spark lies in the virtual
+environment that has PySpark's jars, since it fits no other jars than these, be they the same to the byte.
 
 `python -m cdc.local.class_archives` writes those that are missing: of a broker, and of a job that goes from a topic to a table.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import tempfile
+import zlib
+from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -30,34 +35,62 @@ def start_options(jar_set: jars.JarSet) -> list[str]:
 
 
 def write() -> None:
-    """Write the archives, unless they are there. Raises `LocalServerError` if the broker or the job fails."""
+    """Write the archives that are missing. Raises `LocalServerError` if the broker or the job fails."""
     from cdc.local.kafka import Kafka  # it takes its options from here
 
-    if all(_path(jar_set).exists() for jar_set in (jars.KAFKA, jars.SPARK)):
+    missing = [jar_set for jar_set in (jars.KAFKA, jars.SPARK) if not _path(jar_set).exists()]
+    if not missing:
         return
-    for jar_set in (jars.KAFKA, jars.SPARK):
-        _path(jar_set).unlink(missing_ok=True)
-    # Beside the archives, so that each appears whole.
-    with tempfile.TemporaryDirectory(dir=_path(jars.KAFKA).parent, prefix=".classes-") as folder:
-        written = {jar_set: Path(folder) / f"{jar_set.name}.jsa" for jar_set in (jars.KAFKA, jars.SPARK)}
-        os.environ[_OPTIONS] = _writing(written[jars.KAFKA])
-        with Kafka(Path(folder) / "kafka") as kafka:
-            os.environ[_OPTIONS] = _writing(written[jars.SPARK])
-            _run_a_job(kafka.bootstrap_servers, Path(folder) / "table")
-        del os.environ[_OPTIONS]
+    with contextlib.ExitStack() as exits:
+        # Beside the archives, so that each appears whole.
+        folders = {
+            jar_set: Path(exits.enter_context(tempfile.TemporaryDirectory(dir=_path(jar_set).parent, prefix=".classes-")))
+            for jar_set in missing
+        }
+        written = {jar_set: folder / "classes.jsa" for jar_set, folder in folders.items()}
+        scratch = folders[missing[0]]
+        with _writing(written.get(jars.KAFKA)):
+            kafka = exits.enter_context(Kafka(scratch / "kafka"))
+        if jars.SPARK in missing:
+            with _writing(written[jars.SPARK]):
+                _run_a_job(kafka.bootstrap_servers, scratch / "table")
+        kafka.stop()  # and Java writes
         for jar_set, archive in written.items():
             if archive.exists():
+                _remove_outdated(jar_set)
                 archive.rename(_path(jar_set))
             else:
                 print(f"this Java writes no archive of its classes: {jar_set.name} goes on starting slowly")
 
 
 def _path(jar_set: jars.JarSet) -> Path:
-    return jars.jar_folder(jar_set).with_suffix(".jsa")
+    """Where its archive is. Java takes none whose jars were written at another time, as those of another installation are."""
+    folder = jars.jar_folder(jar_set)
+    if jar_set is not jars.SPARK or (pyspark := find_spec("pyspark")) is None or pyspark.origin is None:
+        return folder.with_suffix(".jsa")
+    all_jars = sorted([*(Path(pyspark.origin).parent / "jars").glob("*.jar"), *folder.glob("*.jar")])
+    times = [(jar.name, jar.stat().st_mtime_ns) for jar in all_jars]
+    # With the installation that it is of, it goes.
+    return Path(sys.prefix) / f"{folder.name}-{zlib.crc32(repr(times).encode()):08x}.jsa"
 
 
-def _writing(archive: Path) -> str:
-    return f"-XX:ArchiveClassesAtExit={archive} -Xlog:cds*=off"
+def _remove_outdated(jar_set: jars.JarSet) -> None:
+    if (folder := _path(jar_set).parent) == Path(sys.prefix):
+        for archive in folder.glob(f"{jar_set.name}-*.jsa"):
+            archive.unlink()
+
+
+@contextlib.contextmanager
+def _writing(archive: Path | None) -> Iterator[None]:
+    """What is started in it writes this archive at its end."""
+    if archive is None:
+        yield
+        return
+    os.environ[_OPTIONS] = f"-XX:ArchiveClassesAtExit={archive} -Xlog:cds*=off"
+    try:
+        yield
+    finally:
+        del os.environ[_OPTIONS]
 
 
 def _run_a_job(bootstrap_servers: str, table: Path) -> None:

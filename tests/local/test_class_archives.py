@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,6 +21,25 @@ def test_classes_come_from_the_archive() -> None:
     assert loaded
     # The rest was not loaded by a broker that has its storage.
     assert sum("shared objects file" in line for line in loaded) > len(loaded) / 2
+
+
+def test_spark_has_an_archive_for_the_jars_that_are_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    package = tmp_path / "pyspark"
+    (package / "jars").mkdir(parents=True)
+    jar = package / "jars" / "spark-core.jar"
+    (package / "__init__.py").touch()
+    jar.touch()
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    monkeypatch.setattr(class_archives, "find_spec", lambda _: SimpleNamespace(origin=str(package / "__init__.py")))
+    monkeypatch.setattr(jars, "jar_folder", lambda jar_set: tmp_path / f"{jar_set.name}-1")
+    first = class_archives._path(jars.SPARK)
+    first.touch()
+    assert class_archives.start_options(jars.SPARK)[0].endswith(str(first))
+    # The same jar, installed again: Java would refuse the archive, and say nothing.
+    os.utime(jar, ns=(1, 1))
+    assert class_archives.start_options(jars.SPARK) == []
+    class_archives._remove_outdated(jars.SPARK)
+    assert not first.exists()
 
 
 def test_there_are_no_options_before_there_is_an_archive(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,8 @@ import pytest
 from pyspark.core.context import SparkContext
 from pyspark.sql import SparkSession
 
-from cdc.local.jars import SPARK, jar_folder
+from cdc.local.class_archives import start_options
+from cdc.local.jars import SPARK, class_path, jar_folder
 from spark_jobs.session import build_session
 
 _IS_TORN = pytest.StashKey[bool]()
@@ -72,10 +73,15 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
             # With one compiler alone Java would keep 48 MB of code, which isn't enough for all tests: it would compile again.
-            "spark.driver.extraJavaOptions": (
-                "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC"
-                " -XX:+UnlockDiagnosticVMOptions -XX:-BytecodeVerificationRemote"
+            "spark.driver.extraJavaOptions": " ".join(
+                [
+                    *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"),
+                    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+                    *start_options(SPARK),
+                ]
             ),
+            # As the archive of classes was written; it fits no other class path.
+            "spark.driver.extraClassPath": class_path(SPARK),
             "spark.sql.warehouse.dir": str(warehouse),
         },
     )
