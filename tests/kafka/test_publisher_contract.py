@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from cdc.errors import PublishAborted, PublishError
+from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.kafka.errors import FencedError
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
@@ -39,14 +39,24 @@ def ground(request: pytest.FixtureRequest) -> Ground:
 
 @pytest.fixture
 def start(ground: Ground) -> Iterator[Start]:
-    """Starts publishers, one after the other, and ends those that haven't been."""
+    """Starts publishers, one after the other, and ends those that haven't been. As a daemon does, it tries again while Kafka
+    doesn't answer: a broker under load may not know yet who leads a new partition.
+    """
     started: list[Publisher] = []
 
     def make(mode: Mode, **settings: object) -> Publisher:
-        new = publisher(ground, mode, **settings)  # type: ignore[arg-type]  # each has its own type
-        new.start()
-        started.append(new)
-        return new
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            new = publisher(ground, mode, **settings)  # type: ignore[arg-type]  # each has its own type
+            try:
+                new.start()
+            except ConnectionLostError:
+                new.stop(0)
+                if time.monotonic() > deadline:
+                    raise
+            else:
+                started.append(new)
+                return new
 
     yield make
     for one in started:
