@@ -1,7 +1,8 @@
 """Where partitions end, and how far readers of committed messages get, asked after every commit: so it has to be cheap.
 
 clients      are kept, as a new one costs as much as a hundred questions; until there is trouble: one that has been told
-             who leads a partition goes on believing it
+             who leads a partition goes on believing it. (What it asks carries the leader's epoch, and a broker that has
+             been told of another one refuses: it is no answer, not a wrong one.)
 consumers    ask for many partitions at a fifth of what an admin client takes
 counts       of partitions are asked for again a second later: where somebody adds one, nothing is looked for in it for
              so long
