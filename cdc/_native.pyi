@@ -104,6 +104,7 @@ class CompiledRowPath:
         parts: list[tuple[bytes, int, int]],
         fields_max: int,
         images: ImageKeys | None,
+        tells_upserts: bool,
     ) -> None:
         """Take a space's rows from here on."""
     def pass_over(self, space_id: int) -> None:

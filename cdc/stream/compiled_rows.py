@@ -30,6 +30,8 @@ _new_row_path: Final[Callable[[bytes, bool, int | None, str, int], native.Compil
 _KINDS: Final[dict[type, int]] = {type(None): 1, bool: 2, int: 4, str: 8, bytes: 16, UUID: 32}
 """Of each type of values its bit in a plan (cdc/native/src/plan.rs)."""
 _ALL_KINDS: Final = sum(_KINDS.values())
+_INSTANT: Final = 64
+"""Of points in time, which a key has without their zones."""
 _RECORDS_FROM: Final = {"none": None, "multi": 2, "all": 1}
 _NO_MAX: Final = 1 << 32
 _PAST_FORMAT: Final = re.compile(r"field_\d+")
@@ -90,7 +92,9 @@ def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name that isn't UTF-8
-    path.take(form.space_id, space.topic, name, space.table, space.schema, fields, parts, _fields_max(form), images)
+    tells_upserts = not form.is_vinyl  # of vinyl they are counted, where the server merges them
+    about = space.topic, name, space.table, space.schema
+    path.take(form.space_id, *about, fields, parts, _fields_max(form), images, tells_upserts)
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:
@@ -105,6 +109,8 @@ def _kinds(part: KeyPart) -> int:
     """The types of values that a part of the key may have and that are written as they are; 0 if there are none."""
     if part.path:
         return 0
+    if part.type == "datetime" and not part.is_as_written:
+        return _INSTANT
     return _ALL_KINDS if part.type in PLAIN_FIELD_TYPES else sum(_KINDS[kind] for kind in writing(part)[1])
 
 

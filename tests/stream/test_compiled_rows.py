@@ -86,6 +86,17 @@ VALUES = st.recursive(
     max_leaves=6,
 )
 
+BASES = st.sampled_from([{Key.INDEX_BASE: 1}, {Key.INDEX_BASE: 1}, {Key.INDEX_BASE: 0}, {}])
+OPERATIONS = st.lists(
+    st.tuples(
+        st.sampled_from(["=", "=", "+", "-", "&", "|", "^", "!", "#", "?"]),
+        st.integers(1, 6) | st.integers(-3, 300) | st.sampled_from([*NAMES, "name.a", "[2]", "none", True]),
+        VALUES,
+    ).map(list)
+    | st.just([":", 2, 1, 1, "x"]),
+    max_size=3,
+)
+
 
 def of_type(kind: str) -> st.SearchStrategy[Any]:
     """Mostly what such a field has."""
@@ -139,8 +150,8 @@ def body_of(draw: st.DrawFn, kind: int, tuple_: list[Any], parts: list[tuple[int
     if kind == Type.DELETE:
         return body | draw(st.sampled_from([{}, {Key.INDEX_ID: 0}, {Key.INDEX_ID: 1}])) | {Key.KEY: key}
     if kind == Type.UPDATE:
-        return body | {Key.INDEX_BASE: 1, Key.KEY: key, Key.TUPLE: [["=", 2, 5]]}
-    return body | {Key.INDEX_BASE: 1, Key.TUPLE: tuple_, Key.OPS: [["+", 2, 5]]}
+        return body | draw(BASES) | {Key.KEY: key, Key.TUPLE: draw(OPERATIONS)}
+    return body | draw(BASES) | {Key.TUPLE: tuple_, Key.OPS: draw(OPERATIONS)}
 
 
 def outcome(
@@ -267,9 +278,35 @@ def test_the_compiled_path_takes_what_it_can(length: int, size: int) -> None:
     assert target.open_byte_count == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [
+        (Type.UPDATE, {Key.KEY: [5], Key.TUPLE: [["=", "name", "a"], ["+", 3, 1.5], ["#", -1, 1]]}),
+        (Type.UPSERT, {Key.TUPLE: [5, "a"], Key.OPS: [["=", 2, "b"]]}),
+    ],
+)
+def test_operations_are_not_handed_back(kind: int, more: dict[int, Any]) -> None:
+    frames = requests_of(300, 1, kind, lambda _: {Key.SPACE_ID: USERS, Key.INDEX_BASE: 1, **more}, first=11)
+    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    counting = Counting(target)
+    batches = list(target.feed(frame_decoder().feed(b"".join(frames)), NOW_US))
+    assert (sum(batch.row_count for batch in batches), counting.row_count) == (300, 299)
+
+
+@pytest.mark.parametrize("part", [(0, "uuid"), (0, "datetime"), (0, "string")])
+def test_common_keys_are_not_handed_back(part: tuple[int, str]) -> None:
+    keys: dict[str, Callable[[int], Any]] = {"uuid": lambda number: UUID(int=number), "datetime": Datetime, "string": str}
+    key = keys[part[1]]
+    frames = requests_of(300, 1, Type.INSERT, lambda place: {Key.SPACE_ID: USERS, Key.TUPLE: [key(place), 1]}, first=11)
+    target = pipeline(BEGIN, spaces([("id", part[1]), ("n", "any")], [part]), version=(2, 11))
+    counting = Counting(target)
+    batches = list(target.feed(frame_decoder().feed(b"".join(frames)), NOW_US))
+    assert (sum(batch.row_count for batch in batches), counting.row_count) == (300, 299)
+
+
 def test_a_row_of_another_kind_is_handed_back_alone() -> None:
     header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.LSN: 211, Key.TIMESTAMP: 2.0}
-    update = wire.frame(header, {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]})
+    update = wire.frame(header, {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [[":", 1, 1, 1, "a"]]})
     target = pipeline(BEGIN, PLAIN, version=(2, 11))
     counting = Counting(target)
     batches = target.feed(frame_decoder().feed(b"".join([*rows(200, 1), update, *rows(200, 1, first=212)])), NOW_US)
@@ -279,7 +316,7 @@ def test_a_row_of_another_kind_is_handed_back_alone() -> None:
 def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom() -> None:
     """Else each transaction would cost a call of it."""
     header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.TIMESTAMP: 2.0}
-    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]}
+    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [[":", 1, 1, 1, "a"]]}
     data = b"".join(wire.frame({**header, Key.LSN: 11 + place}, body) for place in range(1000))
     target = pipeline(BEGIN, PLAIN, version=(2, 11))
     counting = Counting(target)
@@ -289,7 +326,7 @@ def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom() -> None:
 
 def test_a_time_when_it_got_nowhere_is_forgotten() -> None:
     header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.TIMESTAMP: 2.0}
-    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [["=", 1, "a"]]}
+    body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [[":", 1, 1, 1, "a"]]}
     parts = [wire.frame({**header, Key.LSN: 11 + place}, body) for place in range(5000)]
     lsn = 5011
     for _ in range(10):

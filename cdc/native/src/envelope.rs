@@ -7,6 +7,8 @@ pub const OPEN_CREATE: &[u8] = br#"{"op":"c","before":null,"after":"#;
 pub const OPEN_UPDATE: &[u8] = br#"{"op":"u","before":null,"after":"#;
 pub const OPEN_UPDATE_IMAGE: &[u8] = br#"{"op":"u","before":"#;
 pub const OPEN_DELETE_IMAGE: &[u8] = br#"{"op":"d","before":"#;
+pub const OPEN_PATCH: &[u8] = br#"{"op":"u","before":null,"after":null,"patch":"#;
+pub const THEN_UPSERT: &[u8] = br#","upsert":"#;
 pub const OPEN_DELETE: &[u8] = br#"{"op":"d","before":null,"after":null"#;
 
 /// The vclock, and the texts that hold while one origin's transactions follow each other.

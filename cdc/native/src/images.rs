@@ -37,16 +37,16 @@ pub struct ImagePlan {
 
 /// What a request's body has, as far as it matters here: where its values begin and end.
 #[derive(Default)]
-struct Body {
-    base: u64,
-    key: Option<(usize, usize)>,
-    tuple: Option<(usize, usize)>,
-    operations: Option<(usize, usize)>,
+pub struct Body {
+    pub base: u64,
+    pub key: Option<(usize, usize)>,
+    pub tuple: Option<(usize, usize)>,
+    pub operations: Option<(usize, usize)>,
 }
 
 impl Body {
     /// Each key once, in one byte, and nothing behind the last value: no server reads such a body in another way.
-    fn read(frame: &[u8], row: &Row) -> Option<Body> {
+    pub fn read(frame: &[u8], row: &Row) -> Option<Body> {
         let first = *frame.get(row.body)?;
         if first & 0xf0 != 0x80 {
             return None;

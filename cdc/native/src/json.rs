@@ -235,15 +235,30 @@ fn push_padded(out: &mut Vec<u8>, number: i64, width: usize) {
 
 /// Seconds as int64, then, where one of them isn't zero, nanoseconds int32, offset int16, time zone int16; little-endian.
 fn push_datetime(out: &mut Vec<u8>, data: &[u8]) -> Written {
+    let (seconds, nanosecond, offset) = datetime(data)?;
+    push_time(out, seconds, nanosecond, offset)
+}
+
+/// As `push_datetime`, of which only the instant counts.
+pub fn push_instant(out: &mut Vec<u8>, data: &[u8]) -> Written {
+    let (seconds, nanosecond, _) = datetime(data)?;
+    push_time(out, seconds, nanosecond, 0)
+}
+
+fn datetime(data: &[u8]) -> Result<(i64, i32, i64), Refused> {
     if data.len() != 8 && data.len() != 16 {
         return Err(Refused);
     }
     let seconds = i64::from_le_bytes(data[..8].try_into().map_err(|_| Refused)?);
-    let (mut nanosecond, mut offset) = (0, 0);
-    if data.len() == 16 {
-        nanosecond = i32::from_le_bytes([data[8], data[9], data[10], data[11]]);
-        offset = i64::from(i16::from_le_bytes([data[12], data[13]]));
+    if data.len() == 8 {
+        return Ok((seconds, 0, 0));
     }
+    let nanosecond = i32::from_le_bytes([data[8], data[9], data[10], data[11]]);
+    let offset = i64::from(i16::from_le_bytes([data[12], data[13]]));
+    Ok((seconds, nanosecond, offset))
+}
+
+fn push_time(out: &mut Vec<u8>, seconds: i64, nanosecond: i32, offset: i64) -> Written {
     if !(0..1_000_000_000).contains(&nanosecond) {
         return Err(Refused);
     }

@@ -11,6 +11,7 @@ pub mod keys;
 pub mod layout;
 pub mod numbers;
 pub mod overlay;
+pub mod patch;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;

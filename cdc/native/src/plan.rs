@@ -2,8 +2,8 @@
 
 use crate::images::ImagePlan;
 use crate::json::{
-    is_utf8, push_any, push_base64, push_signed, push_simple, push_text, push_unsigned, push_uuid,
-    Refused, Written,
+    is_utf8, push_any, push_base64, push_instant, push_signed, push_simple, push_text,
+    push_unsigned, push_uuid, Refused, Written,
 };
 use crate::wire::{Reader, Value};
 
@@ -14,8 +14,11 @@ pub const INTEGER: u8 = 4;
 pub const TEXT: u8 = 8;
 pub const BINARY: u8 = 16;
 pub const UUID: u8 = 32;
+/// Written as the instant that it is, whatever its zone.
+pub const DATETIME: u8 = 64;
 
 const EXT_UUID: i8 = 2;
+const EXT_DATETIME: i8 = 4;
 
 /// A field of the format: its name as JSON, and whether its type has none but simple values.
 pub struct Field {
@@ -42,6 +45,8 @@ pub struct Plan {
     pub name: Vec<u8>,
     /// Which of the topics.
     pub topic: usize,
+    /// Whether an UPSERT's event is made of the row alone, if it has no images.
+    pub tells_upserts: bool,
     /// By what its images are kept, if it has images.
     pub images: Option<ImagePlan>,
 }
@@ -72,6 +77,7 @@ impl Plan {
             schema,
             name,
             topic,
+            tells_upserts: false,
             images: None,
         }
     }
@@ -126,6 +132,35 @@ impl Plan {
         }
         out.push(b'}');
         Ok(reader.at)
+    }
+
+    /// The name of a field as JSON.
+    pub fn push_field_name(&self, out: &mut Vec<u8>, place: u64) {
+        let field = usize::try_from(place)
+            .ok()
+            .and_then(|place| self.fields.get(place));
+        match field {
+            Some((opening, _)) => out.extend_from_slice(&opening[1..opening.len() - 1]),
+            None => {
+                out.extend_from_slice(b"\"field_");
+                out.extend_from_slice((u128::from(place) + 1).to_string().as_bytes());
+                out.push(b'"');
+            }
+        }
+    }
+
+    /// The field that has a name.
+    pub fn place_of(&self, name: &[u8]) -> Option<u64> {
+        if !is_utf8(name) {
+            return None;
+        }
+        let mut text = Vec::with_capacity(name.len() + 2);
+        push_text(&mut text, name);
+        let place = self
+            .fields
+            .iter()
+            .position(|(opening, _)| opening[1..opening.len() - 1] == text)?;
+        Some(place as u64)
     }
 
     /// The key of a tuple whose fields lie at `places`.
@@ -193,6 +228,10 @@ fn push_part(out: &mut Vec<u8>, reader: &mut Reader, kinds: u8) -> Written {
         Value::Extension(EXT_UUID, data) => {
             push_uuid(out, data)?;
             UUID
+        }
+        Value::Extension(EXT_DATETIME, data) => {
+            push_instant(out, data)?;
+            DATETIME
         }
         _ => return Err(Refused),
     };

@@ -396,7 +396,8 @@ impl RowPath {
     /// Take a space's rows from here on: its topic; its name as JSON; the envelope's two pieces of it; for each field of its format
     /// the name as JSON and whether it has simple values; for each part of its key the name as JSON, its field, and the kinds of
     /// values that it may have. Tuples of more fields than `fields_max` are handed back. If it has images: what its keys in the store
-    /// begin with, the fields and types that they are made of, the names and types of its fields, and whether UPSERTs are taken.
+    /// begin with, the fields and types that they are made of, the names and types of its fields, and whether UPSERTs are taken;
+    /// `tells_upserts` is whether they are if it has none.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // it is one form, told once
     fn take(
         &mut self,
@@ -409,6 +410,7 @@ impl RowPath {
         parts: Vec<(Vec<u8>, usize, u8)>,
         fields_max: usize,
         images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
+        tells_upserts: bool,
     ) {
         let images = match images {
             None => None,
@@ -438,6 +440,7 @@ impl RowPath {
             .collect();
         let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
         plan.images = images;
+        plan.tells_upserts = tells_upserts;
         self.path.plans.insert(space_id, Some(plan));
     }
 

@@ -7,12 +7,14 @@
 use std::collections::HashMap;
 
 use crate::envelope::{
-    transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE,
+    transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
+    THEN_UPSERT,
 };
 use crate::frames::{extent, whole_until, Extent, Row, COMMIT};
-use crate::images::Work;
+use crate::images::{Body, Work};
 use crate::json::Refused;
 use crate::overlay::Overlay;
+use crate::patch::push_patch;
 use crate::plan::Plan;
 use crate::snapshot::Shown;
 use crate::wire::{Reader, Value};
@@ -343,6 +345,29 @@ impl RowPath {
                     key = Some((key_begin, value_begin));
                     outbox.bytes.extend_from_slice(OPEN_DELETE);
                 }
+                (UPDATE, None) => {
+                    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+                    let (Some(of), Some(operations)) = (body.key, body.tuple) else {
+                        return Err(Obstacle::Uncommon);
+                    };
+                    plan.push_key(&mut outbox.bytes, frame, of.0)?;
+                    value_begin = outbox.bytes.len();
+                    key = Some((key_begin, value_begin));
+                    outbox.bytes.extend_from_slice(OPEN_PATCH);
+                    push_patch(&mut outbox.bytes, plan, frame, operations.0, body.base)?;
+                }
+                (UPSERT, None) if plan.tells_upserts => {
+                    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+                    let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
+                        return Err(Obstacle::Uncommon);
+                    };
+                    value_begin = key_begin;
+                    outbox.bytes.extend_from_slice(OPEN_PATCH);
+                    push_patch(&mut outbox.bytes, plan, frame, operations.0, body.base)?;
+                    outbox.bytes.extend_from_slice(THEN_UPSERT);
+                    plan.push_row(&mut outbox.bytes, frame, tuple.0, &mut self.places)?;
+                    key = None;
+                }
                 _ => return Err(Obstacle::Uncommon),
             }
             outbox.seq += 1;
@@ -369,7 +394,7 @@ impl RowPath {
             match key {
                 Some(key) => {
                     outbox.add(plan.topic, key, value_begin);
-                    if self.settings.tombstones {
+                    if row.kind == DELETE && self.settings.tombstones {
                         outbox.messages.push(Message {
                             topic: plan.topic,
                             key,

@@ -1,0 +1,103 @@
+//! UPDATE and UPSERT of a space without images: what the operations say; as cdc.events.row_encoder's `patch`, for what is common.
+//!
+//! Paths, splices, and what can't be read are refused.
+
+use crate::json::{push_any, push_signed, Refused, Written};
+use crate::plan::Plan;
+use crate::wire::{Reader, Value};
+
+/// Appends the operations at `at` as a JSON array; returns where they end.
+pub fn push_patch(
+    out: &mut Vec<u8>,
+    plan: &Plan,
+    data: &[u8],
+    at: usize,
+    base: u64,
+) -> Result<usize, Refused> {
+    let mut reader = Reader::new(data, at);
+    let Some(Value::Array(count)) = reader.value() else {
+        return Err(Refused);
+    };
+    out.push(b'[');
+    for place in 0..count {
+        if place > 0 {
+            out.push(b',');
+        }
+        push_operation(out, plan, &mut reader, base)?;
+    }
+    out.push(b']');
+    Ok(reader.at)
+}
+
+fn push_operation(out: &mut Vec<u8>, plan: &Plan, reader: &mut Reader, base: u64) -> Written {
+    let (Some(Value::Array(3)), Some(Value::Text(&[code]))) = (reader.value(), reader.value())
+    else {
+        return Err(Refused);
+    };
+    let argument: &[u8] = match code {
+        b'=' | b'+' | b'-' | b'&' | b'|' | b'^' | b'!' => b",\"value\":",
+        b'#' => b",\"count\":",
+        _ => return Err(Refused),
+    };
+    out.extend_from_slice(b"{\"op\":\"");
+    out.push(code);
+    out.extend_from_slice(b"\",\"field\":");
+    match reader.value() {
+        Some(Value::Unsigned(number)) => {
+            plan.push_field_name(out, number.checked_sub(base).ok_or(Refused)?)
+        }
+        Some(Value::Signed(number)) if number < 0 => push_signed(out, number),
+        Some(Value::Text(name)) => {
+            plan.push_field_name(out, plan.place_of(name).ok_or(Refused)?);
+        }
+        _ => return Err(Refused),
+    }
+    out.extend_from_slice(argument);
+    push_any(out, reader, 0)?;
+    out.push(b'}');
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::plan::tests::users;
+
+    fn patch(operations: &[u8], base: u64) -> Result<String, Refused> {
+        let mut out = Vec::new();
+        let end = push_patch(&mut out, &users(), operations, 0, base)?;
+        assert_eq!(end, operations.len());
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn operations_say_what_they_do() {
+        assert_eq!(
+            patch(b"\x92\x93\xa1=\xa4name\xa1x\x93\xa1+\x04\x01", 1).unwrap(),
+            r#"[{"op":"=","field":"name","value":"x"},{"op":"+","field":"field_4","value":1}]"#
+        );
+        assert_eq!(
+            patch(b"\x92\x93\xa1=\x01\xc0\x93\xa1#\xff\x01", 0).unwrap(),
+            r##"[{"op":"=","field":"name","value":null},{"op":"#","field":-1,"count":1}]"##
+        );
+        assert_eq!(patch(b"\x90", 0).unwrap(), "[]");
+    }
+
+    #[test]
+    fn what_is_rare_is_left_to_python() {
+        for operations in [
+            &b"\x91\x93\xa1=\x00\x01"[..],
+            b"\x91\x93\xa1=\xa3n.a\x01",
+            b"\x91\x93\xa1?\x01\x01",
+            b"\x91\x93\xa2==\x01\x01",
+            b"\x91\x92\xa1=\x01",
+            b"\x91\x95\xa1:\x02\x01\x01\xa0",
+            b"\x91\x93\xa1=\xd0\x01\x01",
+            b"\x91\x93\xa1=\xc3\x01",
+            b"\x91\x93\xa1=\x01",
+            b"\xa0",
+        ] {
+            assert_eq!(patch(operations, 1), Err(Refused), "{operations:?}");
+        }
+    }
+}
