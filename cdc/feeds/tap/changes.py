@@ -55,7 +55,7 @@ Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """More than that no daemon gives out, and no message of TAP has room for."""
 
 
-class _Source(msgspec.Struct):
+class _Source(msgspec.Struct, gc=False):
     name: str
     table: str
     seq: Seq
@@ -68,13 +68,13 @@ _NULL: Final = b"null"
 _NOTHING: Final = msgspec.Raw(_NULL)
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     op: str
     source: _Source
     after: msgspec.Raw = _NOTHING
 
 
-class _EventWithRows(msgspec.Struct):
+class _EventWithRows(msgspec.Struct, gc=False):
     op: str
     source: _Source
     before: msgspec.Raw = _NOTHING
@@ -116,10 +116,22 @@ class _TableChange(msgspec.Struct):
     previousId: str | None = None  # noqa: N815 - the record's name for it
 
 
+class Renaming(NamedTuple):
+    """A space has another name."""
+
+    version: int
+    """Of the schema, from which on it has it."""
+    seq: int
+    """The last change before it."""
+    former: str
+    name: str
+
+
 class _SchemaSource(msgspec.Struct):
     name: str
     table: str
     schema_version: int
+    seq: int = 0
 
 
 class _Schema(msgspec.Struct):
@@ -130,14 +142,15 @@ class _Schema(msgspec.Struct):
 _schema: Final = msgspec.json.Decoder(_Schema).decode
 
 
-def renamed(value: bytes) -> tuple[int, str] | None:
-    """The version from which on a space has another name, and that name; None for all other records of schemas."""
+def renamed(value: bytes) -> Renaming | None:
+    """What has got another name; None for all other records of schemas."""
     try:
         record = _schema(value)
     except msgspec.MsgspecError:
         return None
-    is_renamed = any(change.previousId is not None for change in record.tableChanges)
-    return (record.source.schema_version, record.source.table) if is_renamed else None
+    source = record.source
+    former = next((change.previousId for change in record.tableChanges if change.previousId is not None), None)
+    return Renaming(source.schema_version, source.seq, former[1:-1], source.table) if former is not None else None
 
 
 class SpaceNames:
@@ -158,14 +171,25 @@ class Changes:
     """Makes changes of one daemon's messages."""
 
     def __init__(
-        self, name: str, template: str, vbucket_count: int, is_wanted: Callable[[str], bool], *, is_packed: bool
+        self,
+        name: str,
+        template: str,
+        vbucket_count: int,
+        is_wanted: Callable[[str], bool],
+        *,
+        is_packed: bool,
+        on_missing: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        """`name` is the events' `source.name`; of spaces that aren't wanted only the numbers are taken."""
+        """`name` is the events' `source.name`; of spaces that aren't wanted only the numbers are taken.
+
+        `on_missing` is told the space and the field of each row that lacks one of the key's.
+        """
         self._name = name
         self._is_wanted = is_wanted
         self._template = template
         self._mask = vbucket_count - 1
         self._is_packed = is_packed
+        self._on_missing = on_missing
         self._templates: dict[str, KeyTemplate | None] = {}
         self._needs_row = KeyTemplate(template, "").needs_row
         self._decode: Any = msgspec.json.Decoder(_EventWithRows if self._needs_row else _Event).decode
@@ -178,13 +202,14 @@ class Changes:
     def template(self, space: str) -> KeyTemplate | None:
         """How keys of a space are made; None if it isn't wanted."""
         if space not in self._templates:
-            self._templates[space] = KeyTemplate(self._template, space) if self._is_wanted(space) else None
+            wanted = self._is_wanted(space)
+            self._templates[space] = KeyTemplate(self._template, space, self._on_missing) if wanted else None
         return self._templates[space]
 
     def of(self, key: bytes | None, value: bytes | None) -> tuple[int, Numbered] | None:
         """The number of a message's event, and what it changes; None for a tombstone, and for what another program wrote.
 
-        Raises MalformedError, or ConfigurationError where the key template doesn't fit.
+        Raises MalformedError.
         """
         if value is None:
             return None

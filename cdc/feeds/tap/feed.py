@@ -19,7 +19,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.errors import CdcError, Remedy
-from cdc.feeds.tap.changes import Change, Changes, SpaceNames
+from cdc.feeds.tap.changes import Change, Changes, Renaming, SpaceNames
 from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
@@ -32,6 +32,8 @@ from cdc.feeds.tap.views import DaemonStore
 _Found = TypeVar("_Found")
 
 _RETRY_SECONDS: Final = 0.05
+_STORE_SECONDS: Final = 0.1
+"""How often the store is looked at while clients wait until it has come so far."""
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 256 * 1024
@@ -59,8 +61,14 @@ class Feed:
         self._log = structlog.get_logger()
         self._patterns = [re.compile(pattern) for pattern in tap.spaces]
         self._changes = Changes(
-            config.kafka.topic_prefix, tap.key, tap.vbuckets, self._is_wanted, is_packed=tap.value == "msgpack"
+            config.kafka.topic_prefix,
+            tap.key,
+            tap.vbuckets,
+            self._is_wanted,
+            is_packed=tap.value == "msgpack",
+            on_missing=self._is_left_out,
         )
+        self._left_out: set[tuple[str, str]] = set()
         self._topics = Topics(config.name, config.kafka)
         template, view_seconds_max = self._changes.template, tap.view_ms_max / 1000
         self._store: RowStore
@@ -89,7 +97,11 @@ class Feed:
         self.control = ControlPlace()
         self.renamed_version = 0
         """Clients that were filled from rows of an older version have keys that nobody can name (Rows.version)."""
-        self._renamed: set[str] = set()
+        self._renamings: list[Renaming] = []
+        self._renamed_seq = -1
+        self._stored: tuple[int, int] | None = None
+        """What the store had when it was looked at last."""
+        self._looking_at_store: asyncio.Task[None] | None = None
         self._keeps_all = config.snapshot.mode != "never"
 
     async def start(self, stopping: asyncio.Event) -> bool:
@@ -140,7 +152,9 @@ class Feed:
 
     async def since(self, date: int) -> int | None:
         """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
-        return await self._looked(lambda: self._topics.since(date * 1000))
+        seq = await self._looked(lambda: self._topics.since(date * 1000))
+        # Of what has got another name since, the changes don't tell.
+        return seq if seq is not None and seq > self._renamed_seq else None
 
     @property
     def served(self) -> str:
@@ -209,11 +223,20 @@ class Feed:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
-    def was_swept(self, seq: int) -> None:
-        """Up to this number keys may be gone that nobody can name."""
-        if self.own_store is None:  # which tells by itself when it has come so far
-            self.control = self.control._replace(swept_seq=max(self.control.swept_seq, seq))
+    def was_swept(self, seq: int, offset: int) -> None:
+        """Up to this number keys may be gone that nobody can name; told by the record before this offset."""
+        control = self.control
+        # The server's own store tells by itself when it has come so far. Records are read again at each start.
+        if self.own_store is None and (seq, offset) > (control.swept_seq, control.swept_offset):
+            self.control = control._replace(swept_seq=seq, swept_offset=offset)
+            self._is_view_old = True
             self._tell_all()
+
+    def was_lost(self, seq: int) -> None:
+        """Changes up to this number are nowhere on the topics; the daemon's store has what they made."""
+        if self.own_store is None:
+            self._log.warning("clients that were filled before are filled again from the daemon's store", seq=seq)
+            self.was_swept(seq, 0)
 
     def snapshots_read(self, offset: int) -> None:
         """Of all sweeps up to here `was_swept` was told."""
@@ -230,11 +253,14 @@ class Feed:
             self._forget()
             self._tell_all()
 
-    def was_renamed(self, version: int, space: str) -> None:
-        """With this version of the schema a space has got this name."""
-        self._renamed.add(space)
+    def was_renamed(self, renaming: Renaming) -> None:
+        """A space has got another name."""
+        if renaming in self._renamings or not (self._is_wanted(renaming.former) or self._is_wanted(renaming.name)):
+            return
+        self._renamings.append(renaming)
+        self._renamed_seq = max(self._renamed_seq, renaming.seq)
         if self.own_store is None:
-            self.renamed_version = max(self.renamed_version, version)
+            self.renamed_version = max(self.renamed_version, renaming.version)
             self._tell_all()
 
     def _store_was_reset(self, epoch: int) -> None:
@@ -273,17 +299,66 @@ class Feed:
 
     def is_over(self, session: Session) -> bool:
         """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
-        return session.is_reset or session.begun_seq < self.control.swept_seq or session.begun_version < self.renamed_version
+        control = self.control
+        if session.is_reset or session.begun_seq < control.swept_seq:
+            return True
+        if session.begun_seq == control.swept_seq and session.begun_offset != control.swept_offset:
+            return True
+        return session.begun_version < self.renamed_version and self._has_other_names(session)
+
+    def _has_other_names(self, session: Session) -> bool:
+        """Whether a space that the client gets, or got, has another name than when it was filled."""
+        wanted = self._spaces_of(session.name)
+        if wanted is None or self.own_store is not None:  # whose versions aren't the schema's
+            return True
+        return any(
+            one.version > session.begun_version and (one.former in wanted or one.name in wanted) for one in self._renamings
+        )
 
     def is_new_enough(self, rows: Rows, seq: int) -> bool:
         """Whether the store has come to this number, and to where keys were last lost sight of.
 
         If it hasn't, the next view is a new one.
         """
-        if rows.seq >= max(seq, self.control.swept_seq) and rows.version >= self.renamed_version:
+        if self._is_new_enough(rows.seq, rows.version, seq):
             return True
         self._is_view_old = True
         return False
+
+    def _is_new_enough(self, stored: int, version: int, seq: int) -> bool:
+        return stored >= max(seq, self.control.swept_seq) and version >= self.renamed_version
+
+    @property
+    def swept_offset(self) -> int:
+        """Behind the last record that told of keys that nobody can name."""
+        return self.control.swept_offset
+
+    async def wait_stored(self, seq: int) -> None:
+        """Until the store has come to this number, and to where keys were last lost sight of."""
+        while (stored := self._stored) is None or not self._is_new_enough(*stored, seq):
+            if self._looking_at_store is None or self._looking_at_store.done():
+                self._looking_at_store = asyncio.create_task(self._look_at_store())
+            await asyncio.shield(self._looking_at_store)
+
+    async def _look_at_store(self) -> None:
+        """One look serves all who wait, in a moment: nobody tells when the store has come so far."""
+        await asyncio.sleep(_STORE_SECONDS)
+        try:
+            self._stored = await asyncio.to_thread(self._store.place)
+        except BusyError as error:
+            self._log.debug("clients wait for the store", why=str(error))
+
+    def _is_left_out(self, space: str, field: str) -> None:
+        """For any thread."""
+        if (space, field) not in self._left_out:
+            self._left_out.add((space, field))
+            self._log.warning(
+                "rows that lack a field of tap.key have no key, and are left out: name a field that all rows have, or leave the "
+                "space out of tap.spaces",
+                space=space,
+                field=field,
+                key=self._config.key,
+            )
 
     def is_alone(self, session: Session, space: str) -> bool:
         """Whether this is the only space that the client gets."""
@@ -400,7 +475,7 @@ class Feed:
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
         """What a TRUNCATE has removed; None if nobody knows."""
-        if change.space in self._renamed or not self._keeps_all:
+        if not self._keeps_all or any(one.name == change.space for one in self._renamings):
             return None  # its rows may never have been in the topic of that name
         task = self._former_keys.get(change.seq)
         if task is None:
@@ -434,9 +509,9 @@ class Feed:
             return await asyncio.to_thread(look)
 
     async def wait_until_at_end(self) -> None:
-        """Until everything has been read that there is."""
+        """Until everything has been read that there is, and is in the ring."""
         assert self._reader is not None
-        while not self._reader.is_at_end:
+        while not self._reader.is_at_end or self._ring.last < self._reader.seq:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._grown.wait(), 0.1)
 
@@ -449,11 +524,14 @@ class _Controls:
         self._loop = loop
         self.snapshots_offset = feed.control.offset
 
-    def swept(self, seq: int) -> None:
-        _call(self._loop, self._feed.was_swept, seq)
+    def swept(self, seq: int, offset: int) -> None:
+        _call(self._loop, self._feed.was_swept, seq, offset)
 
-    def renamed(self, version: int, space: str) -> None:
-        _call(self._loop, self._feed.was_renamed, version, space)
+    def renamed(self, renaming: Renaming) -> None:
+        _call(self._loop, self._feed.was_renamed, renaming)
+
+    def lost(self, seq: int) -> None:
+        _call(self._loop, self._feed.was_lost, seq)
 
     def snapshots_read(self, offset: int) -> None:
         self.snapshots_offset = offset

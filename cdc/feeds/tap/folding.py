@@ -48,7 +48,7 @@ class Emptied(NamedTuple):
     space_id: int
 
 
-class _Source(msgspec.Struct):
+class _Source(msgspec.Struct, gc=False):
     name: str
     table: str
     space_id: int
@@ -56,7 +56,7 @@ class _Source(msgspec.Struct):
     snapshot_id: str | None = None
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, gc=False):
     op: str
     source: _Source
     after: msgspec.Raw = msgspec.Raw(_NULL)
@@ -244,8 +244,9 @@ class Fold:
             return
         is_known = space.version >= 0
         if is_known and not record.is_dropped and not space.is_dropped and record.name != space.name:
-            self.is_reset = True
-            self.is_outgrown |= self._is_wanted(record.name) and not self._is_wanted(space.name)
+            was_wanted, is_wanted = self._is_wanted(space.name), self._is_wanted(record.name)
+            self.is_reset |= was_wanted or is_wanted
+            self.is_outgrown |= is_wanted and not was_wanted
         # Keys of another form can't be told from these. With images `t` follows, and all rows.
         if is_known and not space.is_dropped and record.key_columns and record.key_columns != space.key_columns:
             space.gap = max(space.gap, record.seq)

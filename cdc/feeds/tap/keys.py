@@ -1,7 +1,8 @@
 """What keys are called at a client, and in which vbucket they are.
 
 `{space}:{key}` by default: the space's name, and the primary key's values as text, joined by ":". A key template may name any
-field of the row instead: `user:{id}`. Of a row that is gone the fields are those that it had.
+field of the row instead: `user:{id}`. Of a row that is gone the fields are those that it had. A row that lacks
+such a field has no key, and is left out.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import Any, Final
 import msgspec
 
 from cdc.config.tap import KEY_FIELD
-from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
 
 _SINGLE: Final = re.compile(rb'\{"(?:[^"\\])*":(?:(-?[0-9]+)|"([^"\\]*)")\}')
@@ -48,14 +48,17 @@ def _text(value: Any) -> bytes:
 class KeyTemplate:
     """Makes the keys of one space."""
 
-    def __init__(self, template: str, space: str) -> None:
+    def __init__(self, template: str, space: str, on_missing: Callable[[str, str], None] = lambda *_: None) -> None:
+        """`on_missing` is told the space and the field of each row that lacks one of the key's."""
         names = KEY_FIELD.findall(template)
         self.needs_row = not set(names) <= {SPACE, KEY}
         """Whether the primary key's values aren't enough."""
-        self._template = template
         self._space = space
+        self._on_missing = on_missing
         self.prefix: bytes | None = None
         """What stands before the primary key's values, if nothing else is in the key."""
+        self._parts = KEY_FIELD.split(template)
+        """What stands as it is, and names, by turns."""
         self.of_key: Callable[[bytes], bytes] = self._of_key
         """From the primary key as the topics have it."""
         prefix, _, rest = template.partition("{key}")
@@ -72,17 +75,14 @@ class KeyTemplate:
     def _of_key(self, key: bytes) -> bytes:
         return self._filled({SPACE: self._space.encode(), KEY: joined(key)})
 
-    def of_row(self, key: bytes, row: bytes) -> bytes:
-        """From the primary key and the row, as the topics have them. Raises ConfigurationError if the row lacks a field."""
+    def of_row(self, key: bytes, row: bytes) -> bytes | None:
+        """From the primary key and the row, as the topics have them; None if the row lacks a field."""
         fields = {name: _text(value) for name, value in _decode(row).items()}
-        return self._filled({**fields, SPACE: self._space.encode(), KEY: joined(key)})
+        try:
+            return self._filled({**fields, SPACE: self._space.encode(), KEY: joined(key)})
+        except KeyError as error:
+            self._on_missing(self._space, error.args[0])
+            return None
 
     def _filled(self, values: dict[str, bytes]) -> bytes:
-        try:
-            parts = KEY_FIELD.split(self._template)
-            return b"".join(values[part] if place % 2 else part.encode() for place, part in enumerate(parts))
-        except KeyError as error:
-            raise ConfigurationError(
-                f"a row of space {self._space!r} has no field {error.args[0]!r}, which tap.key = {self._template!r} names",
-                "Name a field that all rows have, or leave the space out of tap.spaces.",
-            ) from None
+        return b"".join(values[part] if place % 2 else part.encode() for place, part in enumerate(self._parts))

@@ -16,7 +16,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
-from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, renamed, swept_at
+from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, Renaming, renamed, swept_at
 from cdc.feeds.tap.merging import Batch, Merger
 from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
 from cdc.kafka.clients import Admin, KafkaClients
@@ -240,11 +240,14 @@ class Controls(Protocol):
     snapshots_offset: int
     """Up to where `<prefix>.snapshot` was read, also by a process before this one; 0: nobody has."""
 
-    def swept(self, seq: int) -> None:
-        """Up to this number keys may be gone that nobody can name."""
+    def swept(self, seq: int, offset: int) -> None:
+        """Up to this number keys may be gone that nobody can name; told by the record before this offset."""
 
-    def renamed(self, version: int, space: str) -> None:
-        """With this version of the schema a space has got this name."""
+    def renamed(self, renaming: Renaming) -> None:
+        """A space has got another name."""
+
+    def lost(self, seq: int) -> None:
+        """Changes up to this number are nowhere on the topics."""
 
     def snapshots_read(self, offset: int) -> None:
         """`<prefix>.snapshot` was read up to here."""
@@ -287,6 +290,11 @@ class LiveReader(TopicThread):
         self._hole_since = 0.0
         self._heads: dict[Place, int] = {}
         self._ended: dict[Place, int] = {}
+
+    @property
+    def seq(self) -> int:
+        """The last change that it has handed on."""
+        return self._merger.next_seq - 1
 
     @property
     def is_stopping(self) -> bool:
@@ -343,7 +351,7 @@ class LiveReader(TopicThread):
                 continue
             topic = message.topic()
             if topic in controls:
-                self._take_control(topic, message.value() or b"")
+                self._take_control(topic, message.value() or b"", (message.offset() or 0) + 1)
                 continue
             try:
                 found = of(message.key(), message.value())
@@ -366,16 +374,16 @@ class LiveReader(TopicThread):
             if self._stopping.is_set():
                 return
 
-    def _take_control(self, topic: str, value: bytes) -> None:
+    def _take_control(self, topic: str, value: bytes, offset: int) -> None:
         assert self._controls is not None
         if topic == self._source.schemas:
             news = renamed(value)
             if news is not None:
-                self._controls.renamed(*news)
+                self._controls.renamed(news)
             return
         seq = swept_at(value)
         if seq is not None:
-            self._controls.swept(seq)
+            self._controls.swept(seq, offset)
 
     def _take_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
@@ -428,8 +436,5 @@ class LiveReader(TopicThread):
         first, last = self._merger.skip()
         self.lost_count += last - first + 1
         self._hole_since = 0.0
-        self._log.error(
-            "changes are nowhere on the topics: they were deleted, or a topic was; clients go on without them",
-            first=first,
-            last=last,
-        )
+        self._log.error("changes are nowhere on the topics: they were deleted, or a topic was", first=first, last=last)
+        self._controls.lost(last)

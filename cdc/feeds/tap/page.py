@@ -45,7 +45,7 @@ SERVER_COUNTERS: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
     "tarantool_cdc_tap_dropped": ("Clients that were dropped because they stood still or fell behind", lambda s: s.dropped_count),
     "tarantool_cdc_tap_refused": ("Connections that were turned away by tap.clients_max", lambda s: s.refused_count),
     "tarantool_cdc_tap_lost": (
-        "Changes that are nowhere on the topics any more, so that clients went on without them",
+        "Changes that are nowhere on the topics any more; clients were filled again from the daemon's store, if that is the one",
         lambda s: s.feed.reader.lost_count if s.feed.reader is not None else 0,
     ),
 }

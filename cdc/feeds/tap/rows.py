@@ -95,9 +95,14 @@ class RowStore(ABC):
 
     def seq(self) -> int:
         """The last change that is in the store now. Raises BusyError, or StateError if it can't be read at all."""
+        return self.place()[0]
+
+    def place(self) -> tuple[int, int]:
+        """The same, and the version of what is there; rows that are read from now on are no older. Raises as `seq`."""
         with self._lock, self._errors():
             self._release()
-            return self._current().seq
+            view = self._current()
+            return view.seq, view.version
 
     def read(self, cursor: Cursor, selection: Selection, *, is_packed: bool, count_max: int, bytes_max: int) -> Rows:
         """The rows behind a cursor, until there are so many. Raises as `seq`."""

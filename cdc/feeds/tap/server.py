@@ -361,6 +361,7 @@ class TapServer:
             now,
             begun_seq=max(0, place.seq),
             begun_version=self.feed.renamed_version,
+            begun_offset=self.feed.swept_offset,
             # What it was told under this name, it may have still.
             is_reset=former is not None and not wish.is_dump and place.seq == NEW,
             is_replaying=is_replaying,

@@ -37,6 +37,8 @@ class ControlPlace(NamedTuple):
     """Up to where `<prefix>.snapshot`, which tells of them, was read."""
     served: str = ""
     """What of the configuration makes keys and values."""
+    swept_offset: int = 0
+    """Behind the record that told of `swept_seq`: who was filled at this very number, but before it, has such keys too."""
 
 
 @dataclass(slots=True)
@@ -55,6 +57,8 @@ class Session:
     """Where it was when it was filled last, or began to follow."""
     begun_version: int = 0
     """The schema's version then."""
+    begun_offset: int = 0
+    """What ControlPlace had for `swept_offset` then."""
     is_reset: bool = False
     """Whether the client must first be told that everything is gone."""
     is_replaying: bool = False
@@ -96,6 +100,7 @@ class Session:
             "lost": sorted(self.lost),
             "begun_seq": self.begun_seq,
             "begun_version": self.begun_version,
+            "begun_offset": self.begun_offset,
             "is_reset": self.is_reset,
             "is_replaying": self.is_replaying,
             "is_ended": self.is_ended,
@@ -128,6 +133,7 @@ class Session:
             lost,
             value["begun_seq"],
             value["begun_version"],
+            value.get("begun_offset", 0),
             value["is_reset"],
             value["is_replaying"],
             value.get("is_ended", False),

@@ -33,7 +33,6 @@ _PIECE_MESSAGES: Final = 1_000
 """The same, to clients that don't acknowledge."""
 _CHANGED_BYTES_MAX: Final = 32 * 1024 * 1024
 _KEY_BYTES: Final = 100
-_RETRY_SECONDS: Final = 0.1
 NEW: Final = -1
 """The number of a place that no view of the store has given yet."""
 
@@ -54,6 +53,13 @@ class Source(Protocol):
 
     def is_new_enough(self, rows: Rows, seq: int) -> bool:
         """Whether the store has come to this number, and to where keys were last lost sight of."""
+
+    @property
+    def swept_offset(self) -> int:
+        """Behind the last record that told of keys that nobody can name."""
+
+    async def wait_stored(self, seq: int) -> None:
+        """Until the store has come to this number, and to where keys were last lost sight of."""
 
     async def wait_read(self, seq: int) -> None:
         """Until the topics have been read up to a number. Raises ExpiredError if it is of another time."""
@@ -150,7 +156,10 @@ class ClientStream:
         while True:
             try:
                 if session.is_reset:
-                    self._least_seq = max(0, self._place.seq)
+                    # Nobody is left with nothing for a store that can't be read yet.
+                    self._least_seq = await self._wait_stored(max(0, self._place.seq))
+                    # A server that is killed behind the FLUSH must not go on from the place before it.
+                    await self._sessions.keep(session)
                     await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
                     await self._settle()
                     session.is_reset = False
@@ -190,16 +199,27 @@ class ClientStream:
             if self._place.seq != NEW:
                 raise
             self._least_seq = 0
+        offset = self._source.swept_offset
         rows = await self._source.read(cursor, self._selection)
         while not self._source.is_new_enough(rows, self._least_seq):
-            await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when the store has come so far
+            await self._source.wait_stored(self._least_seq)
+            offset = self._source.swept_offset
             rows = await self._source.read(cursor, self._selection)
         if self._place.seq == NEW:
             session = self.session
             self._place = session.place = Place(rows.seq, cursor)
-            session.begun_seq, session.begun_version = rows.seq, rows.version
+            session.begun_seq, session.begun_version, session.begun_offset = rows.seq, rows.version, offset
             await self._sessions.keep(session)
         return rows
+
+    async def _wait_stored(self, seq: int) -> int:
+        """Until there are rows that are no older than a change; returns that, or 0 if it is of another time."""
+        try:
+            await self._source.wait_read(seq)
+        except ExpiredError:
+            seq = 0
+        await self._source.wait_stored(seq)
+        return seq
 
     async def _fill(self, rows: Rows) -> None:
         changed: set[bytes] | None = set()

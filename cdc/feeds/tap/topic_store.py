@@ -266,7 +266,10 @@ class TopicStore(RowStore):
             start = _HEAD.size + key_length
             primary = row[_HEAD.size : start] if key_length else key[4:]
             value = row[start:]
-            names.append(template.of_row(primary, value) if template.needs_row else template.of_key(primary))
+            name = template.of_row(primary, value) if template.needs_row else template.of_key(primary)
+            if name is None:
+                continue
+            names.append(name)
             values.append(packed(value) if is_packed else value)
             numbers.append((seq, seq))
         return self._frames(names, values, numbers, selection)

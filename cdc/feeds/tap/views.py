@@ -69,14 +69,18 @@ class DaemonStore(RowStore):
             fields = tuple_values(row)
             try:
                 shown = encode[len(fields)](fields)
+                name: bytes | None
                 if number_field is not None:
-                    names.append(b"%b%d" % (prefix, fields[number_field]))
+                    name = b"%b%d" % (prefix, fields[number_field])
                 elif needs_row:
-                    names.append(template.of_row(key_of(fields), shown))
+                    name = template.of_row(key_of(fields), shown)
                 else:
-                    names.append(of_key(key_of(fields)))
+                    name = of_key(key_of(fields))
             except (EncodingError, SchemaError):
                 continue  # it has no event either
+            if name is None:
+                continue
+            names.append(name)
             values.append(row if is_packed else shown)
         numbers = [(view.seq + number, view.seq) for number in range(place, place + len(names))]
         return self._frames(names, values, numbers, selection)

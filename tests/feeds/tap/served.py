@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from cdc import config
 from cdc.feeds.tap import wire
-from cdc.feeds.tap.changes import Change, Kind
+from cdc.feeds.tap.changes import Change, Kind, Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.keys import vbucket_of
 from cdc.feeds.tap.merging import Batch, Ring, Selection
@@ -72,7 +72,10 @@ class MadeUpFeed(Feed):
     def rename(self, version: int, rows: Mapping[str, bytes]) -> None:
         """With this version of the schema a space has another name. For the loop's thread."""
         self.rows, self.version = rows, version
-        self.was_renamed(version, "people")
+        self.was_renamed(Renaming(version, self.last, "users", "people"))
+
+    async def wait_stored(self, seq: int) -> None:
+        """The rows are always there."""
 
     def tell(self, changes: list[Change]) -> None:
         """These come next. For the loop's thread."""

@@ -14,6 +14,7 @@ import pytest
 from cdc import config
 from cdc.errors import ConnectionLostError
 from cdc.feeds.tap import keeper, live
+from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
 from cdc.feeds.tap.stream import NEW, ClientStream
@@ -67,7 +68,7 @@ def test_records_of_snapshots_that_nobody_has_read(tmp_path: Path, known: int, i
         async with asyncio.timeout(30):
             await feed.wait_until_at_end()
             await asyncio.sleep(0)  # what the reader's thread has said by then
-        assert feed.control == ControlPlace(0 if is_expired else 1, 2)
+        assert feed.control == ControlPlace(0 if is_expired else 1, 2, swept_offset=0 if is_expired else 2)
         await feed.stop()
 
     asyncio.run(follow())
@@ -137,6 +138,145 @@ def test_other_keys_than_before_are_told_to_all(tmp_path: Path) -> None:
             wait_for("the ACKs", lambda: served.server.clients["a"].session.place == (4 + number, None))  # noqa: B023
             assert client.flush_count == (number == 2)
             first = client
+
+
+def test_a_row_without_the_keys_field_harms_nobody(tmp_path: Path) -> None:
+    broker = _shop()
+    with Served(tmp_path, broker=broker, key="{space}/{value}") as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        expected = {"users/a", "users/b", "others/x"}
+        assert client.contents.keys() == expected
+        source = {"name": PREFIX, "table": "users", "space_id": 512, "seq": 4}
+        broker.write(f"{PREFIX}.users", b'{"id":3}', {"op": "c", "before": None, "after": {"id": 3}, "source": source})
+        broker.change(5, 4, "d")
+        wait_for("the next", lambda: client.contents.keys() == expected | {"users/d"})
+        # Filled from the store it is the same.
+        with served.connect() as dumped:
+            dumped.connect("dump", is_dump=True).start()
+            dumped.wait_closed()
+            assert dumped.contents.keys() >= expected
+
+
+def test_another_name_concerns_those_who_get_the_space(tmp_path: Path) -> None:
+    """And not who gets others, nor anybody where no name is wanted."""
+
+    async def follow() -> None:
+        clients = [{"name": "few", "spaces": ["others"]}]
+        feed = _feed(Broker(), tmp_path, spaces=["users", "people", "others"], clients=clients)
+        few, all_ = (Session(Wish(name), Place(5, None), 0.0, 0.0, begun_seq=5, begun_version=1) for name in ("few", "all"))
+        feed.was_renamed(Renaming(2, 6, "temporary", "other"))
+        assert (feed.is_over(few), feed.is_over(all_)) == (False, False)
+        feed.was_renamed(Renaming(3, 7, "users", "people"))
+        feed.was_renamed(Renaming(3, 7, "users", "people"))  # each time the topic is read
+        assert (feed.is_over(few), feed.is_over(all_)) == (False, True)
+        feed.was_renamed(Renaming(4, 8, "others", "elsewhere"))
+        assert feed.is_over(few)
+
+    asyncio.run(follow())
+
+
+def test_a_date_before_another_name_is_no_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The changes tell the former name, and nothing tells that it is gone."""
+
+    async def follow() -> None:
+        feed = _feed(Broker(), tmp_path)
+        found = 6
+        monkeypatch.setattr(feed._topics, "since", lambda _: found)
+        assert await feed.since(1) == 6
+        feed.was_renamed(Renaming(2, 6, "users", "people"))
+        assert await feed.since(1) is None
+        found = 7
+        assert await feed.since(1) == 7
+
+    asyncio.run(follow())
+
+
+def test_a_sweep_at_the_very_number_of_a_clients_filling(tmp_path: Path) -> None:
+    """A space that is empty by now: no event has moved the number on."""
+
+    async def follow() -> None:
+        feed = _feed(Broker(), tmp_path)
+        session = Session(Wish("a"), Place(5, None), 0.0, 0.0, begun_seq=5)
+        feed.was_swept(5, 3)
+        assert feed.is_over(session)
+        session.begun_offset = feed.swept_offset  # as it is filled again
+        assert not feed.is_over(session)
+        feed.was_swept(5, 3)
+        assert not feed.is_over(session), "records are read again at each start"
+        feed.was_swept(5, 4)
+        assert feed.is_over(session)
+
+    asyncio.run(follow())
+
+
+def test_changes_that_are_lost_are_made_good_from_the_daemons_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "HOLE_SECONDS", 0.05)
+    monkeypatch.setattr(live, "HOLE_TOPICS_SECONDS", 0.01)
+    broker = _shop()
+
+    async def follow() -> None:
+        feed = _feed(broker, tmp_path)
+        assert await feed.start(asyncio.Event())
+        session = Session(Wish("a"), Place(3, None), 0.0, 0.0, begun_seq=3)
+        broker.change(6, 1, "4 and 5 are gone")
+        async with asyncio.timeout(30):
+            while feed.last < 6:
+                await asyncio.sleep(0.01)
+        assert feed.is_over(session)
+        assert not feed.is_over(Session(Wish("b"), Place(6, None), 0.0, 0.0, begun_seq=6))
+        await feed.stop()
+
+    asyncio.run(follow())
+
+
+def test_what_has_been_read_is_nothing_new_though_it_is_still_gathered(tmp_path: Path) -> None:
+    async def follow() -> None:
+        feed = _feed(_shop(), tmp_path)
+        feed._store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
+        feed._follower_count, feed._appended_at = 5_000, asyncio.get_running_loop().time()
+        assert await feed.start(asyncio.Event())
+        async with asyncio.timeout(30):
+            await feed.wait_until_at_end()
+        assert feed.last == 3
+        await feed.stop()
+
+    asyncio.run(follow())
+
+
+def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
+    """The daemon is dead, and its store behind the topics: what a client has is better than nothing."""
+    told: list[bytes] = []
+    kept = _Kept()
+
+    async def drain() -> None:
+        """It is taken at once."""
+
+    async def follow() -> None:
+        feed = _feed(_shop(), tmp_path)
+        stored = (2, 0)
+        feed._store.place = lambda: stored  # type: ignore[method-assign]  # there is no daemon
+        assert await feed.start(asyncio.Event())
+        await feed.wait_until_at_end()
+        session = Session(Wish("a"), Place(3, None), 0.0, 0.0, begun_seq=3, is_reset=True)
+        stream = ClientStream(session, feed, kept, told.extend, drain, None, 60.0)
+        running = asyncio.ensure_future(stream.run())
+        async with asyncio.timeout(30):
+            while feed._stored is None:
+                await asyncio.sleep(0.01)
+        assert not told
+        stored = (3, 0)
+        async with asyncio.timeout(30):
+            while not told:
+                await asyncio.sleep(0.01)
+        assert [packet.opcode for packet in Packets().feed(b"".join(told))] == [Opcode.TAP_FLUSH]
+        assert kept.saved is not None
+        assert kept.saved["is_reset"], "a server that is killed now begins with the FLUSH again"
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await feed.stop()
+
+    asyncio.run(follow())
 
 
 _KEYS = [("users", 1), ("users", 2), ("others", 1)]
@@ -276,7 +416,7 @@ def lockstep(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         monkeypatch.setattr(keeper, name, 0.0)
     for name in ("TOPICS_SECONDS", "HOLE_TOPICS_SECONDS"):
         monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr("cdc.feeds.tap.stream._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.0)
     monkeypatch.setattr("cdc.feeds.tap.feed._RETRY_SECONDS", 0.0)
     monkeypatch.setattr("cdc.feeds.tap.feed._ROWS", 7)
     broker = Broker(lockstep=True)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
 from cdc.feeds.tap.keys import KeyTemplate, joined, vbucket_of
 
@@ -43,8 +42,12 @@ def test_templates(template: str, row: dict[str, Any], expected: bytes) -> None:
 
 
 def test_a_row_without_the_field_is_named() -> None:
-    with pytest.raises(ConfigurationError, match=r"space 'users' has no field 'name'.*tap.key"):
-        KeyTemplate("{name}", "users").of_row(b'{"id":7}', b'{"id":7}')
+    told = list[tuple[str, str]]()
+    made = KeyTemplate("{id}/{name}", "users", lambda *missing: told.append(missing))
+    assert made.of_row(b'{"id":7}', b'{"id":7}') is None
+    assert told == [("users", "name")]
+    assert made.of_row(b'{"id":7}', b'{"id":7,"name":null}') == b"7/null"
+    assert len(told) == 1
 
 
 def test_vbuckets_are_those_of_memcacheds_clients() -> None:

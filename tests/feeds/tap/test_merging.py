@@ -207,5 +207,5 @@ def test_what_makes_clients_begin_anew() -> None:
     record = {"source": {"name": "shop", "table": "people", "schema_version": 4}, "tableChanges": [{"id": '"people"'}]}
     assert renamed(json.dumps(record).encode()) is None
     record["tableChanges"] = [{"id": '"people"', "previousId": '"users"'}]
-    assert renamed(json.dumps(record).encode()) == (4, "people")
+    assert renamed(json.dumps(record).encode()) == (4, 0, "users", "people")
     assert renamed(b"") is None
