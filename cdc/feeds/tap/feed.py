@@ -19,6 +19,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.errors import CdcError, Remedy
+from cdc.feeds.tap.catching_up import AHEAD, CatchingUp, call_soon
 from cdc.feeds.tap.changes import Change, Changes, Renaming, SpaceNames
 from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
@@ -37,12 +38,8 @@ _STORE_SECONDS: Final = 0.1
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 256 * 1024
-_CATCHING_UP_MAX: Final = 4
-"""Clients that read the topics by themselves at a time; others wait for their turn."""
 _LOOKING_MAX: Final = 2
 """Looks into the topics for one client at a time; of the few threads that there are, others must close views and read rows."""
-_AHEAD: Final = 4
-"""Batches that a thread may be ahead of the loop."""
 _FORMER_KEYS_BYTES: Final = 64 * 1024 * 1024
 _FORMER_KEYS: Final = 4
 _GATHER_SECONDS: Final = 0.0001
@@ -70,6 +67,7 @@ class Feed:
         )
         self._left_out: set[tuple[str, str]] = set()
         self._topics = Topics(config.name, config.kafka)
+        self._catching_up = CatchingUp(lambda: self._topics, self._changes)
         template, view_seconds_max = self._changes.template, tap.view_ms_max / 1000
         self._store: RowStore
         self.own_store: TopicStore | None = None
@@ -88,8 +86,7 @@ class Feed:
         self._appended_at = 0.0
         self._follower_count = 0
         self._reader: LiveReader | None = None
-        self._ahead = threading.Semaphore(_AHEAD)
-        self._catching_up = asyncio.Semaphore(_CATCHING_UP_MAX)
+        self._ahead = threading.Semaphore(AHEAD)
         self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
         self._looking = asyncio.Semaphore(_LOOKING_MAX)
         self._wanted_by = [(re.compile(client.name), SpaceNames(client.spaces)) for client in tap.clients]
@@ -119,7 +116,7 @@ class Feed:
             after,
             lambda batch: self._hand_over(loop, batch),
             controls=_Controls(self, loop),
-            on_end=lambda failure: _call(loop, self._reader_ended, failure),
+            on_end=lambda failure: call_soon(loop, self._reader_ended, failure),
         )
         self._reader.start()
         return True
@@ -131,8 +128,8 @@ class Feed:
             self._topics,
             store,
             self._is_wanted,
-            on_reset=lambda epoch: _call(loop, self._store_was_reset, epoch),
-            on_end=lambda failure: _call(loop, self._reader_ended, failure),
+            on_reset=lambda epoch: call_soon(loop, self._store_was_reset, epoch),
+            on_end=lambda failure: call_soon(loop, self._reader_ended, failure),
         )
         self.keeper.start()
 
@@ -198,7 +195,7 @@ class Feed:
         while not self._ahead.acquire(timeout=0.2):
             if self._reader.is_stopping:
                 return
-        _call(loop, self._append, batch)
+        call_soon(loop, self._append, batch)
 
     def _append(self, batch: Batch) -> None:
         self._ahead.release()
@@ -386,7 +383,7 @@ class Feed:
                     continue
                 if has_followed:
                     raise SlowError(f"the client is {ring.last - after} changes behind, more than tap.buffer_bytes_max keeps")
-                async with contextlib.aclosing(self._catch_up(after)) as batches:
+                async with contextlib.aclosing(self._catching_up.batches(session, after)) as batches:
                     async for batch in batches:
                         after = batch.last
                         yield batch
@@ -421,35 +418,9 @@ class Feed:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(grown.wait(), 1.0)
 
-    async def _catch_up(self, after: int) -> AsyncGenerator[Batch, None]:
-        """Read the topics for one client that is behind the ring."""
-        loop = asyncio.get_running_loop()
-        async with self._catching_up:
-            queue: asyncio.Queue[Batch | CdcError | None] = asyncio.Queue()
-            ahead = threading.Semaphore(_AHEAD)
-
-            def hand_over(batch: Batch) -> None:
-                while not ahead.acquire(timeout=0.2):
-                    if reader.is_stopping:
-                        return
-                _call(loop, queue.put_nowait, batch)
-
-            reader = LiveReader(
-                self._topics,
-                self._changes,
-                after,
-                hand_over,
-                on_end=lambda failure: _call(loop, queue.put_nowait, failure),
-            )
-            reader.start()
-            try:
-                while isinstance(found := await queue.get(), Batch):
-                    ahead.release()
-                    yield found
-                if found is not None:
-                    raise found
-            finally:
-                reader.stop()
+    def check_turn(self, session: Session) -> None:
+        """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""
+        self._catching_up.check_turn(session)
 
     async def read(self, cursor: Cursor, selection: Selection) -> Rows:
         """Rows of the store; waits while it can't be read."""
@@ -525,23 +496,17 @@ class _Controls:
         self.snapshots_offset = feed.control.offset
 
     def swept(self, seq: int, offset: int) -> None:
-        _call(self._loop, self._feed.was_swept, seq, offset)
+        call_soon(self._loop, self._feed.was_swept, seq, offset)
 
     def renamed(self, renaming: Renaming) -> None:
-        _call(self._loop, self._feed.was_renamed, renaming)
+        call_soon(self._loop, self._feed.was_renamed, renaming)
 
     def lost(self, seq: int) -> None:
-        _call(self._loop, self._feed.was_lost, seq)
+        call_soon(self._loop, self._feed.was_lost, seq)
 
     def snapshots_read(self, offset: int) -> None:
         self.snapshots_offset = offset
-        _call(self._loop, self._feed.snapshots_read, offset)
+        call_soon(self._loop, self._feed.snapshots_read, offset)
 
     def snapshots_missed(self) -> None:
-        _call(self._loop, self._feed.snapshots_missed)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
-    """From another thread. A loop that has ended needs nothing any more."""
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]  # a function, with its arguments
+        call_soon(self._loop, self._feed.snapshots_missed)

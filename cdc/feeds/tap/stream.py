@@ -80,6 +80,9 @@ class Source(Protocol):
     async def read(self, cursor: Cursor, selection: Selection) -> Rows:
         """Rows of the store; waits while it can't be read."""
 
+    def check_turn(self, session: Session) -> None:
+        """Raises SlowError if the client keeps what others wait for."""
+
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
         """What a TRUNCATE has removed; None if nobody knows."""
 
@@ -358,6 +361,7 @@ class ClientStream:
             await self._send_piece(frames[:middle], self._place)
             await self._send_piece(frames[middle:], place)
             return
+        self._source.check_turn(self.session)
         window = self.window
         if window is not None:
             await self._wait_for_room(window)

@@ -17,7 +17,7 @@ from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
-from cdc.feeds.tap.stream import NEW, ClientStream
+from cdc.feeds.tap.stream import NEW, ClientStream, SlowError
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
 from cdc.kafka.hanging import Place as Partition
@@ -239,6 +239,45 @@ def test_what_has_been_read_is_nothing_new_though_it_is_still_gathered(tmp_path:
         async with asyncio.timeout(30):
             await feed.wait_until_at_end()
         assert feed.last == 3
+        await feed.stop()
+
+    asyncio.run(follow())
+
+
+def test_who_takes_little_keeps_nobody_from_reading_the_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.catching_up._PLACES", 1)
+    monkeypatch.setattr("cdc.feeds.tap.catching_up._TURN_SECONDS", 0.1)
+    broker = Broker()
+    for seq in range(1, 6_001):
+        broker.change(seq, seq, "x")
+
+    async def follow() -> None:
+        feed = _feed(broker, tmp_path)
+        assert await feed.start(asyncio.Event())
+        await feed.wait_until_at_end()
+        slow, fast, last = (Session(Wish(name), Place(0, None), 0.0, 0.0) for name in ("slow", "fast", "last"))
+        async with asyncio.timeout(30):
+            # It takes one batch and no more.
+            of_slow = feed.batches(slow, 0)
+            assert (await anext(of_slow)).first == 1
+            feed.check_turn(slow)
+            of_fast, of_last = feed.batches(fast, 0), feed.batches(last, 0)
+            found, taken = await anext(of_fast), 0
+            with pytest.raises(SlowError):
+                feed.check_turn(slow)
+            # Each of those that take what they have has its turn, and nothing is left out or comes twice.
+            waiting = asyncio.ensure_future(anext(of_last))
+            while taken < 6_000:
+                assert found.first == taken + 1
+                taken = found.last
+                await asyncio.sleep(0.15)
+                found = await anext(of_fast) if taken < 6_000 else found
+            feed.check_turn(fast)
+            assert (await waiting).first == 1
+            feed.check_turn(fast)
+        for batches in (of_slow, of_fast, of_last):
+            await batches.aclose()
+        feed.check_turn(slow)
         await feed.stop()
 
     asyncio.run(follow())

@@ -1,0 +1,112 @@
+"""Clients that are behind the ring read the topics by themselves: a few at a time, in turns while others wait."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import AsyncGenerator, Callable
+from typing import Final
+
+from cdc.errors import CdcError
+from cdc.feeds.tap.changes import Changes
+from cdc.feeds.tap.live import LiveReader, Topics
+from cdc.feeds.tap.merging import Batch
+from cdc.feeds.tap.session import Session
+from cdc.feeds.tap.stream import SlowError
+
+_PLACES: Final = 4
+"""Clients that read at a time; others wait for their turn."""
+_TURN_SECONDS: Final = 10.0
+"""How long a client reads while others wait, and how long it may take for what it has then."""
+AHEAD: Final = 4
+"""Batches that a thread may be ahead of the loop."""
+
+
+class _Turn:
+    """A place to read the topics for one client alone."""
+
+    def __init__(self, places: asyncio.Semaphore) -> None:
+        self._places = places
+        self._is_there = True
+        self.is_over = False
+
+    def leave(self) -> None:
+        """The place is the next one's."""
+        if self._is_there:
+            self._is_there = False
+            self._places.release()
+
+
+class CatchingUp:
+    """All clients that do so."""
+
+    def __init__(self, topics: Callable[[], Topics], changes: Changes) -> None:
+        """Its methods are for the event loop's thread."""
+        self._topics = topics
+        self._changes = changes
+        self._places = asyncio.Semaphore(_PLACES)
+        self._turns_wanted = 0
+        self._overdue: set[str] = set()
+
+    async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
+        """Read the topics for one client that is behind the ring, until its turn is over."""
+        loop = asyncio.get_running_loop()
+        self._turns_wanted += 1
+        try:
+            await self._places.acquire()
+        finally:
+            self._turns_wanted -= 1
+        turn = _Turn(self._places)
+        ending = asyncio.create_task(self._end_turn(turn, session))
+        queue: asyncio.Queue[Batch | CdcError | None] = asyncio.Queue()
+        ahead = threading.Semaphore(AHEAD)
+
+        def hand_over(batch: Batch) -> None:
+            while not ahead.acquire(timeout=0.2):
+                if reader.is_stopping:
+                    return
+            call_soon(loop, queue.put_nowait, batch)
+
+        reader = LiveReader(
+            self._topics(),
+            self._changes,
+            after,
+            hand_over,
+            on_end=lambda failure: call_soon(loop, queue.put_nowait, failure),
+        )
+        reader.start()
+        try:
+            while isinstance(found := await queue.get(), Batch):
+                ahead.release()
+                yield found
+                if turn.is_over:
+                    return
+            if found is not None:
+                raise found
+        finally:
+            reader.stop()
+            ending.cancel()
+            turn.leave()
+            self._overdue.discard(session.name)
+
+    async def _end_turn(self, turn: _Turn, session: Session) -> None:
+        """Once others wait: a client that takes what it has comes to the end of the line; one that doesn't loses its place."""
+        await asyncio.sleep(_TURN_SECONDS)
+        while not self._turns_wanted:
+            await asyncio.sleep(_TURN_SECONDS)
+        turn.is_over = True
+        await asyncio.sleep(_TURN_SECONDS)
+        self._overdue.add(session.name)
+        turn.leave()
+
+    def check_turn(self, session: Session) -> None:
+        """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""
+        if session.name in self._overdue:
+            raise SlowError("the client takes so little that others would wait too long for its place to read the topics")
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
+    """From another thread. A loop that has ended needs nothing any more."""
+    with contextlib.suppress(RuntimeError):
+        loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]  # a function, with its arguments
