@@ -529,7 +529,7 @@ class Daemon:
             )
         elif self._publisher.unreadable is not None:
             self._log.warning(
-                "all is committed, but Kafka may not show the last of it to readers of committed messages before the next start",
+                "Kafka may not show the last commit to readers of committed messages before the next start",
                 reason=self._publisher.unreadable,
             )
 

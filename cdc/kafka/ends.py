@@ -5,17 +5,18 @@ clients      are kept, as a new one costs as much as a hundred questions; until 
              been told of another one refuses: it is no answer, not a wrong one.)
 consumers    ask for many partitions at a fifth of what an admin client takes
 counts       of partitions are asked for again a second later: where somebody adds one, nothing is looked for in it for
-             so long
+             so long; where many are due, one answer has all topics of the cluster, as each question waits for its own
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, TopicPartition
 
+from cdc.errors import ConnectionLostError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.stream.unseen import Place
@@ -23,6 +24,8 @@ from cdc.stream.unseen import Place
 TIMEOUT_SECONDS: Final = 5.0
 """How long an answer is waited for: a daemon that ends waits for it."""
 COUNTS_SECONDS: Final = 1.0
+SINGLE_TOPICS_MAX: Final = 10
+"""So many topics are asked for one by one: the cluster may have thousands that aren't ours."""
 
 _WHAT: Final = "the ends of Kafka's partitions can't be asked for"
 
@@ -46,13 +49,11 @@ class Ends:
     def written(self, topics: Iterable[str]) -> tuple[dict[Place, int], list[str]]:
         """Where the partitions of these topics end, with what isn't committed; and those that Kafka doesn't know."""
         now = time.monotonic()
-        counts: dict[str, int] = {}
-        for topic in topics:
-            count, good_until = self._counts.get(topic, (0, 0.0))
-            if now >= good_until:
-                count = self._count(topic)
-                self._counts[topic] = count, now + COUNTS_SECONDS if count else 0.0
-            counts[topic] = count
+        topics = list(topics)
+        due = [topic for topic in topics if now >= self._counts.get(topic, (0, 0.0))[1]]
+        for topic, count in self._count(due).items():
+            self._counts[topic] = count, now + COUNTS_SECONDS if count else 0.0
+        counts = {topic: self._counts[topic][0] for topic in topics}
         places = [(topic, number) for topic, count in counts.items() for number in range(count)]
         return self._ask("read_uncommitted", places), [topic for topic, count in counts.items() if not count]
 
@@ -60,14 +61,20 @@ class Ends:
         """How far readers of committed messages get in these partitions."""
         return self._ask("read_committed", places)
 
-    def _count(self, topic: str) -> int:
+    def _count(self, topics: Collection[str]) -> dict[str, int]:
+        found: dict[str, Any] = {}
         try:
-            found = self._consumer("read_uncommitted").list_topics(topic, TIMEOUT_SECONDS).topics[topic]
+            for asked in topics if len(topics) <= SINGLE_TOPICS_MAX else [None]:
+                found |= self._consumer("read_uncommitted").list_topics(asked, TIMEOUT_SECONDS).topics
         except KafkaException as error:
             raise reading_error(error.args[0], _WHAT) from error
-        if found.error is not None and found.error.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-            raise reading_error(found.error, _WHAT)
-        return len(found.partitions)
+        counts: dict[str, int] = {}
+        for topic in topics:
+            refusal = found[topic].error if topic in found else None
+            if refusal is not None and refusal.code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                raise reading_error(refusal, f"{_WHAT} ({topic})")
+            counts[topic] = len(found[topic].partitions) if topic in found else 0
+        return counts
 
     def _ask(self, isolation: str, places: Collection[Place]) -> dict[Place, int]:
         if not places:
@@ -80,6 +87,8 @@ class Ends:
         for answer in found:
             if answer.error is not None:
                 raise reading_error(answer.error, f"{_WHAT} ({answer.topic}, partition {answer.partition})")
+            if answer.offset < 0:
+                raise ConnectionLostError(f"{_WHAT} ({answer.topic}, partition {answer.partition} told none)")
         return {(answer.topic, answer.partition): answer.offset for answer in found}
 
     def _consumer(self, isolation: str) -> Consumer:

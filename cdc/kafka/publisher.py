@@ -12,12 +12,11 @@ away here and the daemon goes back to the checkpoint: one way to recover, the wa
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum, auto
 from typing import Final
 
@@ -37,6 +36,7 @@ from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
+from cdc.kafka.wake_pipe import WakePipe
 from cdc.positions.position import Position
 from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog
@@ -113,16 +113,14 @@ class Publisher:
         self._error: CdcError | None = None
         self._should_drain = False
         self._abandoned: str | None = None
-        # A byte in the pipe wakes the daemon's poll: something was settled, or went wrong.
-        self._wake_read, self._wake_write = os.pipe()
-        os.set_blocking(self._wake_read, False)
-        os.set_blocking(self._wake_write, False)
+        # Wakes the daemon's poll: something was settled, or went wrong.
+        self._wake_pipe = WakePipe()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @property
     def wake_fd(self) -> int:
         """Readable when `collect` has something to say."""
-        return self._wake_read
+        return self._wake_pipe.fileno()
 
     @property
     def _delivery(self) -> Delivery:
@@ -201,8 +199,6 @@ class Publisher:
             self._started.close()
         if not self._thread.is_alive():
             self._readability.close()
-            os.close(self._wake_read)
-            os.close(self._wake_write)
         return self._state is _State.STOPPED
 
     @property
@@ -254,9 +250,7 @@ class Publisher:
         Raises PublishAborted if a transaction was aborted and everything unsettled must be submitted again after `reset`,
         and the error that ended the publisher, if one did.
         """
-        with suppress(BlockingIOError):  # the pipe is empty then
-            while os.read(self._wake_read, 4096):
-                pass
+        self._wake_pipe.clear()
         with self._lock:
             settled, self._settled = self._settled, []
             if settled:
@@ -460,7 +454,7 @@ class Publisher:
             self._queued_bytes -= batch.byte_count
             self._lock.notify_all()
         if not had_room and self.has_room:
-            self._wake()
+            self._wake_pipe.wake()
         return batch
 
     def _heartbeat(self, position: Position) -> None:
@@ -485,7 +479,7 @@ class Publisher:
     def _settle(self, position: Position) -> None:
         with self._lock:
             self._settled.append(position)
-        self._wake()
+        self._wake_pipe.wake()
 
     def _abort(self, error: PublishAborted) -> None:
         """End the broken transaction, then wait until the daemon has gone back to the checkpoint.
@@ -512,7 +506,7 @@ class Publisher:
         with self._lock:
             self._error = error
             self._state = _State.ABORTED
-            self._wake()
+            self._wake_pipe.wake()
             self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_ending)
             if self._state is _State.ABORTED:
                 self._state = _State.FAILED
@@ -522,11 +516,7 @@ class Publisher:
             self._error = error
             self._state = _State.FAILED
             self._lock.notify_all()
-        self._wake()
-
-    def _wake(self) -> None:
-        with suppress(BlockingIOError):  # the pipe is full of wake-ups already
-            os.write(self._wake_write, b"\0")
+        self._wake_pipe.wake()
 
     def _complain(self, error: KafkaError) -> None:
         """librdkafka's trouble with brokers, which it goes on trying to end."""

@@ -53,8 +53,8 @@ class Readability:
         self._missing_since: float | None = None
         self.trouble: str | None = None
         """Why it couldn't be seen at the last look whether readers can reach the last commit."""
-        self.unreadable: str | None = None
-        """Why it isn't known, after `await_end`, that readers can reach the last commit."""
+        # Why the end didn't wait for it any longer.
+        self._reason: str | None = None
 
     def committed(self, topics: Iterable[str], seconds: float) -> None:
         """A transaction that wrote to these topics has been committed within so many seconds."""
@@ -71,6 +71,13 @@ class Readability:
     def is_seen(self) -> bool:
         """Whether readers have been seen to reach all that was committed. Nothing may be written before."""
         return self._unseen.is_seen
+
+    @property
+    def unreadable(self) -> str | None:
+        """Why it isn't known that readers can reach all that was committed; None if it is."""
+        if self.is_seen:
+            return None
+        return self._reason or self.trouble or "Kafka has not written all markers of the last commit yet"
 
     def look(self, delivery: Delivery) -> float | None:
         """Look once, and end what hangs. Returns how long to wait until the next look, None if all `is_seen`.
@@ -103,17 +110,16 @@ class Readability:
         return PAUSES_SECONDS[min(self._look_count, len(PAUSES_SECONDS)) - 1]
 
     def await_end(self, delivery: Delivery) -> None:
-        """All is committed, and this is the end: wait until readers can reach all of it, or note why that isn't known."""
+        """All is committed, and this is the end: wait until readers can reach it. Where they don't, `unreadable` says why."""
         deadline = time.monotonic() + END_SECONDS
         while not self.is_seen:
             try:
                 with translate_kafka_errors():
                     pause = self.look(delivery)
             except CdcError as error:
-                self.unreadable = error.message
+                self._reason = error.message
                 return
             if pause is not None and (time.monotonic() > deadline or self._is_stopping.wait(pause)):
-                self.unreadable = self.trouble or "Kafka has not written all markers of the last commit yet"
                 return
 
     def end(self, delivery: Delivery, open_: Collection[Place], *, commit: bool) -> None:

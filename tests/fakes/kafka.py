@@ -59,6 +59,8 @@ class Cluster:
     """How many of the next commits come through, but the answer doesn't."""
     is_silent: bool = False
     """Whether nothing answers."""
+    without_ends: set[str] = field(default_factory=set)
+    """Topics for whose partitions an answer comes that says neither where they end nor what is wrong."""
     slow: set[str] = field(default_factory=set)
     """Topics where messages outside of transactions arrive only when they are waited for."""
     fail_commit: Callable[[], KafkaError | None] = lambda: None
@@ -275,7 +277,12 @@ class FakeConsumer:
         assert all(place.offset == OFFSET_END for place in places)
         error = None if self._cluster.can_tell else KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
         return [
-            SimpleNamespace(topic=place.topic, partition=place.partition, offset=len(self._read(place.topic)), error=error)
+            SimpleNamespace(
+                topic=place.topic,
+                partition=place.partition,
+                offset=-1 if place.topic in self._cluster.without_ends else len(self._read(place.topic)),
+                error=error,
+            )
             for place in places
         ]
 

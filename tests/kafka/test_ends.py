@@ -15,17 +15,31 @@ from tests.fakes.kafka import Cluster, FakeClients, FakeConsumer
 TOPIC = "shop.things"
 
 
+class CountingConsumer(FakeConsumer):
+    """Notes what is asked for."""
+
+    def __init__(self, cluster: Cluster, isolation: str, listed: list[str | None]) -> None:
+        super().__init__(cluster, isolation)
+        self._listed = listed
+
+    def list_topics(self, topic: str | None = None, *_: object) -> object:
+        """As for everybody."""
+        self._listed.append(topic)
+        return super().list_topics(topic)
+
+
 class CountingClients(FakeClients):
-    """Counts the consumers that are made."""
+    """Counts the consumers that are made, and notes which topics they ask for."""
 
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(cluster)
         self.made = 0
+        self.listed: list[str | None] = []
 
     def consumer(self, isolation: str) -> FakeConsumer:
         """As for everybody."""
         self.made += 1
-        return super().consumer(isolation)
+        return CountingConsumer(self.cluster, isolation, self.listed)
 
 
 @pytest.fixture
@@ -78,6 +92,20 @@ def test_partitions_that_are_added_are_found_a_second_later_or_at_once_after_tro
     cluster.partitions[TOPIC] = 4
     asked.forget()
     assert len(asked.written([TOPIC])[0]) == 4
+
+
+def test_many_topics_are_asked_for_at_once(asked: Ends, clients: CountingClients, cluster: Cluster) -> None:
+    names = [f"shop.{number}" for number in range(ends.SINGLE_TOPICS_MAX + 1)]
+    cluster.partitions |= dict.fromkeys(names, 1)
+    assert asked.written(names) == ({(name, 0): 0 for name in names}, [])
+    assert asked.written([*names, TOPIC, "shop.gone"])[1] == ["shop.gone"]
+    assert clients.listed == [None, TOPIC, "shop.gone"], "and only what isn't known"
+
+
+def test_an_answer_that_tells_no_end(asked: Ends, cluster: Cluster) -> None:
+    cluster.without_ends.add(TOPIC)
+    with pytest.raises(ConnectionLostError, match=r"\(shop.things, partition 0 told none\)"):
+        asked.written([TOPIC])
 
 
 def test_a_partition_without_a_leader(asked: Ends, cluster: Cluster) -> None:

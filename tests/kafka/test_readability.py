@@ -173,6 +173,16 @@ def test_an_end_that_fails_says_what_may_be_lost_and_what_brings_it_back(monkeyp
     assert "tarantool-cdc snapshot --config FILE things" in lines[-1]["remedy"]
 
 
+def test_an_end_without_waiting_says_so_as_well() -> None:
+    found = readability(FakeEnds(3))
+    assert "has not written all markers" in (found.unreadable or "")
+    found.look(Ended())
+    assert found.unreadable is not None
+    found = readability(FakeEnds(9))
+    found.look(Ended())
+    assert found.unreadable is None
+
+
 def test_the_end_notes_what_it_can_not_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.kafka.readability.END_SECONDS", 0.0)
     found = readability(FakeEnds(None))
