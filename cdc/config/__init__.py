@@ -222,7 +222,7 @@ class KafkaSection(Section):
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
     """When a Kafka transaction commits at the latest while more waits, or by `commit_bytes_max`; where nothing waits it does at
     once (`commit_pause_ms`)."""
-    commit_pause_ms: int = Field(default=100, ge=0, le=60_000)
+    commit_pause_ms: int = Field(default=30, ge=0, le=60_000)
     """How long after a commit the next one comes at the earliest, however little waits. With less, changes that follow one
     another closely are visible sooner, and each costs more time of the processors, here and of the brokers."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
