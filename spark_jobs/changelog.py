@@ -1,4 +1,7 @@
-"""Job `changelog`: every event as a row of one append-only Delta table, partitioned by space and date (event_table.py)."""
+"""Job `changelog`: every event as a row of one append-only Delta table, partitioned by space and date (event_table.py).
+
+With --typed each space has a table of its own, with its rows typed as well (typed_events.py).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from spark_jobs.envelope import parse
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.event_table import EventTable
+from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.source import Topics
 from spark_jobs.tables import Table
 
@@ -21,16 +25,28 @@ class Changelog(Job):
     """See the module."""
 
     name = "changelog"
-    summary = "append every event to one Delta table, partitioned by space and date"
+    summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
     takes_catalog = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """As `Job.add_options`."""
         add_deduplicate(parser)
+        parser.add_argument(
+            "--typed",
+            action="store_true",
+            help="write one table per space instead of one for all, with its rows typed by their fields beside the texts",
+        )
 
-    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> ChangelogSink:
+    def place(self, options: argparse.Namespace) -> str:
+        """As `Job.place`; either kind of tables has been given other events than the other."""
+        return f"{options.location} --typed" if options.typed else str(options.location)
+
+    def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """As `Job.sink`."""
-        return ChangelogSink(session, options.location.only(self.name), topics.prefix, always=options.deduplicate == "always")
+        always = options.deduplicate == "always"
+        if options.typed:
+            return TypedEventsSink(session, topics, options.location, always=always)
+        return ChangelogSink(session, options.location.only(self.name), topics.prefix, always=always)
 
 
 class ChangelogSink(Sink):

@@ -102,7 +102,7 @@ class Form:
         names: list[str] = []
         taken = {*META_COLUMNS, _RESERVED}
         for place, field in enumerate(self.fields, 1):
-            name = _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field.name)
+            name = column_name(field.name)
             while name.lower() in taken:
                 name = f"{name}__{place}"
             taken.add(name.lower())
@@ -131,6 +131,11 @@ class Form:
         # Older properties haven't got all of them.
         members |= {name: tuple(members.get(name, ())) for name in ("key", "as_written", "collated")}
         return cls(**members, fields=fields)
+
+
+def column_name(field: str) -> str:
+    """What a field is called in tables if nothing else is: without the characters that Parquet or SQL has no room for."""
+    return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field)
 
 
 class Forms:

@@ -124,6 +124,10 @@ class Job(ABC):
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options that only this job has."""
 
+    def place(self, options: argparse.Namespace) -> str:
+        """What a checkpoint belongs to beside the job and the prefix: where its tables are."""
+        return str(options.location) if self.has_tables else ""
+
     @abstractmethod
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
         """The sink for these options. Raises JobError."""

@@ -122,7 +122,7 @@ def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
 def _start(
     session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace, sink: Sink, gate: Gate
 ) -> StreamingQuery:
-    place = {"place": str(options.location)} if job.has_tables else {}
+    place = {"place": place} if (place := job.place(options)) else {}
     claim(session, options.checkpoint, {"job": job.name, "prefix": topics.prefix, **place})
     control = [topics.control(name) for name in job.control_topics]
     writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(_feeder(session, sink, control, gate))

@@ -25,7 +25,7 @@ from delta.exceptions import (
 from delta.tables import DeltaTable
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
-from pyspark.sql.types import StructType
+from pyspark.sql.types import DataType, StructType
 
 from spark_jobs.errors import JobError
 from spark_jobs.folders import catalog_name, folder
@@ -165,7 +165,7 @@ def create(
     partition_by: Sequence[str] = (),
 ) -> None:
     """An empty table, if there is none."""
-    columns = ", ".join(f"{_quoted(field.name)} {field.dataType.simpleString()}" for field in schema.fields)
+    columns = ", ".join(f"{_quoted(field.name)} {_type(field.dataType)}" for field in schema.fields)
     partitions = f" PARTITIONED BY ({', '.join(map(_quoted, partition_by))})" if partition_by else ""
     settings = f" TBLPROPERTIES ({_settings(properties)})" if properties else ""
     session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{settings}")
@@ -182,9 +182,16 @@ def set_properties(session: SparkSession, table: Table, changed: Mapping[str, st
     session.sql(f"ALTER TABLE {identifier(table)} SET TBLPROPERTIES ({_settings(changed)})")
 
 
-def append_once(frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int) -> None:
-    """Append a micro-batch; nothing happens if this application has appended this batch, or a later one, before."""
+def append_once(
+    frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int, gets_columns: bool = False
+) -> None:
+    """Append a micro-batch; nothing happens if this application has appended this batch, or a later one, before.
+
+    With `gets_columns` the table gets the columns that it lacks, in the same commit.
+    """
     writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
+    if gets_columns:
+        writer = writer.option("mergeSchema", "true")
     _save(writer.option("txnAppId", application).option("txnVersion", batch), table)
 
 
@@ -233,6 +240,13 @@ def _save(writer: DataFrameWriter, table: Table) -> None:
 
 def _settings(properties: Mapping[str, str]) -> str:
     return ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+
+
+def _type(kind: DataType) -> str:
+    """As SQL writes it: Spark's own text of a struct leaves names as they are."""
+    if isinstance(kind, StructType):
+        return f"struct<{', '.join(f'{_quoted(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
+    return kind.simpleString()
 
 
 def _quoted(name: str) -> str:

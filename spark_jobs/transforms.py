@@ -20,11 +20,11 @@ from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
     """Adds the form's columns to rows with `_row`; what a column can't hold is null in it."""
-    read = rows.withColumn("_fields", F.from_json("_row", "map<string,string>"))
+    read = rows.withColumn("_fields", fields_of(F.col("_row")))
     unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" is no JSON object: "), "_row")
     checked = F.when(F.col("_row").isNotNull() & F.col("_fields").isNull(), F.raise_error(unreadable))
     columns = [
-        _cast(F.col("_fields")[field.name], kind).alias(name)
+        as_type(F.col("_fields")[field.name], kind).alias(name)
         for field, (name, kind) in zip(form.fields, form.columns().items(), strict=True)
     ]
     return read.withColumn("_fields", F.coalesce(checked, F.col("_fields"))).select(*rows.columns, *columns)
@@ -61,7 +61,13 @@ def rekey(form: Form, doomed_up_to: int) -> Any:
     return F.udf(rekeyed, "string")
 
 
-def _cast(text: Column, kind: str) -> Column:
+def fields_of(text: Column) -> Column:
+    """The values of a row's text by the names of its fields, as texts."""
+    return F.from_json(text, "map<string,string>")
+
+
+def as_type(text: Column, kind: str) -> Column:
+    """A value's text as a column's type; null if that can't hold it."""
     if kind == "string":
         return text
     if kind == "binary":

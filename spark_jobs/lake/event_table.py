@@ -35,19 +35,23 @@ class EventTable:
         partition_by: Sequence[str],
         *,
         looks_for_all: bool = False,
+        gets_columns: bool = False,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """`looks_for_all` looks for each event in the table before it is written; a new table gets these properties."""
+        """`looks_for_all` looks for each event in the table before it is written; with `gets_columns` rows may bring columns that
+        the table lacks; a new table gets these properties.
+        """
         self.path = path
         self._session = session
         self._prefix = prefix
         self._partition_by = tuple(partition_by)
         self._looks_for_all = looks_for_all
+        self._gets_columns = gets_columns
         self._properties = properties or {}
         self._known_seq: dict[str, int | None] = {}
 
     def append(self, rows: DataFrame, batch: int, query: str) -> None:
-        """Append a micro-batch of a query; all have the same columns. Raises JobError for another daemon's table."""
+        """Append a micro-batch of a query; each has all of the table's columns. Raises JobError for another daemon's table."""
         if query not in self._known_seq:
             self._known_seq = {query: self._adopt(rows, query)}
         known = self._known_seq[query]
@@ -55,7 +59,14 @@ class EventTable:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
         elif known is not None and not rows.where(F.col("seq") <= known).isEmpty():
             rows = self._missing(rows, known)
-        tables.append_once(rows, self.path, partition_by=self._partition_by, application=query, batch=batch)
+        tables.append_once(
+            rows,
+            self.path,
+            partition_by=self._partition_by,
+            application=query,
+            batch=batch,
+            gets_columns=self._gets_columns,
+        )
 
     def _adopt(self, rows: DataFrame, query: str) -> int | None:
         """Make the table this query's; the highest seq that others may have written, if there is one."""

@@ -1,0 +1,132 @@
+"""`changelog --typed`: a table per space whose columns grow with its forms, in one run as in several."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import Row, SparkSession
+
+from spark_jobs import run, tables
+from spark_jobs.changelog import ChangelogSink
+from spark_jobs.checkpoint import claim
+from spark_jobs.errors import JobError
+from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
+from spark_jobs.lake.typed_events import TypedEventsSink
+from spark_jobs.source import Topics
+from spark_jobs.tables import Location
+from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, truncate, update
+
+pytestmark = pytest.mark.spark
+
+LARGE = 2**64 - 1
+DEEP = "12345678901234567890123456789012345678"
+
+
+def sink(spark: SparkSession, path: Path, topics: FakeTopics) -> TypedEventsSink:
+    """As in another process."""
+    return TypedEventsSink(spark, Topics("k", PREFIX), Location(path=str(path)), read_topic=topics.read)
+
+
+def stored(spark: SparkSession, path: Path) -> list[Row]:
+    return spark.read.format("delta").load(str(path)).orderBy("seq").collect()
+
+
+def test_forms_come_and_go_and_no_value_is_lost(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    orders = {"space": "or/ders", "space_id": 513, "version": 2}
+    topics.send(
+        schema(0, columns=[("id", "unsigned"), ("name", "string"), ("size", "unsigned"), ("a b", "boolean")]),
+        schema(0, space="or/ders", space_id=513, version=2, columns=[("id", "unsigned"), ("at", "datetime")]),
+    )
+    first = topics.send(
+        truncate(1),
+        put("c", {"id": LARGE, "name": "ä😀", "size": LARGE, "a b": True, "field_5": DEEP}, 2),
+        put("c", {"id": 1, "at": "2024-02-29T23:59:58.123456789+03:00"}, 3, **orders),
+        update(LARGE, [{"op": "=", "field": "name", "value": "x"}], 4),
+    )
+    # Another name, another type, a field that is gone and one that is new: all in one batch, with rows of both forms.
+    altered = [("id", "unsigned"), ("title", "string"), ("size", "string"), ("more", "map")]
+    topics.send(schema(5, version=3, columns=altered))
+    second = topics.send(
+        put("c", {"id": 2, "name": "b", "size": 5, "a b": None}, 5),
+        event(
+            "u",
+            {"id": 2},
+            6,
+            {
+                "before": {"id": 2, "title": "b", "size": 5, "more": None},
+                "after": {"id": 2, "title": "b", "size": "five", "more": {"deep": [1, 2]}},
+            },
+            version=3,
+        ),
+        delete(2, 7, version=3),
+    )
+    for batch, records in ((0, first), (1, second), (1, second)):
+        # Each time as after a crash, the last one before the checkpoint was written.
+        sink(spark, tmp_path, topics).write(records, batch, "query")
+
+    rows = {row["seq"]: row for row in stored(spark, tmp_path / "users")}
+    assert list(rows) == [1, 2, 4, 5, 6, 7]
+    assert list(rows[1].asDict()) == [*CHANGELOG_COLUMNS, "old", "new"]
+    fields = ("id", "name", "size", "a_b", "title", "size__string", "more")
+    shown = {
+        (seq, image): tuple(row[image][field] for field in fields)
+        for seq, row in rows.items()
+        for image in ("old", "new")
+        if row[image] is not None
+    }
+    assert shown == {
+        (2, "new"): (Decimal(LARGE), "ä😀", Decimal(LARGE), True, None, None, None),
+        (5, "new"): (Decimal(2), "b", Decimal(5), None, None, None, None),
+        (6, "old"): (Decimal(2), None, None, None, "b", "5", None),
+        (6, "new"): (Decimal(2), None, None, None, "b", "five", '{"deep":[1,2]}'),
+    }
+    assert rows[2]["after"].endswith(f'"field_5":"{DEEP}"}}')
+    assert (rows[1]["op"], rows[4]["patch"]) == ("t", '[{"op":"=","field":"name","value":"x"}]')
+    (order,) = stored(spark, tmp_path / "or~2fders")
+    assert (str(order["new"]["at"]), order["old"]) == ("2024-02-29 20:59:58.123456", None)
+
+
+def test_an_unknown_form_ends_the_job_and_so_does_a_table_of_another(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    with pytest.raises(JobError, match="has no form of space 512 at schema_version 1"):
+        sink(spark, tmp_path, topics).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
+    untyped = tmp_path / "users"
+    ChangelogSink(spark, str(untyped), PREFIX).write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
+    with pytest.raises(JobError, match="isn't one of `changelog --typed`"):
+        sink(spark, tmp_path, topics).write(topics.send(truncate(2)), 0, "query")
+    with pytest.raises(JobError, match="is a table itself"):
+        sink(spark, untyped, topics)
+
+
+def test_the_tables_may_be_those_of_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sql("CREATE SCHEMA typed")
+    try:
+        topics = FakeTopics(spark)
+        where = Location(schema=("spark_catalog", "typed"), prefix=PREFIX, template="{prefix}_{table}_log")
+        process = TypedEventsSink(spark, Topics("k", PREFIX), where, read_topic=topics.read)
+        # No row tells of its fields yet.
+        process.write(topics.send(truncate(0)), 0, "query")
+        columns = [("id", "unsigned"), ("a-b.c", "string")]
+        topics.send(schema(0, columns=columns))
+        process.write(topics.send(put("c", {"id": 1, "a-b.c": "x"}, 1)), 1, "query")
+        columns.append(("d", "double"))
+        topics.send(schema(1, version=2, columns=columns))
+        process.write(topics.send(put("c", {"id": 2, "d": 0.5}, 2, version=2)), 2, "query")
+        found = spark.sql("SELECT new.id, new.`a-b.c`, new.d FROM typed.shop_users_log WHERE op = 'c' ORDER BY seq").collect()
+        assert [tuple(row) for row in found] == [(Decimal(1), "x", None), (Decimal(2), None, 0.5)]
+    finally:
+        spark.sql("DROP SCHEMA typed CASCADE")
+    # A checkpoint of the one kind of tables is none of the other's.
+    arguments = ["--bootstrap-servers", "k:1", "--prefix", PREFIX, "--checkpoint", "c", "--path", str(tmp_path)]
+    places = []
+    for more in ([], ["--typed"]):
+        options = run.parse_options("changelog", [*arguments, *more])
+        run.locate(spark, options)
+        places.append(run.JOBS["changelog"].place(options))
+    assert places == [tables.qualified(spark, str(tmp_path)), f"{tables.qualified(spark, str(tmp_path))} --typed"]
+    claim(spark, str(tmp_path / "c"), {"place": places[0]})
+    with pytest.raises(JobError, match="belongs to place"):
+        claim(spark, str(tmp_path / "c"), {"place": places[1]})
