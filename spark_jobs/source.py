@@ -19,6 +19,16 @@ from spark_jobs.envelope import CONTROL_TOPICS, sorted_out
 
 _FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
 
+_CONSUMER: Final = {
+    # When a task has read its last record, its consumer asks for the next ones in advance, and the broker answers nothing else on
+    # that connection until it has some or this time is over. Spark then asks where the partition ends, and so each task, however
+    # few records it had, would take half a second (Kafka's default) in which nobody does anything.
+    "kafka.fetch.max.wait.ms": "5",
+    # Spark asks for both ends of a partition whenever it has taken so many records; 500 by default.
+    "kafka.max.poll.records": "2000",
+}
+"""What Kafka's consumers get unless `--kafka-option` says otherwise: they only ever ask for records that are there."""
+
 
 @dataclass(frozen=True)
 class Topics:
@@ -74,7 +84,7 @@ class Topics:
 
     def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
         """Records of all chosen spaces, also of ones that are created later, and of the control topics named."""
-        reader = session.readStream.format("kafka").options(**self._options())
+        reader = session.readStream.format("kafka").options(**self.options())
         reader = reader.option("startingOffsets", self.starting_offsets)
         if self.max_offsets_per_trigger is not None:
             reader = reader.option("maxOffsetsPerTrigger", self.max_offsets_per_trigger)
@@ -82,7 +92,7 @@ class Topics:
 
     def read(self, session: SparkSession, topic: str) -> DataFrame:
         """All that one topic holds now; nothing if there is no such topic."""
-        reader = session.read.format("kafka").options(**self._options())
+        reader = session.read.format("kafka").options(**self.options())
         # By pattern: naming a topic that doesn't exist would be an error, or create it.
         records = reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
@@ -92,17 +102,19 @@ class Topics:
     def read_behind(self, session: SparkSession, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
         """What the chosen spaces' topics hold from these offsets on (topic → partition → offset), and all of other topics."""
         known = "|".join(map(re.escape, offsets))
-        others = session.read.format("kafka").options(**self._options()).option("startingOffsets", "earliest")
+        others = session.read.format("kafka").options(**self.options()).option("startingOffsets", "earliest")
         found = others.option("subscribePattern", rf"(?!(?:{known})$){self.pattern()}").load()
         if not offsets:
             return found
-        reader = session.read.format("kafka").options(**self._options()).option("startingOffsets", json.dumps(offsets))
+        reader = session.read.format("kafka").options(**self.options()).option("startingOffsets", json.dumps(offsets))
         partitions = {topic: [int(partition) for partition in numbers] for topic, numbers in offsets.items()}
         return found.unionByName(reader.option("assign", json.dumps(partitions)).load())
 
-    def _options(self) -> dict[str, str]:
+    def options(self) -> dict[str, str]:
+        """What Spark's Kafka source is given for every read."""
         return {
             "kafka.bootstrap.servers": self.bootstrap_servers,
+            **_CONSUMER,
             **self.kafka_options,
             "kafka.isolation.level": "read_committed",
         }

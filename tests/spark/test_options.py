@@ -82,3 +82,11 @@ def test_the_command_line_wins_over_the_file() -> None:
     topics = Topics.of(options)
     assert topics.kafka_options == {"kafka.security.protocol": "SSL", "kafka.a.b": "2"}
     assert topics.max_offsets_per_trigger is None
+
+
+def test_a_given_option_of_a_consumer_wins_over_what_jobs_set() -> None:
+    given = Topics("k:9092", "shop", kafka_options={"kafka.max.poll.records": "7", "kafka.isolation.level": "read_uncommitted"})
+    options = given.options()
+    assert options["kafka.max.poll.records"] == "7"
+    assert options["kafka.fetch.max.wait.ms"] == Topics("k:9092", "shop").options()["kafka.fetch.max.wait.ms"]
+    assert options["kafka.isolation.level"] == "read_committed"  # but for this one
