@@ -30,9 +30,10 @@ from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
 from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
-from cdc.protocol.constants import CLUSTER_SPACE, Key
+from cdc.protocol.constants import Key
+from cdc.protocol.system_spaces import CLUSTER_SPACE, PRIVILEGE_SPACE, SYSTEM_SPACE_MAX, USER_SPACE, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
-from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, replicaset_uuid_in
+from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.sources import contents
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
@@ -44,8 +45,6 @@ from cdc.upstream.start import Known
 
 Say = Callable[[str], None]
 
-_USER_SPACE: Final = 304
-_PRIVILEGE_SPACE: Final = 312
 _WRITE: Final = 2
 
 
@@ -330,7 +329,7 @@ def _read_contents(connection: Connection) -> _Contents:
 
 
 def _fold(frames: Frames, contents: _Contents) -> None:
-    rows = {_USER_SPACE: contents.users, _PRIVILEGE_SPACE: contents.privileges, CLUSTER_SPACE: contents.instances}
+    rows = {USER_SPACE: contents.users, PRIVILEGE_SPACE: contents.privileges, CLUSTER_SPACE: contents.instances}
     for header, body in zip(frames.headers, frames.bodies, strict=True):
         space_id = body.get(Key.SPACE_ID)
         if space_id in TRACKED_SPACES:

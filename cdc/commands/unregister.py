@@ -19,10 +19,10 @@ from uuid import UUID
 from cdc.config import Config, Member
 from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError, excerpt
 from cdc.positions.vclock import VClock
-from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE, ErrorCode
+from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Selected, Subscribed
-from cdc.schema.tracker import SCHEMA_SPACE
+from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE, SCHEMA_SPACE
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet, vote
 from cdc.sources.registration import find_id

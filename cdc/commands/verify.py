@@ -42,9 +42,10 @@ from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Heartbeat, SnapshotStarted, StreamRows, Subscribed
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KeyCodec
-from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, SchemaTracker, replicaset_uuid_in
+from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS, rows

@@ -10,7 +10,7 @@ import re
 from typing import Final
 
 from cdc.errors import ConfigurationError
-from cdc.schema.tracker import SYSTEM_SPACE_MAX
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 
 TRANSACTION: Final = "transaction"
 SCHEMA: Final = "schema"

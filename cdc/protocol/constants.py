@@ -119,10 +119,6 @@ class ErrorCode:
     TOO_EARLY_SUBSCRIBE: Final = 220
 
 
-CLUSTER_SPACE: Final = 320
-"""`_cluster`: id and UUID of each registered instance."""
-CLUSTER_BY_UUID: Final = 1
-
 FEATURES_SENT: Final = (0, 1, 2, 3)
 """What this client says it knows in ID: streams, transactions, error extension, watchers. It uses none but the errors."""
 

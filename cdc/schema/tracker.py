@@ -19,22 +19,16 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
-from uuid import UUID
 
 from cdc.errors import SchemaError, excerpt
 from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import DeepValue, pack, unpack
+from cdc.protocol.system_spaces import INDEX_SPACE, SPACE_SPACE, TRUNCATE_SPACE
 from cdc.schema.forms import ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
 from cdc.tuples.update import update, upsert
 
-SCHEMA_SPACE: Final = 272
-SPACE_SPACE: Final = 280
-INDEX_SPACE: Final = 288
-TRUNCATE_SPACE: Final = 330
 TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
-SYSTEM_SPACE_MAX: Final = 511
-"""Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
 _SPACE_MAX: Final = (1 << 31) - 1
 """BOX_SPACE_MAX: no server gives a space a greater id."""
 _PRIMARY: Final = 0
@@ -52,22 +46,6 @@ and each NaN, as a key of its own. A TREE compares what they mean."""
 # Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
 _SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
 _INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
-
-
-def replicaset_uuid_in(body: Body) -> UUID | None:
-    """The replica set that a row of `_schema` names (as `cluster` before 3.0), None for any other row.
-
-    Raises SchemaError if it isn't a UUID.
-    """
-    if body.get(Key.SPACE_ID) != SCHEMA_SPACE:
-        return None
-    match body.get(Key.TUPLE):
-        case ["cluster" | "replicaset_uuid", str(text), *_]:
-            try:
-                return UUID(text)
-            except ValueError as error:
-                raise SchemaError(f"_schema names {excerpt(text, 100)} as the replica set") from error
-    return None
 
 
 class SchemaTracker:

@@ -23,11 +23,11 @@ from uuid import UUID
 
 from cdc.errors import ConfigurationError, LogFileError
 from cdc.positions.vclock import VClock
+from cdc.protocol import system_spaces
 from cdc.protocol.codec import FRAME_BYTES_MAX, Frames
 from cdc.protocol.constants import Key
 from cdc.protocol.log_file import DAMAGE_HINT, END_MARKER, META_BYTES_MAX, FileMeta, LogFileDecoder, parse_meta
 from cdc.protocol.relay_filter import snapshot_rows
-from cdc.schema import tracker
 
 READ_BYTES: Final = 256 * 1024
 _NAME: Final = re.compile(r"(\d{1,20})\.(snap|xlog)")
@@ -85,11 +85,11 @@ class LogDirectory:
         vinyl: dict[int, str] = {}
         for frames in self.snapshot_rows(snapshot):
             for body in frames.bodies:
-                replicaset_uuid = replicaset_uuid or tracker.replicaset_uuid_in(body)
+                replicaset_uuid = replicaset_uuid or system_spaces.replicaset_uuid_in(body)
                 match body.get(Key.SPACE_ID), body.get(Key.TUPLE):
-                    case int(space_id), _ if space_id > tracker.SYSTEM_SPACE_MAX:
+                    case int(space_id), _ if space_id > system_spaces.SYSTEM_SPACE_MAX:
                         return SnapshotHead(replicaset_uuid, vinyl)
-                    case tracker.SPACE_SPACE, [int(space_id), _, str(name), "vinyl", _, dict(flags), *_] if not flags.get(
+                    case system_spaces.SPACE_SPACE, [int(space_id), _, str(name), "vinyl", _, dict(flags), *_] if not flags.get(
                         "group_id"
                     ):
                         vinyl[space_id] = name

@@ -15,8 +15,8 @@ import structlog
 
 from cdc.config import Config
 from cdc.errors import CdcError, ConnectionLostError, ProtocolError, excerpt
-from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Selected
+from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet
 

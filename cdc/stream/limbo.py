@@ -47,7 +47,8 @@ import msgspec
 from cdc.errors import ProtocolError, SynchronousReplicationError, excerpt
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
-from cdc.schema.tracker import SPACE_SPACE, SchemaTracker
+from cdc.protocol.system_spaces import SPACE_SPACE
+from cdc.schema.tracker import SchemaTracker
 from cdc.stream.transaction import Row, Transaction
 from cdc.stream.transaction_buffer import Line, TransactionBuffer
 

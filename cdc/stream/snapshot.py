@@ -28,8 +28,9 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
 from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.protocol.constants import Key, Type
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
-from cdc.schema.tracker import SYSTEM_SPACE_MAX, TRACKED_SPACES, replicaset_uuid_in
+from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
 from cdc.stream.spaces import Spaces

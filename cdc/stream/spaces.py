@@ -20,9 +20,10 @@ from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key
+from cdc.protocol.system_spaces import INDEX_SPACE
 from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
-from cdc.schema.tracker import INDEX_SPACE, SchemaTracker
+from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.compiled_rows import CompiledSpaces
 

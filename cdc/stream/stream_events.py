@@ -36,8 +36,9 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body, body_of
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
+from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
-from cdc.schema.tracker import TRACKED_SPACES, TRUNCATE_SPACE
+from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.fragments import EventFragments, OriginTexts
 from cdc.stream.options import PipelineOptions

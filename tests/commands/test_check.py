@@ -11,7 +11,7 @@ from cdc.commands.check import check, may_write
 from cdc.config import parse
 from cdc.kafka import topic_admin
 from cdc.local.ports import free_port
-from cdc.protocol.constants import CLUSTER_SPACE
+from cdc.protocol.system_spaces import CLUSTER_SPACE
 
 # As 2.6 has them. Users 0 and 1 are guest and admin, 2 and 3 the roles public and replication.
 USERS: list[list[Any]] = [

@@ -14,9 +14,9 @@ from uuid import UUID
 
 from cdc.daemon.start import Surroundings, begin
 from cdc.positions.vclock import VClock
-from cdc.protocol.constants import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
+from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.stream.batch import Batch, Broadcast, Message
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.stream.pipeline import Pipeline

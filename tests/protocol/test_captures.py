@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from cdc.positions.vclock import VClock
 from cdc.protocol import requests
 from cdc.protocol.codec import FrameDecoder
-from cdc.protocol.constants import CLUSTER_SPACE, Key, Type, version_id
+from cdc.protocol.constants import Key, Type, version_id
 from cdc.protocol.greeting import parse_greeting
 from cdc.protocol.session import Event, Heartbeat, Joined, Session, SnapshotFinished, SnapshotStarted, StreamRows
 from cdc.protocol.states import State
+from cdc.protocol.system_spaces import CLUSTER_SPACE
 from tests.fakes import captures, shown
 from tests.fakes.captures import VERSIONS, Capture
 from tests.fakes.golden import ROOT, Golden, line

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cdc.errors import SchemaError
 from cdc.protocol.constants import Type
 from cdc.schema.forms import ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
-from cdc.schema.tracker import SchemaTracker, replicaset_uuid_in
-from tests.fakes.master import INDEX, REPLICASET, SPACE, TRUNCATE, Master
+from cdc.schema.tracker import SchemaTracker
+from tests.fakes.master import INDEX, SPACE, TRUNCATE, Master
 from tests.fakes.profiles import SOME
 from tests.fakes.workload import Workload
 
@@ -361,16 +361,6 @@ def test_space_rows_of_older_masters_may_be_short() -> None:
     tracker.apply(Type.INSERT, {0x10: SPACE, 0x21: [513, 1, "x", "memtx", 0]})
     tracker.apply(Type.INSERT, {0x10: INDEX, 0x21: [513, 0, "pk", "tree", {}, [[0, "unsigned"]]]})
     assert tracker.form(513).fields == ()
-
-
-@pytest.mark.parametrize("name", ["cluster", "replicaset_uuid"])
-def test_replica_set_in_schema_rows(name: str) -> None:
-    assert replicaset_uuid_in({0x10: 272, 0x21: [name, str(REPLICASET)]}) == REPLICASET
-    assert replicaset_uuid_in({0x10: 513, 0x21: [name, str(REPLICASET)]}) is None
-    assert replicaset_uuid_in({0x10: 272, 0x21: ["version", 2, 6, 0]}) is None
-    assert replicaset_uuid_in({}) is None
-    with pytest.raises(SchemaError, match="as the replica set"):
-        replicaset_uuid_in({0x10: 272, 0x21: [name, "x"]})
 
 
 # A start at any place.

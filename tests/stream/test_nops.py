@@ -16,8 +16,9 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Flag, Key, Type
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 from cdc.schema.forms import StoredSpace
-from cdc.schema.tracker import SYSTEM_SPACE_MAX, SchemaTracker
+from cdc.schema.tracker import SchemaTracker
 from cdc.stream.limbo import Limbo
 from cdc.stream.transaction import Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer
