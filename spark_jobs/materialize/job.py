@@ -3,6 +3,8 @@
 It writes a table of events as `changes` has them, and `_control` beside it, so that what is made from that table can be made
 from this one; `_rows` beside them has the last row of each key. A batch is worked out from the rows that earlier batches left,
 so a batch that comes again makes the same events, which the table then has already.
+
+With --to they are published too (publishing.py), before the table has them: what is in the table is on the topics.
 """
 
 from __future__ import annotations
@@ -17,13 +19,14 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import control_topics, tables
 from spark_jobs.codegen import varying
-from spark_jobs.envelope import parse
+from spark_jobs.envelope import SOURCE, parse
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, event_rows
 from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
 from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
+from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
 from spark_jobs.source import Topics
 
 _COMPACT_EVERY: Final = 20
@@ -44,10 +47,19 @@ class Materialize(Job):
             default="fail",
             help="what an UPDATE does whose row isn't known because the job began too late (default: %(default)s)",
         )
+        parser.add_argument(
+            "--to",
+            metavar="URL",
+            help="kafka://HOST:PORT,…/PREFIX: publish the whole events too, to topics of this other prefix, at least once",
+        )
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> MaterializeSink:
         """As `Job.sink`."""
-        return MaterializeSink(session, topics, options.path, skip_missing=options.missing_row == "skip")
+        publisher = None
+        if options.to is not None:
+            publisher = KafkaPublisher(session, topics, *destination(options.to, topics.prefix))
+        skips = options.missing_row == "skip"
+        return MaterializeSink(session, topics, options.path, skip_missing=skips, publisher=publisher)
 
 
 class MaterializeSink(Sink):
@@ -61,8 +73,9 @@ class MaterializeSink(Sink):
         *,
         skip_missing: bool = False,
         read_topic: Callable[[str], DataFrame] | None = None,
+        publisher: Publisher | None = None,
     ) -> None:
-        """`read_topic` gives all records of a topic, instead of Kafka."""
+        """`read_topic` gives all records of a topic, instead of Kafka; with a `publisher` the events are sent, too."""
         self._session = session
         self._path = path.rstrip("/")
         self._rows_path = f"{self._path}/_rows"
@@ -72,20 +85,27 @@ class MaterializeSink(Sink):
         self._table = EventTable(session, self._path, topics.prefix, ("space",))
         self._records: dict[str, list[str]] | None = None
         self._forms = Forms(self._control["schema"], ())
+        self._has_learned = False
+        self._publication = None if publisher is None else Publication(publisher, topics, self._read_topic)
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""
+        self._has_learned = False
         if self._records is None or not records.where(F.col("topic").isin(*self._control.values())).isEmpty():
             self._learn()
-        events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=SOURCE_FIELDS_OF_CHANGES)
-        rows = event_rows(events, CHANGES_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
+        fields = SOURCE_FIELDS_OF_CHANGES if self._publication is None else SOURCE.names
+        more = [] if self._publication is None else [self._publication.tail()]
+        events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=fields)
+        rows = event_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
         whole = None
         try:
             stored = self._stored(batch, query)
             forms = self._needed(rows)
             changed = with_images(rows, stored, self._endings(rows), forms, skip_missing=self._skip_missing)
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
-            numbered = whole.withColumn("batch", varying(batch))
+            if self._publication is not None:
+                self._publication.publish(whole, records, has_control=self._has_learned)
+            numbered = whole.drop(TAIL).withColumn("batch", varying(batch))
             self._table.append(numbered, batch, query)
             left = last_rows(whole).withColumns({"query": F.lit(query), "batch": varying(batch)})
             left = left.unionByName(self._emptied(rows, batch, query))
@@ -97,6 +117,7 @@ class MaterializeSink(Sink):
 
     def _learn(self) -> None:
         """Read the control topics, and keep what they tell beside the events."""
+        self._has_learned = True
         self._records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], self._records["schema"])
         told = [(kind, place, text) for kind, texts in self._records.items() for place, text in enumerate(texts)]

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 from cdc.local.interface import KafkaServer
 from spark_jobs import run
 from spark_jobs.current import read_current
+from spark_jobs.envelope import parse
 from spark_jobs.source import Topics
 from tests.spark.messages import Message, put, schema, snapshot, truncate, update
 
@@ -160,6 +161,29 @@ def test_the_audit_of_topics_ends_with_its_findings(
     assert "audit: gap: Seq 4 is on no topic." in said
     assert f"audit: found 1 gap; the table {tmp_path}/tables/findings has them" in said.replace("file:", "")
     assert run.main(["audit", *daemon.arguments(tmp_path)]) == 0
+
+
+def test_whole_events_are_published_where_they_were(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
+    whole = f"{daemon.prefix}-whole"
+    servers, arguments = daemon.arguments(tmp_path)[1], daemon.arguments(tmp_path)
+    daemon.send(schema(0), *(put("c", {"id": number, "name": "a", "balance": number}, number) for number in range(1, 9)))
+    again = put("c", {"id": 5, "name": "a", "balance": 1}, 10)
+    daemon.send(truncate(9), again, update(5, [{"op": "+", "field": "balance", "value": 2}], 11))
+    process(spark, "materialize", [*arguments, "--to", f"kafka://{servers}/{whole}"])
+    told, sent = (
+        parse(topics.read(spark, topics.of_space("users"))).orderBy("partition", "offset").collect()
+        for topics in (Topics(servers, daemon.prefix), Topics(servers, whole))
+    )
+    # Each event in the partition that it was in, in the same order, under the same key.
+    assert [(row["partition"], row["source"]["seq"], row["key"]) for row in sent] == [
+        (row["partition"], row["source"]["seq"], row["key"]) for row in told
+    ]
+    (last,) = (row for row in sent if row["source"]["seq"] == 11)
+    assert (last["op"], last["before"], last["after"]) == (
+        "u",
+        '{"id":5,"name":"a","balance":1}',
+        '{"id":5,"name":"a","balance":3}',
+    )
 
 
 def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from pyspark.sql import Row, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from cdc.protocol.extensions import unpack
 from spark_jobs import json_text, run
 from spark_jobs.errors import JobError
 from spark_jobs.materialize.images import Fold
 from spark_jobs.materialize.job import MaterializeSink
+from spark_jobs.materialize.publishing import destination
 from spark_jobs.source import Topics
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,
+    compact,
     delete,
     put,
     schema,
@@ -38,6 +41,28 @@ def sink(spark: SparkSession, path: Path, topics: FakeTopics, **options: Any) ->
 
 def stored(spark: SparkSession, path: Path) -> list[Row]:
     return spark.read.format("delta").load(str(path)).orderBy("seq").collect()
+
+
+class Published:
+    """A publisher in memory, with two partitions for each topic; stands in for Kafka."""
+
+    prefix = "whole"
+
+    def __init__(self) -> None:
+        """Nothing is sent yet."""
+        self.records: list[Row] = []
+
+    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
+        """As `Publisher.partitions`."""
+        return dict.fromkeys(used, 2)
+
+    def send(self, records: DataFrame) -> None:
+        """As `Publisher.send`."""
+        self.records += records.collect()
+
+    def of(self, topic: str, partition: int = 0) -> list[Row]:
+        """The records of a partition, in order."""
+        return [row for row in self.records if (row["topic"], row["partition"]) == (topic, partition)]
 
 
 def add(balance: int) -> list[dict[str, Any]]:
@@ -73,8 +98,9 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
     )
     place, history = tmp_path / "whole", tmp_path / "history"
     sink(spark, place, topics).write(first, 0, "query")
-    sink(spark, place, topics).write(first, 0, "query")
-    following = sink(spark, place, topics)
+    published = Published()
+    following = sink(spark, place, topics, publisher=published)
+    following.write(first, 0, "query")
     following.write(second, 1, "query")
     found = [(row["seq"], row["op"], row["key"], row["before"], row["after"]) for row in stored(spark, place)]
     one, two, four = '{"id":1}', '{"id":2}', '{"id":4}'
@@ -94,6 +120,29 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
         (14, "c", two, None, '{"id":2,"title":"again"}'),
     ]
     assert found == whole
+    # The same is published: each key where it was, a truncation everywhere, and the forms before what they are needed for.
+    for partition in (0, 1):
+        sent = published.of("whole.users", partition)
+        values = [json.loads(row["value"]) if row["value"] is not None else None for row in sent]
+        assert [
+            (value["source"]["seq"], value["op"], row["key"], value["before"], value["after"]) if value else (row["key"],)
+            for row, value in zip(sent, values, strict=True)
+        ] == [
+            shown
+            for seq, op, key, *images in whole
+            if key is None or sum(key.encode()) % 2 == partition
+            for shown in [(seq, op, key, *(image and json.loads(image) for image in images)), (key,)][: 2 if op == "d" else 1]
+        ]
+    (text,) = (row["value"] for row in published.of("whole.users", sum(two.encode()) % 2) if '"seq":7,' in (row["value"] or ""))
+    original = json.loads(str(second.where("value like '%\"seq\":7,%'").selectExpr("string(value)").collect()[0][0]))
+    del original["patch"]
+    original |= {"before": {"id": 2, "title": "a", "balance": 6}, "after": {"id": 2, "title": "z", "balance": 6}}
+    original["source"]["name"] = "whole"
+    assert text == compact(original)
+    topics_in_order = [row["topic"] for row in published.records]
+    assert topics_in_order[0] == "whole.schema"
+    assert [json.loads(row["value"])["status"] for row in published.of("whole.snapshot")] == ["STARTED", "COMPLETED"]
+    assert len(published.of("whole.schema")) == 2
     # A history is made of it, in two runs as in one.
     command = ["history_of", "--changes", str(place), "--path", str(history), "--checkpoint", str(tmp_path / "read")]
     assert [run.main(command), run.main(command)] == [0, 0]
@@ -101,6 +150,18 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
     assert [(row["_begin_seq"], row["_end_seq"]) for row in begun] == [
         *((1, 3), (2, 4), (3, 11), (4, 7), (6, 10), (7, 11), (8, 9), (9, 11), (12, 13), (13, 13), (14, None)),
     ]
+
+
+@pytest.mark.parametrize("prefix", ["shop", "shop.whole", "sh"])
+def test_a_job_reads_nothing_that_it_has_published(prefix: str) -> None:
+    with pytest.raises(JobError, match="isn't apart from"):
+        destination(f"kafka://k:1,k:2/{prefix}", "shop" if prefix != "sh" else "sh.op")
+
+
+def test_where_to_publish() -> None:
+    assert destination("kafka://k:1,k:2/whole", "shop") == ("k:1,k:2", "whole")
+    with pytest.raises(JobError, match="names no prefix"):
+        destination("kafka://k:1", "shop")
 
 
 def change(**members: Any) -> dict[str, Any]:

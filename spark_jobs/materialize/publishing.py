@@ -1,0 +1,232 @@
+"""Whole events → topics of another prefix, as the daemon's own (docs/events.md) of spaces with images.
+
+An event goes to the partition that it was in, and each partition is written by one task in the order of `seq`: so these topics
+have the order that the daemon's have. A batch that comes again sends its events again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final, Protocol
+from urllib.parse import urlsplit
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.envelope import SOURCE
+from spark_jobs.errors import JobError
+from spark_jobs.source import Topics
+
+TAIL: Final = "tail"
+"""The column with the text that an event has behind its rows."""
+
+RECORD_SCHEMA: Final = "topic string, partition int, key string, value string"
+"""What is sent."""
+
+_SNAPSHOT_ID: Final = "snapshot_id"
+_OF_PATCHES: Final = "server_version"
+_NULLS: Final = {"ignoreNullFields": "false"}
+
+
+class Publisher(Protocol):
+    """Where records are sent."""
+
+    prefix: str
+
+    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
+        """Have topics ready for what comes from these: for each the number of partitions that it needs at least. How many there
+        are, by the same names.
+        """
+
+    def send(self, records: DataFrame) -> None:
+        """Send records (RECORD_SCHEMA), those of a task in order; returns once Kafka has all of them."""
+
+
+class Publication:
+    """What is published of the topics of one daemon."""
+
+    def __init__(self, publisher: Publisher, topics: Topics, read_topic: Callable[[str], DataFrame]) -> None:
+        """`read_topic` gives all records of a topic."""
+        self._publisher = publisher
+        self._topics = topics
+        self._read_topic = read_topic
+        self._told: set[str] = set()
+
+    def tail(self) -> Column:
+        """Of what `parse` gives of an event: the text behind its rows, as it is published."""
+        return tail(self._publisher.prefix)
+
+    def publish(self, whole: DataFrame, records: DataFrame, *, has_control: bool) -> None:
+        """Send a batch: events with both rows, with a TAIL, and what control records there are among these records of Kafka.
+
+        With `has_control` there may be some, or the schema topic has forms that the batch needs.
+        """
+        if has_control:
+            self._tell_forms()
+        found = whole.groupBy("kafka_topic").agg(F.max("kafka_partition").alias("last")).collect()
+        used = {row["kafka_topic"]: row["last"] + 1 for row in found}
+        if used:
+            counts = self._publisher.partitions(used)
+            self._publisher.send(event_records(whole, self._topics.prefix, self._publisher.prefix, counts))
+        if has_control:
+            of_snapshots = records.where((F.col("topic") == self._topics.control("snapshot")) & F.col("value").isNotNull())
+            self._publisher.send(self._copied(of_snapshots, "snapshot"))
+
+    def _tell_forms(self) -> None:
+        """Send those records of the schema topic that this run hasn't sent: events that name them follow."""
+        records = self._read_topic(self._topics.control("schema")).where(F.col("value").isNotNull())
+        copied = self._copied(records, "schema").collect()
+        fresh = [tuple(row) for row in copied if row["value"] not in self._told]
+        if fresh:
+            self._publisher.send(records.sparkSession.createDataFrame(fresh, RECORD_SCHEMA).coalesce(1))
+            self._told.update(str(row["value"]) for row in copied)
+
+    def _copied(self, records: DataFrame, kind: str) -> DataFrame:
+        copies = records.select(
+            F.lit(f"{self._publisher.prefix}.{kind}").alias("topic"),
+            F.lit(0).alias("partition"),
+            F.col("key").cast("string").alias("key"),
+            F.col("value").cast("string").alias("value"),
+            "offset",
+        )
+        return copies.coalesce(1).sortWithinPartitions("offset").drop("offset")
+
+
+def tail(prefix: str) -> Column:
+    """As `Publication.tail`: under this prefix, and without what only patches need."""
+    source = F.col("source")
+    names = [name for name in SOURCE.names if name not in (_SNAPSHOT_ID, _OF_PATCHES)]
+    fields = [F.lit(prefix).alias(name) if name == "name" else source[name].alias(name) for name in names]
+    # Only what comes from a snapshot has this member at all, and it is the last one.
+    of_snapshot = F.to_json(F.struct(*fields, source[_SNAPSHOT_ID].alias(_SNAPSHOT_ID)), _NULLS)
+    shown = F.when(source[_SNAPSHOT_ID].isNull(), F.to_json(F.struct(*fields), _NULLS)).otherwise(of_snapshot)
+    times = (part for name in ("ts_ms", "ts_us", "ts_ns") for part in (F.lit(f',"{name}":'), _shown(F.col(name))))
+    transaction = F.to_json("transaction", _NULLS)
+    return F.concat(F.lit(',"source":'), shown, F.lit(',"transaction":'), _shown(transaction), *times, F.lit("}")).alias(TAIL)
+
+
+def event_records(whole: DataFrame, source_prefix: str, prefix: str, partitions: Mapping[str, int]) -> DataFrame:
+    """Events (CHANGES_COLUMNS and TAIL) → RECORD_SCHEMA, with a tombstone behind each `d`, and each `t` once in every partition.
+
+    `partitions` tells how many there are, by the topic of the source. All of a partition are in one task, in the order of `seq`.
+    """
+    topic = F.concat(F.lit(prefix), F.substring("kafka_topic", len(source_prefix) + 1, 1000))
+    value = F.concat(
+        F.lit('{"op":"'), "op", F.lit('","before":'), _shown(F.col("before")), F.lit(',"after":'), _shown(F.col("after")), TAIL
+    )
+    counts = F.create_map(*(F.lit(part) for place in partitions.items() for part in place))
+
+    def copy(partition: Column, text: Column) -> Column:
+        return F.struct(partition.cast("int").alias("partition"), text.alias("value"))
+
+    once = copy(F.col("kafka_partition"), value)
+    tombstone = copy(F.col("kafka_partition"), F.lit(None).cast("string"))
+    in_each = F.transform(F.sequence(F.lit(0), counts[F.col("kafka_topic")] - 1), lambda partition: copy(partition, value))
+    copies = F.when(F.col("op") == "t", in_each).when(F.col("op") == "d", F.array(once, tombstone)).otherwise(F.array(once))
+    sent = whole.select(topic.alias("topic"), "key", "seq", F.posexplode(copies).alias("place", "copy"))
+    placed = sent.select("topic", "copy.partition", "key", "copy.value", "seq", "place")
+    ordered = placed.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "seq", "place")
+    return ordered.select("topic", "partition", "key", "value")
+
+
+class KafkaPublisher:
+    """Topics of Kafka, made as they are needed with as many partitions as those of the source."""
+
+    def __init__(self, session: SparkSession, topics: Topics, servers: str, prefix: str) -> None:
+        """`topics` are the source's, whose options for Kafka's clients hold here too."""
+        self.prefix = prefix
+        self._session = session
+        self._topics = topics
+        self._servers = servers
+        self._options = {name: value for name, value in topics.kafka_options.items() if name.startswith("kafka.")}
+        self._counts: dict[str, int] = {}
+        compacted = {f"{prefix}.schema": "compact", f"{prefix}.snapshot": "delete"}
+        with _Admin(session, servers, self._options) as admin:
+            known = admin.counts(compacted)
+            admin.create({name: (1, policy) for name, policy in compacted.items() if name not in known})
+
+    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
+        """As `Publisher.partitions`."""
+        if any(self._counts.get(topic, 0) < count for topic, count in used.items()):
+            with _Admin(self._session, self._topics.bootstrap_servers, self._options) as admin:
+                # A topic may be deleted by now whose events were still read.
+                wanted = {**used, **admin.counts(used)}
+            names = {topic: f"{self.prefix}{topic.removeprefix(self._topics.prefix)}" for topic in used}
+            with _Admin(self._session, self._servers, self._options) as admin:
+                known = admin.counts(names.values())
+                admin.create({name: (wanted[topic], None) for topic, name in names.items() if name not in known})
+                admin.add(
+                    {name: wanted[topic] for topic, name in names.items() if known.get(name, wanted[topic]) < wanted[topic]}
+                )
+            self._counts |= {topic: max(known.get(name, 0), wanted[topic]) for topic, name in names.items()}
+        return {topic: self._counts[topic] for topic in used}
+
+    def send(self, records: DataFrame) -> None:
+        """As `Publisher.send`."""
+        records.write.format("kafka").options(**self._options).option("kafka.bootstrap.servers", self._servers).save()
+
+
+class _Admin:
+    """Java's client for topics."""
+
+    def __init__(self, session: SparkSession, servers: str, options: Mapping[str, str]) -> None:
+        jvm: Any = session.sparkContext._jvm
+        self._jvm = jvm
+        settings = jvm.java.util.HashMap()
+        for name, value in {**options, "kafka.bootstrap.servers": servers}.items():
+            settings.put(name.removeprefix("kafka."), value)
+        self._admin = jvm.org.apache.kafka.clients.admin.Admin.create(settings)
+
+    def __enter__(self) -> _Admin:
+        """Nothing to do."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the connections."""
+        self._admin.close()
+
+    def counts(self, topics: Any) -> dict[str, int]:
+        """How many partitions topics have; those that aren't there are left out."""
+        there = set(self._admin.listTopics().names().get())
+        wanted = self._jvm.java.util.ArrayList()
+        for topic in topics:
+            if topic in there:
+                wanted.add(topic)
+        found = dict(self._admin.describeTopics(wanted).allTopicNames().get())
+        return {str(topic): int(described.partitions().size()) for topic, described in found.items()}
+
+    def create(self, topics: Mapping[str, tuple[int, str | None]]) -> None:
+        """Make topics with so many partitions, and with a policy of cleaning up where one is given."""
+        wanted = self._jvm.java.util.ArrayList()
+        optional = self._jvm.java.util.Optional
+        for name, (count, policy) in topics.items():
+            topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(count), optional.empty())
+            wanted.add(topic if policy is None else topic.configs(self._jvm.java.util.Map.of("cleanup.policy", policy)))
+        self._admin.createTopics(wanted).all().get()
+
+    def add(self, topics: Mapping[str, int]) -> None:
+        """Have topics get more partitions: so many in all."""
+        wanted = self._jvm.java.util.HashMap()
+        for name, count in topics.items():
+            wanted.put(name, self._jvm.org.apache.kafka.clients.admin.NewPartitions.increaseTo(count))
+        self._admin.createPartitions(wanted).all().get()
+
+
+def destination(url: str, own_prefix: str) -> tuple[str, str]:
+    """The servers and the prefix of kafka://HOST:PORT,…/PREFIX. Raises JobError for another URL, or where the job would read what
+    it writes.
+    """
+    parts = urlsplit(url)
+    servers, prefix = parts.netloc, parts.path.removeprefix("/")
+    if parts.scheme != "kafka" or not servers or not prefix:
+        raise JobError(f"--to {url} names no prefix of topics: write kafka://HOST:PORT/PREFIX.")
+    if f"{prefix}.".startswith(f"{own_prefix}.") or f"{own_prefix}.".startswith(f"{prefix}."):
+        raise JobError(
+            f"The prefix {prefix!r} of --to isn't apart from {own_prefix!r} of --prefix: the job would read what it has written. "
+            "Choose one that neither is the other's beginning nor begins with it."
+        )
+    return servers, prefix
+
+
+def _shown(text: Column) -> Column:
+    return F.coalesce(text.cast("string"), F.lit("null"))
