@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import threading
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -134,6 +135,10 @@ class CurrentSink(Sink):
             self._seen = seen
             self._is_merged = seen is not None and seen.is_all
             self._merger.step(seen, merges_all=self._is_merged)
+
+    def tables(self) -> Mapping[str, str]:
+        """As `Sink.tables`: the merged rows of each space."""
+        return {space: self._lake.table_path(space) for space in self._lake.control_table.read().forms.names()}
 
     def finish(self) -> int:
         """As `Sink.finish`; what more has come meanwhile doesn't keep from being merged what is there."""

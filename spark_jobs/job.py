@@ -4,7 +4,8 @@ A `Job` turns micro-batches of Kafka records into something outside, until it is
 add one: write a module with it, and name it in `run.JOBS` or `run.TASKS`. What its options give, beside its own:
 
     options.path, .location    where its tables are, if `has_tables`; `location` knows tables of a catalog too (tables.py), which
-                               is why only a job with `takes_catalog` is offered --catalog. `path` is None then
+                               is for jobs with `takes_catalog`, whose `path` is None with --catalog. The others have a path
+                               even then, in which they keep everything (registered.py)
     options.checkpoint         a job's checkpoint
     type=setting, type=secret  of options.py, for NAME=VALUE and for a value that no message may show: both read @FILE and $NAME
 
@@ -97,6 +98,10 @@ class Sink(ABC):
         """What a sink counts for the metrics, by names that are always the same."""
         return {}
 
+    def tables(self) -> Mapping[str, str]:
+        """The paths of tables for readers, by what they are called in a catalog; some may not be made yet."""
+        return {}
+
     def finish(self) -> int:
         """With --available-now, once all that was there is written: the exit status. Raises JobError."""
         return 0
@@ -118,7 +123,8 @@ class Job(ABC):
     has_tables: ClassVar[bool] = True
     """Whether it writes tables of its own, and gets --path."""
     takes_catalog: ClassVar[bool] = False
-    """Whether they may be tables of a catalog: it uses `options.location` and not `options.path`."""
+    """Whether it makes tables of a catalog by itself: it uses `options.location` and not `options.path`. Of any other job the
+    tables that its sink names (`Sink.tables`) are given names there."""
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:

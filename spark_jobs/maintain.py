@@ -44,7 +44,7 @@ class Maintain(Task):
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """As `Task.add_options`."""
-        add_table_options(parser, takes_catalog=True)
+        add_table_options(parser)
         parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
         parser.add_argument(
             "--optimize", action=argparse.BooleanOptionalAction, default=True, help="put small files together (default: yes)"

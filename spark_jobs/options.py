@@ -70,24 +70,23 @@ def options_file(text: str) -> dict[str, str]:
     return settings
 
 
-def add_table_options(parser: argparse.ArgumentParser, *, takes_catalog: bool) -> None:
+def add_table_options(parser: argparse.ArgumentParser) -> None:
     """Where a command's tables are: `location` of the options says it, see `tables.Location`."""
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--path", help="where the table is (changelog), or the tables are, one folder per space (current)")
-    if takes_catalog:
-        where.add_argument(
-            "--catalog",
-            type=_schema,
-            metavar="CATALOG.SCHEMA",
-            help="the tables are in this schema of a catalog of the session (spark_catalog.lake), instead of in a path",
-        )
-        parser.add_argument(
-            "--table-template",
-            default="{prefix}_{table}",
-            metavar="TEXT",
-            help="what tables of --catalog are called; {table} is the space, or what the job calls its only table"
-            " (default: %(default)s)",
-        )
+    where.add_argument(
+        "--catalog",
+        type=_schema,
+        metavar="CATALOG.SCHEMA",
+        help="the tables are in this schema of a catalog of the session (spark_catalog.lake), instead of in a path",
+    )
+    parser.add_argument(
+        "--table-template",
+        default="{prefix}_{table}",
+        metavar="TEXT",
+        help="what tables of --catalog are called; {table} is the space, or what the job calls its only table"
+        " (default: %(default)s)",
+    )
 
 
 def add_kafka_options(parser: argparse.ArgumentParser) -> None:

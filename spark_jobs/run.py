@@ -38,6 +38,7 @@ from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.progress import observed
+from spark_jobs.registered import Names, job_folder
 from spark_jobs.report import Log, metrics
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
@@ -90,6 +91,10 @@ def locate(session: SparkSession, options: argparse.Namespace) -> None:
         tables.check_schema(session, options.catalog)
         prefix = getattr(options, "prefix", "")
         options.location = tables.Location(schema=options.catalog, prefix=prefix, template=options.table_template)
+        if options.job in JOBS and not JOBS[options.job].takes_catalog:
+            options.names = Names(session, options.location)
+            options.path = job_folder(session, options.location, options.job)
+            options.location = tables.Location(path=options.path)
 
 
 def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
@@ -125,7 +130,9 @@ def _start(
     place = {"place": place} if (place := job.place(options)) else {}
     claim(session, options.checkpoint, {"job": job.name, "prefix": topics.prefix, **place})
     control = [topics.control(name) for name in job.control_topics]
-    writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(_feeder(session, sink, control, gate))
+    names = getattr(options, "names", None)
+    feeder = _feeder(session, sink, control, gate, names)
+    writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     if options.available_now:
         writer = writer.trigger(availableNow=True)
@@ -134,11 +141,15 @@ def _start(
     return writer.start()
 
 
-def _feeder(session: SparkSession, sink: Sink, control: Sequence[str], gate: Gate) -> Callable[[DataFrame, int], None]:
+def _feeder(
+    session: SparkSession, sink: Sink, control: Sequence[str], gate: Gate, names: Names | None
+) -> Callable[[DataFrame, int], None]:
     def feed_next(records: DataFrame, batch: int) -> None:
         query = query_of_batch(session)
         with gate.batch(session):
             feed(sink, records, batch, query, control)
+            if names is not None:
+                names.give(sink.tables())
 
     return feed_next
 
@@ -156,7 +167,11 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
         query = _start(session, job, topics, options, sink, gate)
         watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
         has_ended = watch.wait()
-    return sink.finish() if options.available_now and has_ended else 0
+    status = sink.finish() if options.available_now and has_ended else 0
+    if getattr(options, "names", None) is not None:
+        # What is done beside the batches, and at the end, makes tables too.
+        options.names.give(sink.tables())
+    return status
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -166,7 +181,7 @@ def _parser() -> argparse.ArgumentParser:
         command = commands.add_parser(job.name, help=job.summary, description=job.summary)
         add_kafka_options(command)
         if job.has_tables:
-            add_table_options(command, takes_catalog=job.takes_catalog)
+            add_table_options(command)
         _add_query_options(command)
         add_spark_options(command, JARS_DIRECTORY_VARIABLE)
         job.add_options(command)

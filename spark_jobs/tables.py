@@ -80,13 +80,14 @@ class Location:
 
     def of(self, name: str) -> Table:
         """One table of several, by the name of its space."""
-        return self._named(name) if self.path is None else f"{self.path.rstrip('/')}/{folder(name)}"
+        return self.named(name) if self.path is None else f"{self.path.rstrip('/')}/{folder(name)}"
 
     def only(self, name: str) -> Table:
         """The only table that a job has: the path itself, or the one that has this name in the catalog."""
-        return self._named(name) if self.path is None else self.path
+        return self.named(name) if self.path is None else self.path
 
-    def _named(self, name: str) -> CatalogTable:
+    def named(self, name: str) -> CatalogTable:
+        """The table that has this name in the catalog."""
         called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name))
         return CatalogTable((*self.schema, called))
 
@@ -111,6 +112,28 @@ def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
             f"The session has no schema {'.'.join(schema)} (--catalog CATALOG.SCHEMA): {str(error).splitlines()[0]} Make it with "
             f"CREATE SCHEMA {name}, or set the catalog up with --spark-conf spark.sql.catalog.{schema[0]}=…"
         ) from error
+
+
+def schema_location(session: SparkSession, schema: Sequence[str]) -> str:
+    """Where the catalog keeps a schema's tables. Raises JobError if it doesn't say."""
+    name = ".".join(map(_quoted, schema))
+    for row in session.sql(f"DESCRIBE SCHEMA {name}").collect():
+        if row["info_name"] == "Location" and row["info_value"]:
+            return qualified(session, str(row["info_value"]).rstrip("/"))
+    raise JobError(
+        f"The catalog doesn't say where the schema {'.'.join(schema)} is, so this job can't have its tables there. Make one with "
+        "CREATE SCHEMA … LOCATION '…', or start with --path."
+    )
+
+
+def register(session: SparkSession, path: str, table: CatalogTable) -> None:
+    """Give the table at a path a name in a catalog; nothing happens if it has it. Raises JobError if another table has."""
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {_literal(path)}")
+    found = delta(session, table).detail().select("location").collect()[0][0] if is_delta(session, table) else "elsewhere"
+    if qualified(session, found) != path:
+        raise JobError(
+            f"The table {table} is there already, {found}, and isn't the one in {path}. Choose another --table-template."
+        )
 
 
 def identifier(table: Table) -> str:

@@ -153,6 +153,10 @@ class AuditSink(Sink):
         self._save(state, batch, query, found)
         self._publish(found, batch, query)
 
+    def tables(self) -> Mapping[str, str]:
+        """As `Sink.tables`."""
+        return {"findings": f"{self._path}/findings"}
+
     def counts(self) -> Mapping[str, int]:
         """As `Sink.counts`."""
         return {"findings": sum(self._found.values())}

@@ -8,6 +8,7 @@ harmless, and what they cost doesn't grow with the table. Where a version ends i
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Final
 
@@ -62,6 +63,7 @@ class HistorySink(Sink):
         self._publish_every = publish_every
         self._unpublished = 0
         self._is_prepared = False
+        self._published: dict[str, str] = {}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""
@@ -74,6 +76,10 @@ class HistorySink(Sink):
         if self._publish_every and self._unpublished >= self._publish_every:
             self._publish()
 
+    def tables(self) -> Mapping[str, str]:
+        """As `Sink.tables`."""
+        return self._published
+
     def finish(self) -> int:
         """As `Sink.finish`."""
         if self._publish_every and self._unpublished:
@@ -82,7 +88,7 @@ class HistorySink(Sink):
 
     def _publish(self) -> None:
         for name in self._history.spaces():
-            self._history.bring_up_to_date(name)
+            self._published[name] = self._history.bring_up_to_date(name)
         self._unpublished = 0
 
 

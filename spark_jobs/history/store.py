@@ -111,14 +111,14 @@ class History:
         """See intervals.seq_at."""
         return seq_at(self.versions(), moment)
 
-    def bring_up_to_date(self, name: str) -> None:
-        """The space's table of intervals; what is done again does nothing."""
+    def bring_up_to_date(self, name: str) -> str:
+        """The space's table of intervals, whose path is returned; what is done again does nothing."""
         space, path = self.space(name), f"{self._path}/{folder(name)}"
         appended = tables.version(self._session, self.versions_path)
         is_new = not tables.exists(self._session, path)
         known = {} if is_new else tables.describe(self._session, path)[0]
         if known.get(_APPENDED) == str(appended):
-            return
+            return path
         if known.get(_FORM) != space.form.to_json():
             tables.overwrite(self.intervals(name), path)
         else:
@@ -130,6 +130,7 @@ class History:
             merge = DeltaTable.forPath(self._session, path).alias("stored").merge(self.intervals(name, keys).alias("new"), _SAME)
             merge.whenMatchedUpdateAll(_OTHER_END).whenNotMatchedInsertAll().execute()
         tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})
+        return path
 
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:
         """What ends many versions at once: truncations, and snapshots that tell what is gone."""

@@ -8,6 +8,7 @@ how they are encoded.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -73,8 +74,13 @@ class ChangesSink(Sink):
         self._table = EventTable(session, path, topics.prefix, partitions, looks_for_all=always, properties=_PROPERTIES)
         self._control_topics = [topics.control(kind) for kind in KINDS]
         self._positions = positions
+        self._path = path
         self._control = ControlTable(session, path)
         self._control_ends: Ends | None = None
+
+    def tables(self) -> Mapping[str, str]:
+        """As `Sink.tables`."""
+        return {Changes.name: self._path}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""

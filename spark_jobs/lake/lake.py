@@ -66,7 +66,11 @@ class Lake:
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """The table of a space's merged rows."""
-        return BaseTable(self.session, f"{self.path}/{lake_folder(space)}", prefix)
+        return BaseTable(self.session, self.table_path(space), prefix)
+
+    def table_path(self, space: str) -> str:
+        """Where that is."""
+        return f"{self.path}/{lake_folder(space)}"
 
     def check_changes(self, chosen: str | None) -> None:
         """Raises JobError if the tables have been made from other events than those at the path; None is the usual place."""

@@ -10,7 +10,7 @@ With --to they are published too (publishing.py), before the table has them: wha
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from pyspark import StorageLevel
@@ -87,6 +87,10 @@ class MaterializeSink(Sink):
         self._forms = Forms(self._control["schema"], ())
         self._has_learned = False
         self._publication = None if publisher is None else Publication(publisher, topics, self._read_topic)
+
+    def tables(self) -> Mapping[str, str]:
+        """As `Sink.tables`."""
+        return {Materialize.name: self._path}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""

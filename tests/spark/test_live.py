@@ -188,9 +188,15 @@ def test_whole_events_are_published_where_they_were(spark: SparkSession, daemon:
 
 def test_a_history_of_topics_is_written_down_at_the_end(spark: SparkSession, daemon: Daemon, tmp_path: Path) -> None:
     daemon.send(schema(0), put("c", {"id": 1, "name": "a"}, 1), put("u", {"id": 1, "name": "b"}, 2), truncate(3))
-    assert run.main(["history", *daemon.arguments(tmp_path)]) == 0
-    found = spark.read.format("delta").load(str(tmp_path / "tables" / "users")).orderBy("_begin_seq").collect()
-    assert [(row["name"], row["_begin_seq"], row["_end_seq"], row["_end_op"]) for row in found] == [
-        ("a", 1, 2, "u"),
-        ("b", 2, 3, "t"),
-    ]
+    spark.sql("CREATE SCHEMA live")
+    try:
+        arguments = [one for one in daemon.arguments(tmp_path) if one not in ("--path", str(tmp_path / "tables"))]
+        template = ["--catalog", "spark_catalog.live", "--table-template", "{table}_history"]
+        assert run.main(["history", *arguments, *template]) == 0
+        found = spark.table("live.users_history").orderBy("_begin_seq").collect()
+        assert [(row["name"], row["_begin_seq"], row["_end_seq"], row["_end_op"]) for row in found] == [
+            ("a", 1, 2, "u"),
+            ("b", 2, 3, "t"),
+        ]
+    finally:
+        spark.sql("DROP SCHEMA live CASCADE")
