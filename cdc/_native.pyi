@@ -137,11 +137,19 @@ class CompiledRowPath:
     def shown(self, rows: Rows, start: int, stop: int) -> None:
         """The Python path has handled these rows of a snapshot."""
 
+class CompiledMessages:
+    """Messages that a run has made: tuples of topic, key and value, which are made when they are asked for."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, index: int, /) -> tuple[str, bytes | None, bytes | None]: ...
+    def __iter__(self) -> Iterator[tuple[str, bytes | None, bytes | None]]: ...
+    def topics(self) -> list[str]: ...
+
 class Showing:
     """What showing a snapshot's rows came to."""
 
     at: int
-    messages: list[tuple[str, bytes | None, bytes | None]]
+    messages: CompiledMessages
     byte_count: int
     seq: int
     counts: dict[int, int]
@@ -150,7 +158,7 @@ class Run:
     """What a run came to."""
 
     at: int
-    messages: list[tuple[str, bytes | None, bytes | None]]
+    messages: CompiledMessages
     byte_count: int
     seq: int
     row_count: int
@@ -158,3 +166,12 @@ class Run:
     vclock: dict[int, int]
     has_records: bool
     is_full: bool
+
+class ProducerHandle:
+    """A producer of librdkafka's, for messages by the batch."""
+
+    @staticmethod
+    def bind(client: str, own: str) -> bool: ...
+    @staticmethod
+    def newest() -> ProducerHandle | None: ...
+    def produce(self, parts: list[Any], start: int, within: int) -> tuple[int, int, int]: ...

@@ -19,6 +19,7 @@ from confluent_kafka.admin import AdminClient
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
 from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
+from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.errors import UNKNOWN_USER
 
 LOG_LEVEL: Final = 2
@@ -166,7 +167,7 @@ class KafkaClients:
         """A producer that has the daemon's name for its transactions. Only a commit says what became of its messages."""
         settings = self._settings(complain)
         return self._made(
-            Producer,
+            BatchProducer,
             {
                 **settings,
                 # librdkafka wants no answer to take longer than a transaction.

@@ -28,10 +28,11 @@ from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.events.topics import TopicNames
+from cdc.kafka.by_batch import by_batch
 from cdc.kafka.clients import Complain, KafkaClients
 from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
 from cdc.kafka.hanging import FILLER_KEY, Place
-from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.batch import Batch, Broadcast, Part
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
 CALL_TIMEOUT_SECONDS: Final = 5.0
@@ -82,34 +83,54 @@ class _Producing:
         self, producer: Producer, is_stopping: Callable[[], bool], row_work_lock: AbstractContextManager[object]
     ) -> None:
         self._producer = producer
+        self._by_batch = by_batch(producer)
         self._is_stopping = is_stopping
         # Serialises the two threads that work on rows, a batch at a time; see Publisher.
         self._turn = row_work_lock
 
-    def _hand_over(self, messages: list[Any]) -> None:
-        produce = self._producer.produce
-        start = partition = 0
-        # Of the topic of the broadcast that is next.
+    def _hand_over(self, parts: list[Part]) -> None:
+        produce, by_batch = self._producer.produce, self._by_batch
+        # The next message: its part, and which of that part it is, or for which partition a broadcast.
+        start = within = 0
+        # How many partitions the broadcast that is next goes to.
         count: int | None = None
         while True:
             try:
                 with self._turn:
-                    for message in messages[start:] if start else messages:
-                        if type(message) is tuple:
-                            topic, key, value = message
+                    if by_batch is not None and count is None:
+                        start, within, code = by_batch.produce(parts, start, within)
+                        if code:
+                            raise KafkaException(KafkaError(code))
+                    # What isn't taken there is for the producer itself: broadcasts, and what it has something to say about.
+                    for part in parts[start:] if start else parts:
+                        if isinstance(part, tuple):
+                            topic, key, value = part
                             produce(topic, value, key)
+                        elif not isinstance(part, Broadcast):
+                            while within < len(part):
+                                topic, key, value = part[within]
+                                produce(topic, value, key)
+                                within += 1
+                                if by_batch is not None:
+                                    break
+                            if within < len(part):
+                                break
                         elif count is None:
                             break
                         else:
-                            while partition < count:
-                                produce(message.topic, message.value, partition=partition)
-                                partition += 1
-                            partition, count = 0, None
-                        start += 1
-                if start == len(messages):
+                            while within < count:
+                                produce(part.topic, part.value, partition=within)
+                                within += 1
+                            count = None
+                        start, within = start + 1, 0
+                        if by_batch is not None:
+                            break
+                if start == len(parts):
                     self._producer.poll(0)
                     return
-                count = self._partition_count(messages[start].topic)  # without the lock, as it may take seconds
+                following = parts[start]
+                if count is None and isinstance(following, Broadcast):
+                    count = self._partition_count(following.topic)  # without the lock, as it may take seconds
             except BufferError:
                 # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
                 if self._is_stopping():
@@ -120,7 +141,7 @@ class _Producing:
                 cause = self._first_error(refusal)
                 # What ended the transaction may be about any topic, and rarely about this message's.
                 what = (
-                    f"a message for {_topic(messages[start])} was refused"
+                    f"a message for {_topic(parts[start], within)} was refused"
                     if cause is refusal
                     else "a Kafka transaction can't go on"
                 )
@@ -247,8 +268,8 @@ class ExactlyOnce(_Producing):
 
     def produce(self, batch: Batch) -> None:
         self._transactions.begin()
-        self._written |= _topics(batch.messages)
-        self._hand_over(batch.messages)
+        self._written |= _topics(batch.parts)
+        self._hand_over(batch.parts)
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._transactions.begin()
@@ -306,14 +327,14 @@ class AtLeastOnce(_Producing):
 
     def produce(self, batch: Batch) -> None:
         if batch.stored:  # only then it may have new forms
-            for is_form, messages in itertools.groupby(batch.messages, lambda message: _topic(message) == self._schema_topic):
+            for is_form, parts in itertools.groupby(batch.parts, lambda part: _topic(part) == self._schema_topic):
                 if is_form:
                     self._flush()
-                self._hand_over(list(messages))
+                self._hand_over(list(parts))
                 if is_form:
                     self._flush()
         else:
-            self._hand_over(batch.messages)
+            self._hand_over(batch.parts)
         self._check()
 
     def _flush(self) -> None:
@@ -381,15 +402,22 @@ def make_delivery(
     return delivery
 
 
-def _topics(messages: list[Any]) -> set[str]:
-    try:
-        return set(map(_first, messages))
-    except TypeError:  # there is a broadcast among them
-        return set(map(_topic, messages))
+def _topics(parts: list[Part]) -> set[str]:
+    if set(map(type, parts)) == {tuple}:
+        return set(map(_first, parts))
+    found: set[str] = set()
+    for part in parts:
+        if isinstance(part, tuple | Broadcast):
+            found.add(_topic(part))
+        else:
+            found.update(part.topics())
+    return found
 
 
-def _topic(message: Any) -> str:
-    return str(message.topic if isinstance(message, Broadcast) else message[0])
+def _topic(part: Part, within: int = 0) -> str:
+    if isinstance(part, Broadcast):
+        return part.topic
+    return part[0] if isinstance(part, tuple) else part[within][0]
 
 
 def now_ms() -> int:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
     # For annotations: at run time they are there only if they are chosen.
+    from cdc._native import CompiledMessages as CompiledMessages
     from cdc._native import CompiledRowPath as CompiledRowPath
     from cdc._native import FrameReader as FrameReader
     from cdc._native import ImageKeys as ImageKeys
@@ -62,3 +63,9 @@ def choose(name: str, python: _T) -> _T:
     """What the compiled module has under this name, if that is the path that runs, else the Python one, which does the same."""
     chosen: _T = python if _CHOICE[2] is None else getattr(_CHOICE[2], name)
     return chosen
+
+
+def plug_in(client_library: str) -> Any:
+    """The compiled module, if the librdkafka that this library is linked with takes it as a plug-in; else None."""
+    module = _CHOICE[2]
+    return module if module is not None and module.ProducerHandle.bind(client_library, module.__file__) else None

@@ -205,7 +205,7 @@ def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], builder
     builder.seq += 1
     value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % builder.seq, after))
     builder.byte_count += len(value)
-    builder.messages.append((space.topic, key, value))
+    builder.parts.append((space.topic, key, value))
     return True
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple, Union
 
 import msgspec
 
@@ -12,6 +12,9 @@ from cdc.images.pending import Changes, no_changes
 from cdc.positions.position import Position
 from cdc.schema.forms import StoredSpace
 
+if TYPE_CHECKING:
+    from cdc.native import CompiledMessages
+
 Forms = dict[int, StoredSpace | None]
 """Of spaces by id, what the checkpoint says of them from now on; None for one that is gone."""
 
@@ -19,7 +22,7 @@ Forms = dict[int, StoredSpace | None]
 class Mark(NamedTuple):
     """A place in what is being collected."""
 
-    message_count: int
+    part_count: int
     byte_count: int
     row_count: int
     seq: int
@@ -27,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class BatchBuilder:
-    """Collects until `take`. The hot loops add to `messages` themselves, and then bring the counters up to date."""
+    """Collects until `take`. The hot loops add to `parts` themselves, and then bring the counters up to date."""
 
     __slots__ = (
         "_announced",
@@ -37,7 +40,7 @@ class BatchBuilder:
         "_topics",
         "byte_count",
         "bytes_max",
-        "messages",
+        "parts",
         "row_count",
         "seq",
         "stored",
@@ -51,7 +54,7 @@ class BatchBuilder:
         self._announced: set[str] = set()
         self._topics: list[str] = []
         self._has_broadcast = False
-        self.messages: list[Message | Broadcast] = []
+        self.parts: list[Part] = []
         self.byte_count = 0
         self.row_count = 0
         self.timestamp = 0.0
@@ -75,25 +78,25 @@ class BatchBuilder:
         """Add a record for one of the control topics."""
         topic = self._names.control(name)
         self.announce(topic)
-        self.messages.append((topic, key, value))
+        self.parts.append((topic, key, value))
         self.byte_count += len(value)
 
     def broadcast(self, topic: str, value: bytes) -> None:
         """Add an event for every partition of a space's topic."""
         self.announce(topic)
         self._has_broadcast = True
-        self.messages.append(Broadcast(topic, value))
+        self.parts.append(Broadcast(topic, value))
         self.byte_count += len(value)
 
     def forget_messages(self) -> None:
         """Forget the messages, which are out already, and nothing else."""
-        self.messages = []
+        self.parts = []
         self.byte_count = 0
 
     def discard(self, position: Position, changes: Changes) -> Batch:
         """Forget what has been collected but for the topics, which will be needed: the batch of what was replayed."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
-        self.messages, self.stored = [], {}
+        self.parts, self.stored = [], {}
         self.byte_count = self.row_count = 0
         self._has_broadcast = False
         return batch
@@ -105,7 +108,7 @@ class BatchBuilder:
     def take(self, position: Position, *, is_boundary: bool) -> Batch:
         """What has been collected since the last call."""
         batch = Batch(
-            self.messages,
+            self.parts,
             self.byte_count,
             self.seq - self._taken_seq,
             self.row_count,
@@ -117,7 +120,7 @@ class BatchBuilder:
             has_broadcast=self._has_broadcast,
         )
         self._has_broadcast = False
-        self.messages, self.stored, self._topics = [], {}, []
+        self.parts, self.stored, self._topics = [], {}, []
         self.byte_count = self.row_count = 0
         self._taken_seq = self.seq
         return batch
@@ -125,11 +128,11 @@ class BatchBuilder:
     @property
     def mark(self) -> Mark:
         """How far it is filled."""
-        return Mark(len(self.messages), self.byte_count, self.row_count, self.seq, self.timestamp)
+        return Mark(len(self.parts), self.byte_count, self.row_count, self.seq, self.timestamp)
 
     def back_to(self, mark: Mark) -> None:
         """Forget the messages behind a mark."""
-        del self.messages[mark.message_count :]
+        del self.parts[mark.part_count :]
         self.byte_count, self.row_count, self.seq, self.timestamp = mark[1:]
 
     def take_before(self, mark: Mark, position: Position) -> Batch:
@@ -138,13 +141,13 @@ class BatchBuilder:
         The topics of what came later go with it: they are made a little too early.
         """
         event_count = mark.seq - self._taken_seq
-        messages, self.messages = self.messages[: mark.message_count], self.messages[mark.message_count :]
+        parts, self.parts = self.parts[: mark.part_count], self.parts[mark.part_count :]
         self.byte_count -= mark.byte_count
         self.row_count -= mark.row_count
         self._taken_seq = mark.seq
         topics, self._topics = self._topics, []
         return Batch(
-            messages,
+            parts,
             mark.byte_count,
             event_count,
             mark.row_count,
@@ -168,8 +171,12 @@ class Broadcast(msgspec.Struct, frozen=True, gc=False):
     value: bytes
 
 
+Part = Union[Message, Broadcast, "CompiledMessages"]
+"""What a batch is made of: a message, or what the compiled path has made of many rows, which needs no message of Python's."""
+
+
 class Batch(msgspec.Struct, gc=False):
-    """What a publisher is given: messages in order, and the position that they lead to.
+    """What a publisher is given: messages in order, in parts, and the position that they lead to.
 
     `is_boundary` says that the batch ends where a source transaction ends, so that `position` may be committed with it;
     only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
@@ -180,7 +187,7 @@ class Batch(msgspec.Struct, gc=False):
     the store begin with at `position` (Images.numbers), None without images.
     """
 
-    messages: list[Message | Broadcast]
+    parts: list[Part]
     byte_count: int
     event_count: int
     row_count: int
@@ -200,7 +207,20 @@ class Batch(msgspec.Struct, gc=False):
         """Nothing, in the middle of work that takes long."""
         return cls([], 0, 0, 0, position, False, {}, [], 0.0, is_pause=True)
 
+    def each(self) -> Iterator[Message | Broadcast]:
+        """The messages, one by one."""
+        for part in self.parts:
+            if isinstance(part, tuple | Broadcast):
+                yield part
+            else:
+                yield from part
+
+    @property
+    def messages(self) -> list[Message | Broadcast]:
+        """All messages."""
+        return list(self.each())
+
     def begins_anew(self, topic: str) -> bool:
         """Whether a truncation is the first of what it has for a topic: what was there before is no matter to consumers then."""
-        first = next((each for each in self.messages if (each.topic if isinstance(each, Broadcast) else each[0]) == topic), None)
+        first = next((each for each in self.each() if (each.topic if isinstance(each, Broadcast) else each[0]) == topic), None)
         return isinstance(first, Broadcast)

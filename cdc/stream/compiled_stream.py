@@ -129,7 +129,8 @@ class CompiledStream:
         images = self._images.reading if self._images is not None else None
         run = self._path.run(rows, at, suffix, list(events.vclock.items()), builder.seq, builder.byte_count, images)
         if run.at > at:
-            builder.messages += run.messages
+            if len(run.messages):
+                builder.parts.append(run.messages)
             builder.seq, builder.byte_count, builder.timestamp = run.seq, run.byte_count, run.timestamp
             builder.row_count += run.row_count
             events.jump(run.vclock, is_whole=True)

@@ -386,7 +386,7 @@ class Pipeline:
     @property
     def _replayed_count(self) -> int:
         assert self.images is not None
-        return len(self._catch_up_changes) + self.images.change_count + len(self._builder.messages)
+        return len(self._catch_up_changes) + self.images.change_count + len(self._builder.parts)
 
     # Another primary key.
 

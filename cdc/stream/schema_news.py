@@ -44,7 +44,7 @@ def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
                 if found[0] == REKEYED:
                     ends.append(TopicNames("").of_space(space_id, found[1]["space"]))
     if batch.has_broadcast:
-        for message in batch.messages:
+        for message in batch.parts:
             if isinstance(message, Broadcast) and not message.topic.endswith(tuple(ends)):
                 yield EMPTIED if snapshot is None or snapshot.is_complete else COMES_ANEW, {"topic": message.topic}
 

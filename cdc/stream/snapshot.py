@@ -138,7 +138,8 @@ class Snapshot:
             start, images = at, self._images.reading if self._images is not None else None
             shown = path.show(rows, at, builder.seq, builder.byte_count, images)
             at = shown.at
-            builder.messages += shown.messages
+            if len(shown.messages):
+                builder.parts.append(shown.messages)
             builder.seq, builder.byte_count = shown.seq, shown.byte_count
             for space_id, row_count in shown.counts.items():
                 self._counts[space_id] = self._counts.get(space_id, 0) + row_count
@@ -197,7 +198,7 @@ class Snapshot:
                 if self._publishes:
                     self._event(space.topic, shown, opening + content, before, after)
                     if self._tombstones:
-                        self._builder.messages.append((space.topic, shown, None))
+                        self._builder.parts.append((space.topic, shown, None))
                 if count % _DELETES_MAX == 0 or self._builder.is_full:
                     yield
         self._images.end_snapshot()
@@ -285,7 +286,7 @@ class Snapshot:
         builder.seq += 1
         value = b"".join((opening, before, b"%d" % builder.seq, after))
         builder.byte_count += len(value)
-        builder.messages.append((topic, key, value))
+        builder.parts.append((topic, key, value))
 
     def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
         """What stands around an event's row and its seq, made once per batch."""

@@ -105,7 +105,7 @@ class StreamEvents:
         here, because for a single row it would cost more than the row.
         """
         builder, spaces = self._builder, self._spaces.compiled
-        add = builder.messages.append
+        add = builder.parts.append
         source, tombstones = self._envelope.source, self._options.tombstones
         bytes_max = self._options.batch_bytes_max
         replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
@@ -208,7 +208,7 @@ class StreamEvents:
         Else the outbox is full, and is to be taken before the rest.
         """
         builder, spaces = self._builder, self._spaces.compiled
-        add = builder.messages.append
+        add = builder.parts.append
         seq, byte_count = builder.seq, builder.byte_count
         row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
         time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix

@@ -563,7 +563,7 @@ def test_a_new_form_is_shown_behind_what_it_ends_and_before_what_it_begins(clust
     cluster.slow = {slow}
     publisher.submit(batch(1))
     found = batch(2)
-    found.messages += [("shop.schema", b"form", b"form"), ("shop.others", b"3", row(3))]
+    found.parts += [("shop.schema", b"form", b"form"), ("shop.others", b"3", row(3))]
     found.stored = {512: None}
     publisher.submit(found)
     assert publisher.stop(20)

@@ -16,7 +16,11 @@ pub mod plan;
 #[cfg(feature = "python")]
 mod python;
 #[cfg(feature = "python")]
+mod python_messages;
+#[cfg(feature = "python")]
 mod python_overlay;
+#[cfg(feature = "python")]
+mod python_producer;
 #[cfg(feature = "python")]
 mod python_rows;
 pub mod run;

@@ -1,9 +1,10 @@
 //! The row path as Python sees it: frames of a stream (`FrameReader`, `Rows`) and what their events are made with (`RowPath`).
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::envelope::Origins;
 use crate::frames::{end_of_open, go_on, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES};
@@ -11,6 +12,7 @@ use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
 use crate::plan::{Field, Part, Plan};
+use crate::python_messages::{Messages, Topic};
 use crate::python_overlay::{format_of, PendingChanges};
 use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};
 use crate::snapshot::{Pieces, Shown};
@@ -25,7 +27,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
 }
 
 /// Work without Python's lock. A fault in it is an error as all others are: it must not end the daemon without a word.
-fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
+pub fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     py.detach(|| catch_unwind(AssertUnwindSafe(work))).map_err(|fault| {
         let reason = fault
             .downcast_ref::<String>()
@@ -268,7 +270,7 @@ impl Rows {
 #[pyclass(frozen, get_all, module = "cdc._native")]
 struct Run {
     at: usize,
-    messages: Py<PyList>,
+    messages: Py<Messages>,
     byte_count: usize,
     seq: u64,
     row_count: u64,
@@ -282,41 +284,24 @@ struct Run {
 #[pyclass(name = "CompiledRowPath", module = "cdc._native")]
 struct RowPath {
     path: run::RowPath,
-    topics: Vec<Py<PyString>>,
+    topics: Arc<Vec<Arc<Topic>>>,
     outbox: Outbox,
 }
 
 impl RowPath {
-    fn topic(&mut self, topic: &Bound<'_, PyString>) -> usize {
-        let known = self
-            .topics
-            .iter()
-            .position(|known| known.bind(topic.py()).as_any().eq(topic).unwrap_or(false));
-        known.unwrap_or_else(|| {
-            self.topics.push(topic.clone().unbind());
-            self.topics.len() - 1
-        })
+    fn topic(&mut self, topic: &Bound<'_, PyString>) -> PyResult<usize> {
+        let is_it = |known: &Arc<Topic>| known.name.bind(topic.py()).as_any().eq(topic);
+        for (place, known) in self.topics.iter().enumerate() {
+            if is_it(known)? {
+                return Ok(place);
+            }
+        }
+        Arc::make_mut(&mut self.topics).push(Topic::new(topic));
+        Ok(self.topics.len() - 1)
     }
 
-    fn messages<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
-        let bytes = &self.outbox.bytes;
-        let mut made = Vec::with_capacity(self.outbox.messages.len());
-        let mut last_key: Option<((usize, usize), Bound<'py, PyAny>)> = None;
-        for message in &self.outbox.messages {
-            // A tombstone has the key of the message before it.
-            let key = match &last_key {
-                Some((place, key)) if *place == message.key => key.clone(),
-                _ => PyBytes::new(py, &bytes[message.key.0..message.key.1]).into_any(),
-            };
-            let value = match message.value {
-                Some((begin, end)) => PyBytes::new(py, &bytes[begin..end]).into_any(),
-                None => py.None().into_bound(py),
-            };
-            let topic = self.topics[message.topic].bind(py).clone().into_any();
-            made.push(PyTuple::new(py, [topic, key.clone(), value])?);
-            last_key = Some((message.key, key));
-        }
-        PyList::new(py, made)
+    fn messages(&mut self) -> Messages {
+        Messages::take(&mut self.outbox, &self.topics)
     }
 }
 
@@ -388,7 +373,7 @@ impl RowPath {
         };
         Ok(RowPath {
             path: run::RowPath::new(settings),
-            topics: vec![transaction_topic.unbind()],
+            topics: Arc::new(vec![Topic::new(&transaction_topic)]),
             outbox: Outbox::default(),
         })
     }
@@ -411,7 +396,7 @@ impl RowPath {
         fields_max: usize,
         images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
         tells_upserts: bool,
-    ) {
+    ) -> PyResult<()> {
         let images = match images {
             None => None,
             Some((number, parts, fields, takes_upserts)) => {
@@ -420,7 +405,7 @@ impl RowPath {
                     .map(|(field, kind)| (*field, kind.as_str()))
                     .collect();
                 let Some(keys) = KeyPlan::new(number, &parts) else {
-                    return; // its keys are made in Python
+                    return Ok(()); // its keys are made in Python
                 };
                 Some(ImagePlan {
                     keys,
@@ -429,7 +414,7 @@ impl RowPath {
                 })
             }
         };
-        let topic = self.topic(topic);
+        let topic = self.topic(topic)?;
         let fields = fields
             .into_iter()
             .map(|(name, is_simple)| Field { name, is_simple })
@@ -442,6 +427,7 @@ impl RowPath {
         plan.images = images;
         plan.tells_upserts = tells_upserts;
         self.path.plans.insert(space_id, Some(plan));
+        Ok(())
     }
 
     /// Pass over a space's rows from here on, which have no events.
@@ -489,7 +475,7 @@ impl RowPath {
         }
         Ok(Run {
             at,
-            messages: self.messages(py)?.unbind(),
+            messages: Py::new(py, self.messages())?,
             byte_count: self.outbox.byte_count,
             seq: self.outbox.seq,
             row_count: self.outbox.row_count,
@@ -548,7 +534,7 @@ impl RowPath {
         }
         Ok(Showing {
             at,
-            messages: self.messages(py)?.unbind(),
+            messages: Py::new(py, self.messages())?,
             byte_count: self.outbox.byte_count,
             seq: self.outbox.seq,
             counts: counts.unbind(),
@@ -573,7 +559,7 @@ impl RowPath {
 #[pyclass(frozen, get_all, module = "cdc._native")]
 struct Showing {
     at: usize,
-    messages: Py<PyList>,
+    messages: Py<Messages>,
     byte_count: usize,
     seq: u64,
     /// Rows by space.

@@ -78,10 +78,19 @@ impl Outbox {
     /// Nothing is in it, and these are what has been reached.
     pub fn begin(&mut self, byte_count: usize, seq: u64) {
         self.bytes.clear();
-        self.bytes.shrink_to(KEPT_BYTES);
         self.messages.clear();
         (self.byte_count, self.seq, self.row_count) = (byte_count, seq, 0);
         (self.has_records, self.is_full) = (false, false);
+    }
+
+    /// The bytes and the messages in them. Room for as much is there again, within bounds.
+    pub fn take(&mut self) -> (Vec<u8>, Vec<Message>) {
+        let bytes = Vec::with_capacity(self.bytes.len().min(KEPT_BYTES));
+        let messages = Vec::with_capacity(self.messages.len().min(KEPT_BYTES / 1024));
+        (
+            std::mem::replace(&mut self.bytes, bytes),
+            std::mem::replace(&mut self.messages, messages),
+        )
     }
 
     pub fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {

@@ -1,0 +1,88 @@
+//! The messages that a run has made, as they lie in its bytes: Python carries them as one, and sees one only if it asks for it.
+
+use std::sync::Arc;
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyString, PyTuple};
+
+use crate::run::{Message, Outbox};
+
+pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<Messages>()
+}
+
+/// A topic as Python has it; behind an Arc it is shared without Python's lock.
+pub struct Topic {
+    pub name: Py<PyString>,
+}
+
+impl Topic {
+    pub fn new(name: &Bound<'_, PyString>) -> Arc<Self> {
+        let name = name.clone().unbind();
+        Arc::new(Topic { name })
+    }
+}
+
+/// Messages: tuples of topic, key and value, which are made when they are asked for.
+#[pyclass(frozen, sequence, name = "CompiledMessages", module = "cdc._native")]
+pub struct Messages {
+    pub bytes: Vec<u8>,
+    pub messages: Vec<Message>,
+    pub topics: Arc<Vec<Arc<Topic>>>,
+}
+
+impl Messages {
+    /// What an outbox holds, which is empty then.
+    pub fn take(outbox: &mut Outbox, topics: &Arc<Vec<Arc<Topic>>>) -> Self {
+        let (mut bytes, messages) = outbox.take();
+        if bytes.capacity() > bytes.len() + bytes.len() / 4 {
+            bytes.shrink_to_fit(); // it may wait long for its turn
+        }
+        Messages {
+            bytes,
+            messages,
+            topics: Arc::clone(topics),
+        }
+    }
+
+    /// Key and value of a message.
+    pub fn parts(&self, message: &Message) -> (&[u8], Option<&[u8]>) {
+        let key = &self.bytes[message.key.0..message.key.1];
+        let value = message.value.map(|(begin, end)| &self.bytes[begin..end]);
+        (key, value)
+    }
+}
+
+#[pymethods]
+impl Messages {
+    fn __len__(&self) -> usize {
+        self.messages.len()
+    }
+
+    fn __getitem__<'py>(&self, py: Python<'py>, index: usize) -> PyResult<Bound<'py, PyTuple>> {
+        let message = self
+            .messages
+            .get(index)
+            .ok_or_else(|| PyIndexError::new_err("no such message"))?;
+        let (key, value) = self.parts(message);
+        let value = match value {
+            Some(value) => PyBytes::new(py, value).into_any(),
+            None => py.None().into_bound(py),
+        };
+        let topic = self.topics[message.topic].name.bind(py).clone().into_any();
+        PyTuple::new(py, [topic, PyBytes::new(py, key).into_any(), value])
+    }
+
+    /// The topics of the messages, each once.
+    fn topics(&self, py: Python<'_>) -> Vec<Py<PyString>> {
+        let mut found: Vec<usize> = Vec::new();
+        for message in &self.messages {
+            if found.last() != Some(&message.topic) && !found.contains(&message.topic) {
+                found.push(message.topic);
+            }
+        }
+        let name = |topic: usize| self.topics[topic].name.clone_ref(py);
+        found.into_iter().map(name).collect()
+    }
+}
