@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import faulthandler
 import signal
+from functools import partial
 from pathlib import Path
 
 from cdc.config import Config
 from cdc.daemon.admission import Orders
-from cdc.daemon.file_source import Replay
+from cdc.daemon.file_source import Files
 from cdc.daemon.row_path import say_start
 from cdc.daemon.supervisor import Daemon
 
@@ -27,7 +28,7 @@ def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: boo
     """Read a server's files. Raises the error that an operator must see."""
     say_start(config)
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _under_signals(Replay(config, directory, follows=follows, orders=orders)).run()
+    _under_signals(Daemon(config, orders, partial(Files, directory=directory, follows=follows))).run()
 
 
 def _under_signals(daemon: Daemon) -> Daemon:

@@ -17,22 +17,22 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import structlog
 
 from cdc.config import Config
-from cdc.daemon.admission import Orders
 from cdc.daemon.clock import now_us
-from cdc.daemon.follower import Goal
-from cdc.daemon.monitor import UpstreamMonitor
 from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
+from cdc.daemon.source import Beginning
 from cdc.daemon.start import options_of
-from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConfigurationError, PositionError, PublishAborted, SnapshotNeededError
+from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
+from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
@@ -40,6 +40,7 @@ from cdc.sources.log_stream import LogStream, ballot
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream import resume, start
+from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot
 
 POLL_SECONDS: Final = 0.1
@@ -51,47 +52,75 @@ _OLDEST_VERSION: Final = (1, 7, 0)
 """Stands for the version of a writer that doesn't say it."""
 
 
-class Replay(Daemon):
-    """A daemon whose source is a directory. Everything else, its name and its checkpoint included, is a daemon's."""
+class Files:
+    """A `Source`. There is only one place to look at, so it is either waited for or the end."""
 
-    def __init__(self, config: Config, directory: Path, *, follows: bool = False, orders: Orders | None = None) -> None:
-        """`follows`: go on with what a server writes into the files. Raises as Daemon."""
-        super().__init__(config, orders)
-        self._monitor = UpstreamMonitor(config.source.model_copy(update={"uris": []}), self.status)  # there is nobody to ask
+    def __init__(
+        self,
+        config: Config,
+        status: Status,
+        is_stopping: threading.Event,
+        requests: SnapshotRequests,  # noqa: ARG002 - there is no server to take one from
+        *,
+        directory: Path,
+        follows: bool = False,
+    ) -> None:
+        """As NewSource; `follows`: go on with what a server writes into the files."""
+        self._config = config
+        self._status = status
+        self._is_stopping = is_stopping
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
+        self._back_off = BackOff()
         # Origin and lsn of the transaction that only a snapshot leads over.
         self._needs_in_snapshot: tuple[int, int] | None = None
 
-    def _follow(self, publisher: Publisher, goal: Goal) -> bool:  # noqa: ARG002 - the end of the files is the goal
-        """Read the files from the checkpoint on. Returns whether all of them have been read."""
-        self.status.state = "connecting"
-        known = self._known()
-        self._connect_count += 1
+    def start(self) -> None:
+        """As `Source.start`."""
+
+    def close(self) -> None:
+        """As `Source.close`."""
+
+    @contextmanager
+    def opened(self, beginning: Beginning) -> Iterator[Replayer]:
+        """As `Source.opened`; the end of the files is the goal."""
         replayer = Replayer(
             self._config,
             self._directory,
-            publisher,
-            self._checkpoint,
-            known,
-            status=self.status,
+            beginning.publisher,
+            beginning.checkpoint,
+            beginning.known,
+            status=self._status,
             is_stopping=self._is_stopping,
-            writer=self._writer,
+            writer=beginning.writer,
             follows=self._follows,
+            needs_in_snapshot=self._needs_in_snapshot if beginning.known.forced is not None else None,
         )
         try:
-            self._forced_snapshot = None
-            return replayer.run(self._needs_in_snapshot if known.forced is not None else None)
-        except PublishAborted:
-            raise
-        except CdcError as error:
-            if isinstance(error, SnapshotNeededError):
-                self._needs_in_snapshot = error.place
-            self._settle_or_go_back(replayer.collect_submitted, error)
-            raise
+            yield replayer
         finally:
             if replayer.has_streamed:
-                self._failover.works()
+                self.works()
+
+    def failed(self, error: CdcError) -> None:
+        """As `Source.failed`."""
+        if isinstance(error, SnapshotNeededError):
+            self._needs_in_snapshot = error.place
+
+    def looks_elsewhere(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
+        """As `Source.looks_elsewhere`."""
+        return False
+
+    def next_delay(self) -> float:
+        """As `Source.next_delay`."""
+        return self._back_off.next()
+
+    def rested(self) -> None:
+        """As `Source.rested`."""
+
+    def works(self) -> None:
+        """As `Source.works`."""
+        self._back_off.reset()
 
 
 class Replayer:
@@ -109,8 +138,12 @@ class Replayer:
         is_stopping: threading.Event,
         writer: StateWriter | None,
         follows: bool,
+        needs_in_snapshot: tuple[int, int] | None = None,
     ) -> None:
-        """Raises PositionError, StateError, ConfigurationError or LogFileError."""
+        """A snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
+
+        Raises PositionError, StateError, ConfigurationError or LogFileError.
+        """
         self._config = config
         self._directory = directory
         self._publisher = publisher
@@ -118,6 +151,7 @@ class Replayer:
         self._status = status
         self._is_stopping = is_stopping
         self._follows = follows
+        self._needs_in_snapshot = needs_in_snapshot
         self._excluded = known.ignored
         self._log = structlog.get_logger().bind(name=config.name, directory=str(directory.path))
         position = checkpoint.position
@@ -132,15 +166,12 @@ class Replayer:
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
 
-    def run(self, needs_in_snapshot: tuple[int, int] | None = None) -> bool:
-        """Take a snapshot if one is planned, then read the logs. Returns whether all has been read. Raises what breaks.
-
-        The snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
-        """
+    def run(self) -> bool:
+        """Take a snapshot if one is planned, then read the logs. Returns whether all has been read. Raises what breaks."""
         snapshot = self._plan.snapshot
         try:
             if snapshot is not None:
-                file = self._snapshot_for(snapshot, needs_in_snapshot)
+                file = self._snapshot_for(snapshot)
                 self._log.info("taking a snapshot", reason=snapshot.reason, file=file.path.name)
                 if not self._take_snapshot(file, publish=snapshot.publish):
                     return False
@@ -184,9 +215,9 @@ class Replayer:
         if snapshots:
             resume.check_replicaset(self._runner.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
 
-    def _snapshot_for(self, snapshot: TakeSnapshot, needs: tuple[int, int] | None) -> LogFile:
+    def _snapshot_for(self, snapshot: TakeSnapshot) -> LogFile:
         """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
-        origin, lsn = needs or (0, 0)
+        origin, lsn = self._needs_in_snapshot or (0, 0)
         need = f"{self._directory.path}: a snapshot is needed ({snapshot.reason})"
         chain = self._directory.chain()
         is_diverged = self._published is not None and bool(resume.lost_history(self._published, self._ballot, self._excluded))

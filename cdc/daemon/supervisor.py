@@ -2,11 +2,11 @@
 
     may it start? (cdc.daemon.admission) ─▶ take the name
 
-    publisher ─▶ ask all members ─▶ choose one ─▶ connect ─▶ its ballot once more ─▶ follow ─┐
-        ▲           ▲                   │ nobody         └───────── an error ◀───────────────┘
-        │           │                   ▼                             │ of one of several members: pass it over, at once
-        │           └─────────────── back-off ◀───────────────────────┤ else, if it heals by waiting
-        └─────────────────────────────────────────────────────────────┘ of Kafka: from the checkpoint
+    publisher ─▶ a stream from the source (cdc.daemon.members, or files) ─▶ the publisher ─┐
+        ▲           ▲                                    an error ◀──────────────────────────┘
+        │           ├───────────────────────────────────────┤ of one of several members: another one, at once
+        │           └─────────────── back-off ◀─────────────┤ else, if it heals by waiting
+        └───────────────────────────────────────────────────┘ of Kafka: from the checkpoint
 
 A round ends with the back-off: then those that were passed over are tried again. While one is followed that works, nothing
 is changed for another that would be preferred: each change costs a pause, and a preference isn't worth one.
@@ -24,7 +24,6 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -34,15 +33,15 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import Foothold, Orders, StateMissingError
 from cdc.daemon.backoff import jittered
-from cdc.daemon.follower import Follower, Goal
-from cdc.daemon.monitor import UpstreamMonitor
+from cdc.daemon.follower import Goal
+from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
-from cdc.daemon.start import known_before, options_of, rules
+from cdc.daemon.source import Beginning, NewSource
+from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
     CdcError,
     ConfigurationError,
     ConnectionLostError,
-    PositionError,
     PublishAborted,
     Remedy,
     ServerError,
@@ -64,17 +63,14 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
-from cdc.sources.handshake import greet, vote
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.stream.ownership import NameTakenError
 from cdc.stream.spaces import no_longer_published
-from cdc.upstream import selection, start
-from cdc.upstream.failover import BackOff, Failover
-from cdc.upstream.identity import instance_uuid
-from cdc.upstream.selection import Answer, Choice, Needed
+from cdc.upstream import start
+from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StateForeignError
 
 _ENDS_SECONDS: Final = 30.0
@@ -84,13 +80,12 @@ _ENDS_SECONDS: Final = 30.0
 class Daemon:
     """One run of the daemon, from its start to its stop."""
 
-    def __init__(self, config: Config, orders: Orders | None = None) -> None:
+    def __init__(self, config: Config, orders: Orders | None = None, new_source: NewSource = Members) -> None:
         """Raises ConfigurationError if http.listen can't be had, NameTakenError if a daemon of this name has it."""
         self._config = config
         self._orders = orders or Orders()
         self._log = structlog.get_logger().bind(name=config.name)
         self._writer_id = str(uuid.uuid4())
-        self._instance_uuid = instance_uuid(config.name)
         self._is_stopping = threading.Event()
         self._publisher: Publisher | None = None
         # What the publishers before this one committed.
@@ -106,7 +101,6 @@ class Daemon:
         # Once this process has had the name: itself, and who wrote the checkpoint before it.
         self._writers: set[str | None] = set()
         self._connect_count = 0
-        self._failover = Failover(len(config.source.uris), rules(config))
         # Of what Kafka throws away: where the daemon was when it did that last.
         self._kafka_back_off = BackOff()
         self._thrown_back_to: Position | None = None
@@ -120,7 +114,7 @@ class Daemon:
         patience = config.kafka.stalled_after_ms / 1000
         self.status = Status(config.name, row_path=native.ROW_PATH, requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
-        self._monitor = UpstreamMonitor(config.source, self.status)
+        self._source = new_source(config, self.status, self._is_stopping, self._requests)
         # With take_over, not before the daemon that listens there has ended.
         self._listens_later = False
         self._server = self._listen()
@@ -141,7 +135,7 @@ class Daemon:
         try:
             if self._config.state.images == "full" and is_there(admission.store_path(self._config)):
                 self._open_store()
-            self._monitor.start()
+            self._source.start()
             self._stall_watch.start()
             while not self._is_stopping.is_set():
                 try:
@@ -176,7 +170,7 @@ class Daemon:
             self._close_writer()
             if self._foothold is not None:
                 self._foothold.close()
-            self._monitor.close()
+            self._source.close()
             self._stall_watch.close()
             if self._server is not None:
                 self._server.close()
@@ -274,61 +268,22 @@ class Daemon:
     # Following.
 
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
-        """One connection to a member that suits. Returns whether the goal was reached."""
+        """One stream from the source. Returns whether the goal was reached."""
         self.status.state = "connecting"
-        known = self._known()
-        self._monitor.needed = needed = start.needed(known)
-        choice = self._choose(needed)
-        member = self._config.source.members()[choice.index]
-        try:
-            connection = greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
-        except CdcError as error:
-            self._monitor.blame(choice.index, error)
-            raise
-        self._failover.connected(time.monotonic())
-        try:
-            ballot = vote(connection)
-            self._failover.confirm(Answer(connection.address, ballot=ballot), needed)
-            plan = start.plan(replace(known, forced=known.forced or choice.snapshot), ballot)
+        with self._source.opened(Beginning(self._known(), self._checkpoint, publisher, self._writer, goal)) as stream:
+            self.status.reconnect_count = self._connect_count
             self._connect_count += 1
-            self.status.reconnect_count = self._connect_count - 1
-            follower = Follower(
-                self._config,
-                connection,
-                publisher,
-                self._checkpoint,
-                plan,
-                ballot,
-                status=self.status,
-                is_stopping=self._is_stopping,
-                goal=goal,
-                writer=self._writer,
-                requests=self._requests,
-                is_lost=self._monitor.is_lost,
-            )
+            self._forced_snapshot = None
             try:
-                self._forced_snapshot = None
-                self._monitor.follow(choice.index, follower)
-                return follower.run()
+                return stream.run()
             except PublishAborted:
                 raise
             except CdcError as error:
-                if selection.is_of_one_member(error):
-                    self._monitor.blame(choice.index, error)
-                self._settle_or_go_back(follower.collect_submitted, error)
+                self._source.failed(error)
+                self._settle_or_go_back(stream.collect_submitted, error)
                 raise
             finally:
-                self._monitor.unfollow()
-                self._failover.ended(time.monotonic(), has_streamed=follower.has_streamed)
-                self._is_store_ours = self._is_store_ours or follower.has_streamed  # it has been brought up to the checkpoint
-        except PositionError as error:
-            if connection.address not in error.message:
-                error.message = f"{connection.address}: {error.message}"
-            raise
-        finally:
-            connection.close()
-
-    # Choosing.
+                self._is_store_ours = self._is_store_ours or stream.has_streamed  # it has been brought up to the checkpoint
 
     def _known(self) -> Known:
         """What the next connection begins from. Raises StateError."""
@@ -342,32 +297,12 @@ class Daemon:
             is_store_ours=self._is_store_ours,
         )
 
-    def _choose(self, needed: Needed) -> Choice:
-        """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
-        answers: list[Answer] = []
-        if self._failover.has_others:
-            answers = self._monitor.take(self._failover.passed_over)
-            self._monitor.show(answers, needed)
-        choice = self._failover.choose(answers, needed, time.monotonic())
-        if answers:
-            self._log.info("chosen", upstream=answers[choice.index].address, reason=choice.reason)
-        return choice
-
-    def _looks_elsewhere(self, error: CdcError) -> bool:
-        """Whether this was the failure of one of several members, so that the others are to be looked at, at once."""
-        index = self._failover.looks_elsewhere(error)
-        if index is None:
-            return False
-        self._log.warning("looking for another member", reason=str(error))
-        self._monitor.blame(index, error)
-        return True
-
     # Trouble.
 
     def _recover(self, error: CdcError) -> None:
         """Do what makes another round worth trying, or raise the error again."""
         match error:
-            case _ if self._looks_elsewhere(error):
+            case _ if self._source.looks_elsewhere(error):
                 pass
             case PublishAborted() if self._is_stopping.is_set():
                 self._log.info("stopping", reason=str(error))
@@ -397,14 +332,14 @@ class Daemon:
                 self._log.warning("only a snapshot leads on", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
-                delay = jittered(self._failover.next_delay())
+                delay = jittered(self._source.next_delay())
                 # The former daemon's connection, whose end is waited for, is told once.
                 is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self.status.error == str(error)
                 self.status.error = str(error)
                 tell = self._log.debug if is_told else self._log.warning
                 tell("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
-                self._failover.rested()
+                self._source.rested()
             case _:
                 raise error
 
@@ -467,7 +402,7 @@ class Daemon:
         left_out = no_longer_published(self._checkpoint.spaces.values(), options_of(self._config).space_filter())
         if left_out and self._connect_count == 0:
             self._log.warning("spaces that were published are not any more; consumers keep their rows", spaces=list(left_out))
-        self._failover.works()
+        self._source.works()
         return publisher
 
     def _newest_committed(self) -> Position | None:
@@ -490,7 +425,7 @@ class Daemon:
                 checkpoint = self._publisher.reload()
             except ConnectionLostError as error:
                 self._log.warning("the checkpoint can't be read yet", reason=str(error))
-                self._is_stopping.wait(jittered(self._failover.next_delay()))
+                self._is_stopping.wait(jittered(self._source.next_delay()))
                 continue
             if checkpoint is None:
                 # Only taking the name anew tells whether a transaction is being ended slowly or hangs.

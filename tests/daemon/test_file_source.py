@@ -14,10 +14,14 @@ from uuid import UUID
 import pytest
 
 from cdc import config
-from cdc.daemon.file_source import Replayer
+from cdc.config import Config
+from cdc.daemon.file_source import Files, Replayer
+from cdc.daemon.follower import Goal
+from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import LogFileError, PositionError
+from cdc.errors import LogFileError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
+from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -82,9 +86,7 @@ def files(tmp_path: Path) -> Path:
     return log_files.unpack_to(tmp_path / "files")
 
 
-def replayer(
-    taken: Taken, files: Path, checkpoint: Checkpoint | None = None, forced: str | None = None, **sections: dict[str, Any]
-) -> Replayer:
+def configured(files: Path, **sections: dict[str, Any]) -> Config:
     values: dict[str, Any] = {
         "name": "replay",
         "source": {"uris": ["127.0.0.1:1"]},
@@ -93,7 +95,13 @@ def replayer(
     }
     for name, section in sections.items():
         values.setdefault(name, {}).update(section)
-    checkpoint, parsed = checkpoint or Checkpoint(), config.parse(values, "here")
+    return config.parse(values, "here")
+
+
+def replayer(
+    taken: Taken, files: Path, checkpoint: Checkpoint | None = None, forced: str | None = None, **sections: dict[str, Any]
+) -> Replayer:
+    checkpoint, parsed = checkpoint or Checkpoint(), configured(files, **sections)
     return Replayer(
         parsed,
         LogDirectory(files),
@@ -205,16 +213,22 @@ def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
 
 def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, files: Path) -> None:
     """It would be taken, and lead to the same place, again and again."""
-    for forced, needs, fails in (("renamed", (1, 336), True), ("renamed", (1, 335), False)):
-        one = replayer(taken, files, at(330), forced, spaces={"exclude": ["vinyl"]})
-        if not fails:
-            assert one.run(needs)
-            continue
-        with pytest.raises(
-            PositionError, match=r"\(renamed\), but .*344\.snap is at \{1: 335\}, and .* must have 1:336 in it"
-        ) as raised:
-            one.run(needs)
-        assert "box.snapshot()" in raised.value.hint
+    parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), at(330)
+    known = known_before(parsed, checkpoint, None, forced="renamed")
+    for lsn in (336, 335):
+        source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+        error = SnapshotNeededError("renamed")
+        error.place = 1, lsn
+        source.failed(error)
+        with source.opened(Beginning(known, checkpoint, cast(Publisher, taken), None, Goal(until_caught_up=False))) as stream:
+            if lsn == 335:
+                assert stream.run()
+                continue
+            with pytest.raises(
+                PositionError, match=r"\(renamed\), but .*344\.snap is at \{1: 335\}, and .* must have 1:336 in it"
+            ) as raised:
+                stream.run()
+            assert "box.snapshot()" in raised.value.hint
 
 
 def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None:

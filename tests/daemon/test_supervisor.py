@@ -14,6 +14,7 @@ import pytest
 from cdc.config import parse
 from cdc.daemon import admission, supervisor
 from cdc.daemon.admission import Orders, StateMissingError
+from cdc.daemon.members import Members
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
 from cdc.ops import asking
@@ -49,12 +50,13 @@ class Scene:
     """A daemon that has published up to PUBLISHED, and members that answer as they are told to."""
 
     daemon: Daemon
+    members: Members
     clock: Clock
     texts: list[str]
 
     def choose(self) -> Choice:
-        """As `_follow` does, up to the connection."""
-        return self.daemon._choose(needed(self.daemon._known()))
+        """As for a stream, up to the connection."""
+        return self.members._choose(needed(self.daemon._known()))
 
     def fail(self, error: CdcError) -> None:
         """What becomes of an error of the present connection."""
@@ -62,7 +64,7 @@ class Scene:
 
     @property
     def failed(self) -> Mapping[int, CdcError]:
-        return self.daemon._failover.passed_over
+        return self.members._failover.passed_over
 
 
 @pytest.fixture
@@ -84,11 +86,13 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
             for place, text in enumerate(texts)
         ]
 
-    monkeypatch.setattr(daemon._monitor, "take", take)
+    members = daemon._source
+    assert isinstance(members, Members)
+    monkeypatch.setattr(members._monitor, "take", take)
     monkeypatch.setattr(daemon, "_is_stopping", clock)
     daemon._checkpoint.position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
     daemon._connect_count = 1
-    return Scene(daemon, clock, texts)
+    return Scene(daemon, members, clock, texts)
 
 
 def test_one_that_fails_is_passed_over_at_once(scene: Scene) -> None:
