@@ -24,7 +24,7 @@ from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED, snapshot_remedy
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
-from cdc.store.files import has_data, in_use, is_locked, translate_denials
+from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership, patterns
 from cdc.stream.checkpoint import Checkpoint, fold
@@ -62,13 +62,17 @@ def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
         )
         return
     yield from _failure("http.listen", lambda: _check_address(config))
+    directory = admission.store_path(config)
+    if is_locked(directory):
+        yield Finding("state.path", str(in_use(directory)))
+        return
     yield from _failure("name", lambda: _check_alone(config, stored))
 
 
 def runs_already(config: Config, stored: Checkpoint) -> bool:
     """Whether the daemon of this configuration is at work: of its name, and in its state directory."""
     directory, sign = admission.store_path(config), stored.signs.get(config.name)
-    if not is_locked(directory):
+    if not is_held_by_daemon(directory, config.name):
         return False
     if sign is None:  # it has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address) == config.name
@@ -94,10 +98,7 @@ def _check_address(config: Config) -> None:
 
 
 def _check_alone(config: Config, stored: Checkpoint) -> None:
-    directory = admission.store_path(config)
-    if is_locked(directory):
-        raise in_use(directory)
-    admission.check_alone(config, stored, Foothold.holders_of(directory), lambda: False)
+    admission.check_alone(config, stored, Foothold.holders_of(admission.store_path(config)), lambda: False)
 
 
 def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:

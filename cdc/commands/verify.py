@@ -119,11 +119,11 @@ def verify(config: Config, say: Say) -> Verification:
             "start the daemon once with --rebuild-state.",
         )
     try:
-        writer = StateWriter(path, config.name, 0)
+        writer = StateWriter(path, config.name, 0, f"`verify` of {config.name!r}")
     except StateError as error:
         if "in use" not in error.message:
             raise
-        raise StateError(f"the state store {path} is in use", "Stop the daemon, verify, and start it again.") from error
+        raise StateError(error.message, "Stop that one, verify, and start it again if it was the daemon.") from error
     try:
         with translate_lmdb_errors(path), tempfile.TemporaryDirectory(prefix="verify-", dir=config.state.path) as directory:
             result = _Verifier(config, writer, Path(directory), say).run()

@@ -26,7 +26,7 @@ from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
 from cdc.ops import asking
-from cdc.store.files import is_locked, is_there, lock, translate_lmdb_errors
+from cdc.store.files import daemon_named, is_locked, is_there, lock, translate_lmdb_errors
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
@@ -190,7 +190,7 @@ class Foothold:
             return
         try:
             with translate_lmdb_errors(self._path):
-                self._lock = lock(self._path)
+                self._lock = lock(self._path, daemon_named(config.name))
         except StateError as error:
             if not isinstance(error.__cause__, OSError) or isinstance(error.__cause__, BlockingIOError):
                 raise

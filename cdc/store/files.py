@@ -68,7 +68,7 @@ def set_aside(path: Path) -> Path:
     Raises StateError if another daemon uses the store, or the files can't be moved.
     """
     with translate_lmdb_errors(path):
-        descriptor = lock(path)
+        descriptor = lock(path, "a daemon that moves it out of the way")
         try:
             aside = path / _LOST
             shutil.rmtree(aside, ignore_errors=True)
@@ -136,10 +136,16 @@ def write_condition(path: Path, text: str) -> None:
     _sync_directory(path)
 
 
-def lock(path: Path) -> int:
+def daemon_named(name: str) -> str:
+    """How a daemon says that a directory is its own."""
+    return f"the daemon {name!r}"
+
+
+def lock(path: Path, holder: str) -> int:
     """Take the directory, which is made if need be, for this process until the returned descriptor is closed.
 
-    Raises StateError if another process has it or another user owns it, OSError if it can't be made.
+    `holder` is what others are told who find it taken. Raises StateError if another process has it or another user owns it,
+    OSError if it can't be made.
     """
     for directory in (path.parent, path):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -147,7 +153,7 @@ def lock(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         _close_to_others(path)
-        _sign(descriptor)
+        _sign(descriptor, holder)
     except BlockingIOError as error:
         os.close(descriptor)
         raise in_use(path) from error
@@ -158,21 +164,34 @@ def lock(path: Path) -> int:
 
 
 def in_use(path: Path) -> StateError:
-    """What to say to a daemon that finds the directory locked."""
-    holder = ""
-    with contextlib.suppress(OSError):
-        holder = (path / _LOCK).read_text("ascii", "replace").strip()
+    """What to say to a process that finds the directory locked."""
+    process, holder = _signature(path)
     return StateError(
-        f"the state store {path} is in use by a daemon at work{f', process {holder}' if holder.isdecimal() else ''}",
+        f"the state store {path} is in use by {holder or 'a daemon at work'}"
+        f"{f', process {process}' if process.isdecimal() else ''}",
         "Stop that one first. A daemon of another name needs a state.path of its own.",
     )
 
 
-def _sign(descriptor: int) -> None:
-    """Leave this process's number in the lock, for whoever finds it taken. A disk without room for that is no matter here."""
+def is_held_by_daemon(path: Path, name: str) -> bool:
+    """Whether the one that has the directory is the daemon of this name, or one of an older version, which doesn't say."""
+    return is_locked(path) and _signature(path)[1] in ("", daemon_named(name))
+
+
+def _sign(descriptor: int, holder: str) -> None:
+    """Leave in the lock who has it, for whoever finds it taken. A disk without room for that is no matter here."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, b"%d\n" % os.getpid(), 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n{holder}\n".encode(), 0)
+
+
+def _signature(path: Path) -> tuple[str, str]:
+    """The number of the process that has the directory, and what it says that it is; empty where that isn't known."""
+    lines: list[str] = []
+    with contextlib.suppress(OSError):
+        lines = (path / _LOCK).read_text("utf-8", "replace").splitlines()
+    process, holder, *_ = [*lines, "", ""]
+    return process, holder
 
 
 def is_locked(path: Path) -> bool:

@@ -90,8 +90,8 @@ _decode_changes: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]
 class StateStore:
     """One daemon's store. One thread uses it."""
 
-    def __init__(self, path: Path) -> None:
-        """Opens or creates it.
+    def __init__(self, path: Path, holder: str = "a process that reads it") -> None:
+        """Opens or creates it. `holder` is what others are told who find it in use.
 
         Raises StateError if it can't be opened: another daemon has it, another version wrote it, the disk is full or
         unreadable. Raises StateLostError if its contents can't be trusted; see `set_aside`.
@@ -101,7 +101,7 @@ class StateStore:
         self._failure: CdcError | None = None
         self._environment: lmdb.Environment | None = None
         with translate_lmdb_errors(path):
-            self._lock = lock(path)
+            self._lock = lock(path, holder)
             try:
                 self._open()
             except BaseException:

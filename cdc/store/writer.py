@@ -28,6 +28,7 @@ from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KEY_BYTES_MAX, KeyCodec, space_prefix
+from cdc.store.files import daemon_named
 from cdc.store.store import SLICE_CHANGES, StateStore
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
@@ -55,12 +56,16 @@ class _Portion:
 class StateWriter:
     """Owns one daemon's store. For the daemon's thread."""
 
-    def __init__(self, path: Path, name: str, flush_interval_seconds: float) -> None:
-        """Raises StateError, or StateLostError if the store has to be built anew."""
+    def __init__(self, path: Path, name: str, flush_interval_seconds: float, holder: str | None = None) -> None:
+        """`holder` is what others are told who find the store in use: the daemon, if nothing is said.
+
+        Raises StateError, or StateLostError if the store has to be built anew.
+        """
         self._path = path
         self._name = name
         self._flush_interval = flush_interval_seconds
-        self.store = StateStore(path)
+        self._holder = daemon_named(name) if holder is None else holder
+        self.store = StateStore(path, self._holder)
         self._images: Images | None = None
         self._submitted: deque[tuple[Position, Changes, int, dict[bytes, bytes | None]]] = deque()
         # The parts of a transaction that isn't whole yet.
@@ -124,7 +129,7 @@ class StateWriter:
         self._open_bytes = self.unwritten_bytes = 0
         self._settled.clear()
         self.store.destroy()
-        self.store = StateStore(self._path)
+        self.store = StateStore(self._path, self._holder)
         self._position = None
 
     def keep_only(self, space_ids: Iterable[int]) -> None:

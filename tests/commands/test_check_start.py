@@ -11,17 +11,18 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_policies, of_state_path
+from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_policies, of_state_path, runs_already
 from cdc.config import Config, parse
 from cdc.daemon import admission
+from cdc.daemon.admission import Foothold
 from cdc.kafka.readers_view import ReadersView
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
-from cdc.store.files import is_locked
+from cdc.store.files import daemon_named, is_locked
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Checkpoint, fold, owner_record
+from cdc.stream.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
 
 SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]
 
@@ -111,12 +112,32 @@ def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Pat
     """Else it would be told to end itself, or to have another state.path."""
     monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 7)
     own = config(state={"path": str(tmp_path)}, http={"listen": "127.0.0.1:1"})
-    store = StateStore(admission.store_path(own))
+    store = StateStore(admission.store_path(own), daemon_named("shop"))
     monkeypatch.setattr(asking, "name_at", lambda _: "shop")
     assert [finding.key for finding in of_kafka(own, Checkpoint())] == ["shop.checkpoint", "name"]
     monkeypatch.setattr(asking, "name_at", lambda _: "other")
-    *_, name = of_kafka(own, Checkpoint())
-    assert f"in use by a daemon at work, process {os.getpid()}. Stop that one first." in name.sentence
+    *_, path = of_kafka(own, Checkpoint())
+    assert path.key == "state.path"
+    assert f"in use by the daemon 'shop', process {os.getpid()}. Stop that one first." in path.sentence
+    store.close()
+
+
+def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`run` would stop there, though the checkpoint was written last by a daemon in this directory."""
+    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 0)
+    own = config(state={"path": str(tmp_path)}, http={"listen": ""})
+    stored = Checkpoint()
+    fold("shop", *sign_record("shop", Sign("writer-1", "vm", 42, 1)), stored)
+    none = config(state={"path": str(tmp_path), "images": "none"})
+    foothold = Foothold(none)
+    foothold.take("writer-1")
+    assert runs_already(own, stored)
+    foothold.close()
+    store = StateStore(admission.store_path(own), "`verify` of 'shop'")
+    assert not runs_already(own, stored)
+    (found,) = [each for each in of_kafka(own, stored) if each.is_failure]
+    assert str(found).startswith("state.path: FAILED: the state store ")
+    assert f"is in use by `verify` of 'shop', process {os.getpid()}. Stop that one first." in found.sentence
     store.close()
 
 

@@ -49,6 +49,7 @@ def test_for_people_or_as_the_daemon_gives_it(
         "source": {"uris": ["m0:3301"]},
         "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
         "state": {"path": str(tmp_path)},
+        "tap": {"http": ""},  # a TAP server of this machine's isn't asked
     }
     monkeypatch.setattr("cdc.commands.status.ask", lambda *_: shown)
     said: list[str] = []

@@ -82,7 +82,7 @@ def test_who_had_the_directory_before(tmp_path: Path) -> None:
     former = foothold.former()
     assert former[-2:] == ["writer-18", "writer-19"]
     assert len(former) < 20
-    with pytest.raises(StateError, match="in use by a daemon at work"):
+    with pytest.raises(StateError, match="in use by the daemon 'shop', process"):
         Foothold(config(tmp_path, "none"))
     foothold.close()
     assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0

@@ -248,7 +248,7 @@ def test_store_that_another_daemon_uses(scene: Scene) -> None:
     scene.daemon.wait_until_streaming()
     other = scene.new_daemon(f"{scene.prefix}-other", state={"path": scene.daemon.settings["state"]["path"]})
     text = complaint(other)
-    assert "in use by a daemon at work" in text
+    assert f"in use by the daemon '{scene.prefix}', process " in text
     assert "state.path" in text
     scene.catch_up()
     scene.check()

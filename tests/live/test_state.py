@@ -267,7 +267,7 @@ def test_verify_that_can_not_be_done(scene: Scene) -> None:
     scene.tarantool.eval(THINGS, 3)
     scene.daemon.start()
     scene.catch_up()
-    assert "is in use. Stop the daemon" in complaint(scene.daemon, "verify")
+    assert f"is in use by the daemon '{scene.prefix}', process " in complaint(scene.daemon, "verify")
     assert scene.daemon.terminate() == 0
     # The logs after the store's position go.
     for _ in range(3):

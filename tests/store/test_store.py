@@ -29,7 +29,7 @@ from cdc.images.pending import CLEAR, Change
 from cdc.schema.keys import space_prefix
 from cdc.store import files
 from cdc.store import store as module
-from cdc.store.files import set_aside, translate_lmdb_errors
+from cdc.store.files import daemon_named, is_held_by_daemon, set_aside, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from tests.fakes.profiles import examples
@@ -52,7 +52,7 @@ def key(number: int, space_id: int = 513) -> bytes:
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
     """A new one, closed after the test."""
-    opened = StateStore(tmp_path / "state")
+    opened = StateStore(tmp_path / "state", daemon_named("shop"))
     yield opened
     opened.close()
 
@@ -297,10 +297,15 @@ def test_a_sync_that_fails_loses_the_store(tmp_path: Path) -> None:
 
 
 def test_two_daemons(store: StateStore, tmp_path: Path) -> None:
-    with pytest.raises(StateError, match=r"in use by a daemon at work, process \d+\. Stop that one first"):
+    with pytest.raises(StateError, match=r"in use by the daemon 'shop', process \d+\. Stop that one first"):
         StateStore(tmp_path / "state")
-    with pytest.raises(StateError, match="in use by a daemon at work"):
+    with pytest.raises(StateError, match="in use by the daemon 'shop'"):
         set_aside(tmp_path / "state")
+    # An older version's lock has a number and nothing else.
+    (tmp_path / "state" / "owner.lock").write_text("42\n")
+    assert is_held_by_daemon(tmp_path / "state", "shop")
+    with pytest.raises(StateError, match=r"in use by a daemon at work, process 42\."):
+        StateStore(tmp_path / "state")
     store.write([(key(1), b"a")], [])
 
 

@@ -21,14 +21,15 @@ def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple
     Raises ConfigurationError, which names the setting, if another server has it, or the disk doesn't take it.
     """
     try:
-        descriptor = lock(path)
+        descriptor = lock(path, "a TAP server")
         try:
             return descriptor, open_()
         except BaseException:
             os.close(descriptor)
             raise
     except (StateError, OSError, lmdb.Error) as error:
+        reason = error.message.replace(f"the state store {path}", "it", 1) if isinstance(error, StateError) else error
         raise ConfigurationError(
-            f"{setting} = {path} can't be used: {error.message if isinstance(error, StateError) else error}",
+            f"{setting} = {path} can't be used: {reason}",
             "One TAP server can use it at a time; give this one another directory, that it may write to.",
         ) from error
