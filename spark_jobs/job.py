@@ -126,9 +126,19 @@ class Job(ABC):
     """Whether it makes tables of a catalog by itself: it uses `options.location` and not `options.path`. Of any other job the
     tables that its sink names (`Sink.tables`) are given names there."""
 
+    reads_tables: ClassVar[bool] = False
+    """Whether it can read a table of events (`--changes`) and no Kafka."""
+
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options that only this job has."""
+
+    def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:  # noqa: B027 - most need nothing
+        """Complete the options before anything is made of them. Raises JobError."""
+
+    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:  # noqa: ARG002
+        """What it reads: records with the columns of Spark's Kafka source, unless the sink takes others."""
+        return topics.stream(session, self.control_topics)
 
     def place(self, options: argparse.Namespace) -> str:
         """What a checkpoint belongs to beside the job and the prefix: where its tables are."""

@@ -89,11 +89,11 @@ def add_table_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_kafka_options(parser: argparse.ArgumentParser) -> None:
-    """Which topics a command reads."""
+def add_kafka_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Which topics a command reads; if they aren't `required`, it can do without Kafka."""
     add = parser.add_argument
-    add("--bootstrap-servers", required=True, metavar="HOST:PORT,…", help="the Kafka cluster")
-    add("--prefix", required=True, help="the daemon's kafka.topic_prefix")
+    add("--bootstrap-servers", required=required, metavar="HOST:PORT,…", help="the Kafka cluster")
+    add("--prefix", required=required, help="the daemon's kafka.topic_prefix")
     add(
         "--spaces",
         default=".*",

@@ -47,12 +47,9 @@ class Batch:
 
 
 def observed(records: DataFrame) -> DataFrame:
-    """The records of a stream; Spark notes the newest `seq` and time as they pass."""
-    return records.observe(
-        _OBSERVED,
-        F.max(F.expr(_SEQ)).alias("seq"),
-        F.max("timestamp").cast("double").alias("newest"),
-    )
+    """The records of a stream, of Kafka or of a table of events; Spark notes the newest `seq` and time as they pass."""
+    seq, time = (_SEQ, "timestamp") if "value" in records.columns else ("seq", "kafka_timestamp")
+    return records.observe(_OBSERVED, F.max(F.expr(seq)).alias("seq"), F.max(time).cast("double").alias("newest"))
 
 
 def batch_of(progress: str) -> Batch | None:

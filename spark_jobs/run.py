@@ -55,7 +55,7 @@ _OFFSETS_PER_TRIGGER: Final = 500_000
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; the exit status."""
-    options = _parser().parse_args(arguments)
+    options = _options(arguments)
     try:
         session = build_session(
             f"tarantool-cdc {options.job}",
@@ -79,7 +79,7 @@ def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
 
 def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
     """A job's options, as `main` would read them."""
-    return _parser().parse_args([job, *arguments])
+    return _options([job, *arguments])
 
 
 def locate(session: SparkSession, options: argparse.Namespace) -> None:
@@ -132,7 +132,7 @@ def _start(
     control = [topics.control(name) for name in job.control_topics]
     names = getattr(options, "names", None)
     feeder = _feeder(session, sink, control, gate, names)
-    writer = observed(topics.stream(session, job.control_topics)).writeStream.foreachBatch(feeder)
+    writer = observed(job.stream(session, topics, options)).writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     if options.available_now:
         writer = writer.trigger(availableNow=True)
@@ -156,7 +156,9 @@ def _feeder(
 
 def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     """Run a job until it ends or is stopped; the exit status."""
-    job, topics, gate = JOBS[options.job], Topics.of(options), Gate()
+    job, gate = JOBS[options.job], Gate()
+    job.prepare(session, options)
+    topics = Topics.of(options)
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
         stack.callback(sink.close)
@@ -174,12 +176,24 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     return status
 
 
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.job in JOBS and JOBS[options.job].reads_tables:
+        named = [name for name in ("bootstrap_servers", "prefix") if getattr(options, name) is not None]
+        if options.changes is not None and named:
+            parser.error("--changes is instead of --bootstrap-servers and --prefix: name either Kafka or a table")
+        if options.changes is None and len(named) < 2:
+            parser.error("--bootstrap-servers and --prefix are required, or --changes")
+    return options
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="spark_jobs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="job", metavar="JOB", required=True)
     for job in JOBS.values():
         command = commands.add_parser(job.name, help=job.summary, description=job.summary)
-        add_kafka_options(command)
+        add_kafka_options(command, required=not job.reads_tables)
         if job.has_tables:
             add_table_options(command)
         _add_query_options(command)

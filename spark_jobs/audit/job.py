@@ -5,7 +5,8 @@ Under --path are two tables, `findings`, and `images`, the last change of each k
 findings, so that a batch that comes again has the same ones.
 
 A number that is missing may be on its way: partitions aren't read at one time. It is a finding once every partition has
-passed it, or once Kafka was asked again: at the end with --available-now, else after --grace-seconds.
+passed it, or once Kafka was asked again: at the end with --available-now, else after --grace-seconds. With --changes it is a
+table that is read and asked (sources.py), and there such a number waits for so long in any case.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -23,11 +24,10 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics, tables
+from spark_jobs import tables
 from spark_jobs.audit.facts import (
     FLOOR_SCHEMA,
     LAST_IMAGE_SCHEMA,
-    SOURCE_FIELDS,
     TRANSACTION_SCHEMA,
     broken_chains,
     counts,
@@ -36,12 +36,12 @@ from spark_jobs.audit.facts import (
     newest,
     order_breaks,
     places,
-    slim,
     summed,
     transaction_ends,
     transactions,
 )
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE, Interval, without
+from spark_jobs.audit.sources import CONTROL_TOPICS, Places, Source, TableSource, TopicSource, completed
 from spark_jobs.audit.state import (
     FINDING_SCHEMA,
     TRANSACTIONS_BEHIND,
@@ -53,7 +53,7 @@ from spark_jobs.audit.state import (
     place,
 )
 from spark_jobs.codegen import varying
-from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.envelope import CONTROL
 from spark_jobs.errors import JobError
 from spark_jobs.job import Job, Sink
 from spark_jobs.source import Topics
@@ -65,16 +65,14 @@ _COMPACT_EVERY: Final = 20
 _SAID_MAX: Final = 10
 _EVERYTHING: Final = ".*"
 
-Places = Mapping[str, Mapping[str, int]]
-"""Topic → partition → offset, as Spark writes it."""
-
 
 class Audit(Job):
     """See the module."""
 
     name = "audit"
     summary = "look for events that are missing, doubled, out of order or altered"
-    control_topics = ("transaction", "snapshot")
+    control_topics = CONTROL_TOPICS
+    reads_tables = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """As `Job.add_options`."""
@@ -91,16 +89,41 @@ class Audit(Job):
             metavar="N",
             help="how long a number may be missing before Kafka is asked again for it (default: %(default)s)",
         )
+        parser.add_argument(
+            "--changes",
+            metavar="PATH",
+            help="look at the table that a job `changes` writes, instead of Kafka: then there is no --bootstrap-servers, and no"
+            " --prefix",
+        )
+
+    def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
+        """As `Job.prepare`."""
+        if options.changes is not None:
+            options.changes = tables.qualified(session, options.changes)
+            options.bootstrap_servers, options.prefix = "", TableSource(session, options.changes).prefix()
+
+    def place(self, options: argparse.Namespace) -> str:
+        """As `Job.place`."""
+        return str(options.location) if options.changes is None else f"{options.location} --changes {options.changes}"
+
+    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
+        """As `Job.stream`."""
+        if options.changes is not None:
+            return TableSource(session, options.changes).stream(topics)
+        return super().stream(session, topics, options)
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> AuditSink:
         """As `Job.sink`."""
+        source: Source = TopicSource(session, topics, first_offsets=lambda: _first_offsets(session, options.checkpoint))
+        if options.changes is not None:
+            source = TableSource(session, options.changes)
         return AuditSink(
             session,
             topics,
             options.path,
+            source,
             repeats=options.delivery == "at_least_once",
             grace_seconds=options.grace_seconds,
-            first_offsets=lambda: _first_offsets(session, options.checkpoint),
         )
 
 
@@ -112,24 +135,18 @@ class AuditSink(Sink):
         session: SparkSession,
         topics: Topics,
         path: str,
+        source: Source,
         *,
         repeats: bool = False,
         grace_seconds: float = 60,
-        first_offsets: Callable[[], Places] = dict,
-        read_behind: Callable[[Places], DataFrame] | None = None,
-        read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`first_offsets` tells where the query began; `read_behind` gives what Kafka has from these offsets on, `read_topic`
-        all records of a topic.
-        """
+        """`source` is what the batches are of; with `repeats` events may come again."""
         self._session = session
         self._topics = topics
         self._path = path.rstrip("/")
         self._repeats = repeats
         self._grace_seconds = grace_seconds
-        self._first_offsets = first_offsets
-        self._read_behind = read_behind or (lambda offsets: topics.read_behind(session, offsets))
-        self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._source = source
         self._all_spaces = topics.spaces == _EVERYTHING
         self._control = [topics.control(name) for name in Audit.control_topics]
         self._files = StateFiles(session, f"{self._path}/state")
@@ -143,9 +160,7 @@ class AuditSink(Sink):
         if stored_batch >= batch:
             self._publish(stored, batch, query)
             return
-        # One pass reads events and control records.
-        told = control_topics.packed(records, self._control)
-        cached = slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control)).persist(StorageLevel.MEMORY_AND_DISK)
+        cached = self._source.changes(records).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             found = self._judge(cached, state, batch, query)
         finally:
@@ -162,10 +177,13 @@ class AuditSink(Sink):
         return {"findings": sum(self._found.values())}
 
     def finish(self) -> int:
-        """As `Sink.finish`: 1 if there were findings since the start, once Kafka has been asked for what is missing."""
+        """As `Sink.finish`: 1 if there were findings since the start, once the source has been asked for what is missing."""
         if self._state is not None and self._position is not None:
             query, batch = self._position
-            found = self._settle_missing(self._state, self._state.numbers.highest)
+            if self._source.is_final:
+                found = self._settle_missing(self._state, self._state.numbers.highest)
+            else:
+                found = self._settle_waiting(self._state)
             found += self._judge_counts(self._state, self._state.transactions)
             self._save(self._state, batch, query, found)
             # Under a name of its own: the batch's findings are there already, and Delta would take these for them.
@@ -189,7 +207,7 @@ class AuditSink(Sink):
     def _begin(self) -> State:
         """Nothing has been read. The numbers begin with 1, unless there are partitions whose beginning is gone."""
         state = State()
-        for topic, offsets in self._first_offsets().items():
+        for topic, offsets in self._source.first_offsets().items():
             if topic not in self._control:
                 for partition, offset in offsets.items():
                     where = place(topic, int(partition))
@@ -218,6 +236,7 @@ class AuditSink(Sink):
     def _judge(self, cached: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
         changes = cached.where(F.col("op") != CONTROL)
         facts = counts(cached).collect()
+        state.note_snapshots(self._source.snapshots_beside())
         found: list[Finding] = []
         if not self._repeats:
             found += self._order(changes, facts, state)
@@ -225,13 +244,7 @@ class AuditSink(Sink):
         found += self._chains(changes, state, batch, query)
         state.forget_floors()
         found += self._settle_missing(state, state.passed(), changes)
-        now = time.time()
-        if not state.numbers.missing(state.numbers.highest):
-            state.waiting_since = None
-        elif state.waiting_since is None:
-            state.waiting_since = now
-        elif now - state.waiting_since >= self._grace_seconds:
-            found += self._settle_missing(state, state.numbers.highest, changes)
+        found += self._settle_waiting(state, changes)
         return found + self._judge_counts(state, self._transactions(cached, changes, state))
 
     def _count(self, changes: DataFrame, facts: Sequence[Row], state: State) -> list[Finding]:
@@ -306,11 +319,8 @@ class AuditSink(Sink):
 
     def _is_other_history(self, after: int, before: int) -> bool:
         """Whether a snapshot began between two numbers: it may have settled a divergence, where lsns are given out again."""
-        return any(record["status"] == "STARTED" and after <= record["seq"] < before for record in self._snapshot_records())
-
-    def _snapshot_records(self) -> list[dict[str, Any]]:
-        """All that the topic holds now."""
-        return [json.loads(text) for text in control_topics.values(self._read_topic(self._topics.control("snapshot")))]
+        records = self._source.snapshots()
+        return any(record["status"] == "STARTED" and after <= record["seq"] < before for _, record in records)
 
     def _chains(self, changes: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
         """Each row before is the row after of its key's previous change."""
@@ -326,9 +336,8 @@ class AuditSink(Sink):
         broken = self._broken(changes, known, state)
         if broken:
             # A snapshot's end may be read later than what follows it.
-            for record in self._snapshot_records():
-                if record["status"] == "COMPLETED":
-                    state.note_sweeps(record)
+            for record in completed(self._source.snapshots()):
+                state.note_sweeps(record)
             broken = self._broken(changes, known, state)
         images = last_images(changes).withColumns({"query": F.lit(query), "batch": varying(batch)})
         tables.append_once(images, path, partition_by=(), application=query, batch=batch)
@@ -347,10 +356,19 @@ class AuditSink(Sink):
         if changes is not None and told:
             numbers = sorted({number for start, end in told for number in (start - 1, end + 1)})
             beside = {row["seq"]: row for row in places(changes, numbers, 2 * _FINDINGS_MAX)}
-        return [gap(interval, beside.get(interval[0] - 1), beside.get(interval[1] + 1)) for interval in told]
+        lacking = self._source.lacking
+        return [gap(interval, beside.get(interval[0] - 1), beside.get(interval[1] + 1), lacking) for interval in told]
+
+    def _settle_waiting(self, state: State, changes: DataFrame | None = None) -> list[Finding]:
+        """Numbers that have been missing for long enough."""
+        due = state.waited_for(time.time(), self._grace_seconds)
+        if due is None:
+            return []
+        # What is missing in a table since a moment ago may still be read from Kafka, whoever is asked.
+        return self._settle_missing(state, state.numbers.highest if self._source.is_final else due, changes)
 
     def _settle_missing(self, state: State, up_to: int, changes: DataFrame | None = None) -> list[Finding]:
-        """Ask Kafka for the numbers that are missing; those that it hasn't got either are gaps."""
+        """Ask the source for the numbers that are missing; those that it hasn't got either are gaps."""
         missing = state.numbers.missing(up_to)
         if not missing or not self._all_spaces:
             state.numbers.settle(missing)
@@ -366,12 +384,14 @@ class AuditSink(Sink):
         for where, (_, offset) in state.last_in.items():
             topic, _, partition = where.rpartition("/")
             offsets.setdefault(topic, {})[partition] = offset + 1
-        behind = parse(self._read_behind(offsets), source_fields=()).select(F.col("source.seq").alias("seq"))
+        behind = self._source.numbers(offsets)
         on_their_way = [row["seq"] for row in behind.where(f"seq between {missing[0][0]} and {missing[-1][1]}").collect()]
         return self._gaps(state, without(missing, on_their_way), changes)
 
     def _transactions(self, cached: DataFrame, changes: DataFrame, state: State) -> list[Part]:
         """Those that aren't whole yet, or not by what their END counts; the last ones first."""
+        if not self._source.knows_transactions:
+            return []
         records = cached.where((F.col("op") == CONTROL) & (F.col("topic") == self._topics.control("transaction")))
         parts = transactions(changes, transaction_ends(records.select(F.col("key").alias("value"))))
         if state.transactions:

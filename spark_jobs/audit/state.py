@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from spark_jobs.audit.numbers import Interval, Numbers
 
@@ -19,6 +19,13 @@ SNAPSHOTS_MAX: Final = 50
 TRANSACTIONS_MAX: Final = 20_000
 TRANSACTIONS_BEHIND: Final = 5_000
 """How many numbers the record that counts a transaction may be behind its events."""
+
+
+class Lacking(Protocol):
+    """Says of numbers that they are missing."""
+
+    def __call__(self, what: str, *, are_several: bool) -> str:
+        """In words."""
 
 
 @dataclass(frozen=True)
@@ -72,12 +79,17 @@ class State:
     judged_from: int = 0
     """Transactions that began at a lower number aren't known as a whole."""
     waiting_since: float | None = None
-    """Since when (wall clock) numbers have been missing that may still come."""
+    """Since when (wall clock) numbers have been missing that may still come,"""
+    waiting_up_to: int = -1
+    """and the highest one that was known then."""
+    told_up_to: int = -1
+    """The place of the last record of a snapshot that was noted, where these come beside the events."""
 
     def to_json(self) -> str:
         """What to keep of it."""
         kept = {
             **{name: getattr(self, name) for name in ("last_in", "origins", "snapshots", "judged_from", "waiting_since")},
+            **{name: getattr(self, name) for name in ("waiting_up_to", "told_up_to")},
             "numbers": self.numbers.to_json(),
             "cut": sorted(self.cut),
             "floors": {str(space_id): floors for space_id, floors in self.floors.items()},
@@ -99,6 +111,9 @@ class State:
             transactions=[Part(**part) for part in kept["transactions"]],
             judged_from=kept["judged_from"],
             waiting_since=kept["waiting_since"],
+            # Those of an earlier version haven't got these.
+            waiting_up_to=kept.get("waiting_up_to", -1),
+            told_up_to=kept.get("told_up_to", -1),
         )
 
     def passed(self) -> int:
@@ -124,6 +139,25 @@ class State:
         """What is missing up to this number isn't to be found any more, and counts that begin before it aren't whole."""
         self.numbers.settle(self.numbers.missing(up_to))
         self.judged_from = max(self.judged_from, up_to)
+
+    def waited_for(self, now: float, grace_seconds: float) -> int | None:
+        """The number up to which what is missing has been so for the grace; None if the time hasn't come. Then it begins anew."""
+        if not self.numbers.missing(self.numbers.highest):
+            self.waiting_since = None
+            return None
+        if self.waiting_since is None:
+            self.waiting_since, self.waiting_up_to = now, self.numbers.highest
+        if now - self.waiting_since < grace_seconds:
+            return None
+        self.waiting_since = None
+        return self.waiting_up_to
+
+    def note_snapshots(self, records: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
+        """Records of the snapshot topic with their places: those that haven't been noted yet."""
+        for position, record in records:
+            if position > self.told_up_to:
+                self.note_snapshot(record)
+                self.told_up_to = position
 
     def note_snapshot(self, record: Mapping[str, Any]) -> None:
         """A record of the snapshot topic."""
@@ -230,11 +264,14 @@ def place(topic: str, partition: int) -> str:
     return f"{topic}/{partition}"
 
 
-def gap(interval: Interval, before: Any, after: Any) -> Finding:
-    """Numbers that were never there; the rows are the events beside them, None where they aren't at hand."""
+def gap(interval: Interval, before: Any, after: Any, lacking: Lacking) -> Finding:
+    """Numbers that were never there, in the words of `lacking`; the rows are the events beside them, None where they aren't at
+    hand.
+    """
     start, end = interval
     count = end - start + 1
-    what = f"seq {start} is on no topic" if count == 1 else f"seq {start} to {end}, {count} events, are on no topic"
+    numbers = f"seq {start}" if count == 1 else f"seq {start} to {end}, {count} events,"
+    what = lacking(numbers, are_several=count > 1)
     beside = "".join(
         f" Seq {row['seq']}, {side} of it, is at {row['topic']}/{row['partition']} offset {row['offset']} ({row['space']}"
         f" {row['key']})."

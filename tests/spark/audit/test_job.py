@@ -11,7 +11,11 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
+from spark_jobs import run
 from spark_jobs.audit.job import AuditSink
+from spark_jobs.audit.sources import TableSource, TopicSource
+from spark_jobs.errors import JobError
+from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, Message, compact, delete, event, put, schema, snapshot, truncate
 
@@ -27,6 +31,7 @@ class Auditor:
         self.topics = FakeTopics(spark)
         self.path = path
         self.batch = -1
+        self._places = {name: options.pop(name) for name in ("first_offsets",) if name in options}
         self._options = options
         self._spark = spark
         self._taken: dict[tuple[str, int], int] = {}
@@ -36,14 +41,8 @@ class Auditor:
     def restart(self) -> None:
         """As in another process."""
         topics = Topics("k", "shop", self._options.pop("spaces", ".*"))
-        self.sink = AuditSink(
-            self._spark,
-            topics,
-            str(self.path),
-            read_behind=self._behind,
-            read_topic=self.topics.read,
-            **self._options,
-        )
+        read = {"read_behind": self._behind, "read_topic": self.topics.read, **self._places}
+        self.sink = AuditSink(self._spark, topics, str(self.path), TopicSource(self._spark, topics, **read), **self._options)
 
     def take(self, *messages: Message, only: Sequence[int] = (0, 1)) -> None:
         """Send messages, and give what is new in these partitions to the sink."""
@@ -266,3 +265,49 @@ def test_some_spaces_alone_have_no_gaps(spark: SparkSession, tmp_path: Path) -> 
     auditor = Auditor(spark, tmp_path, spaces="users")
     auditor.take(put("c", row(1), 1), put("c", row(2), 5), delete(2, 9))
     assert auditor.sink.finish() == 0
+
+
+def test_a_table_of_changes_is_looked_at_without_kafka(
+    spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    topics, table = FakeTopics(spark), tmp_path / "changes"
+    sink = ChangesSink(spark, Topics("k", "shop"), str(table), topics)
+    command = ["audit", "--changes", str(table), "--path", str(tmp_path / "audit"), "--checkpoint", str(tmp_path / "c")]
+    command += ["--available-now", "--grace-seconds"]
+
+    def write(batch: int, *messages: Message) -> None:
+        sink.write(topics.send(*messages).where("topic not like '%.transaction'"), batch, "query")
+
+    write(0, *(message for batch in a_day() for message in batch))
+    assert run.main([*command, "60"]) == 0
+    # What is missing may still come, if it hasn't been for long; an event that is there twice is so whatever comes.
+    write(1, put("c", row(18), 18), put("c", row(20), 20), change(row(18, "other"), row(18, "b"), 21))
+    again = spark.read.format("delta").load(str(table)).where("seq = 18")
+    again.write.format("delta").mode("append").save(str(table))
+    assert run.main([*command, "60"]) == 1
+    assert "gap" not in capsys.readouterr().err
+    write(2, put("c", row(22), 22), snapshot("STARTED", 22), with_rows(snapshot("COMPLETED", 22, sweep_seq=22), 3))
+    assert run.main([*command, "0"]) == 1
+    assert f"audit: gap: Seq 19 is not in the table file:{table}." in capsys.readouterr().err
+    found = spark.read.format("delta").load(str(tmp_path / "audit" / "findings")).orderBy("kind").collect()
+    assert [(row["kind"], row["seq"]) for row in found] == [("duplicate", 18), ("gap", 19), ("image", 21), ("snapshot", 22)]
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (["--changes", "c", "--prefix", "shop"], "name either Kafka or a table"),
+        (["--prefix", "shop"], "are required, or --changes"),
+    ],
+)
+def test_an_audit_is_of_one_of_the_two(more: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        run.main(["audit", "--path", "p", "--checkpoint", "c", *more])
+    assert said in capsys.readouterr().err
+
+
+def test_only_a_table_of_changes_will_do(spark: SparkSession, tmp_path: Path) -> None:
+    spark.range(1).write.format("delta").save(str(tmp_path / "other"))
+    for path in (tmp_path / "other", tmp_path / "none"):
+        with pytest.raises(JobError, match="There is no table of events in"):
+            TableSource(spark, str(path)).prefix()

@@ -59,3 +59,29 @@ def test_it_stays_small() -> None:
     parts = [Part(f"1:{number}", "users", 1, 2, number, number) for number in range(TRANSACTIONS_MAX + 1, 0, -1)]
     assert state.judge_transactions(parts, 0, repeats=False) == []
     assert (len(state.transactions), state.judged_from) == (TRANSACTIONS_MAX, 1)
+
+
+def test_what_is_missing_waits_from_when_it_was_known() -> None:
+    state = State()
+    state.numbers.add(0, 0b1011)  # 0, 1 and 3
+    assert state.waited_for(100, 60) is None
+    state.numbers.add(0, 1 << 9)
+    assert state.waited_for(159, 60) is None
+    # Not what has been missing since the tenth second alone.
+    assert State.from_json(state.to_json()).waited_for(160, 60) == 3
+    assert state.waited_for(160, 60) == 3
+    assert state.waited_for(161, 60) is None
+    assert state.waited_for(161, 0) == 9
+    assert State().waited_for(0, 0) is None
+
+
+def test_records_of_snapshots_beside_the_events_are_noted_once() -> None:
+    state = State()
+    started = {"status": "STARTED", "snapshot_id": "1", "seq": 0}
+    ended = {"status": "COMPLETED", "snapshot_id": "1", "seq": 3, "spaces": []}
+    state.note_snapshots([(4, started)])
+    state.note_snapshots([(4, started), (7, ended)])
+    assert state.judge_snapshots(3, None) == []
+    state = State.from_json(state.to_json())
+    state.note_snapshots([(4, started), (7, ended)])
+    assert (state.snapshots, state.told_up_to) == ({}, 7)
