@@ -67,8 +67,8 @@ class PipelineRunner:
     ) -> None:
         """Begins where the plan says. Raises StateError.
 
-        `flushes_at_once`: the store is written with every commit. `while_waiting` is called every source.ack_interval_ms while
-        there is no room.
+        `flushes_at_once`: the store is written as soon as all is committed. `while_waiting` is called every
+        source.ack_interval_ms while there is no room.
         """
         self._config = config
         self._publisher = publisher
@@ -245,7 +245,7 @@ class PipelineRunner:
                 writer.mark_committed(position)
         if writer is not None:
             with self._publisher.row_work_lock:
-                stored = writer.flush(is_forced=is_forced or self._flushes_at_once)
+                stored = writer.flush(is_forced=is_forced, is_at_once=self._flushes_at_once)
             if stored is not None:
                 ledger.settle(stored)
                 self._show_store(writer)

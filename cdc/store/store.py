@@ -46,8 +46,9 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -82,6 +83,8 @@ _COUNT: Final = struct.Struct(">q")
 
 if TYPE_CHECKING:
     Transaction = lmdb.Transaction[bytes]  # generic for the type checker only
+
+_tuple_of: Final = itemgetter(1)
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode_changes: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]]).decode
@@ -339,22 +342,24 @@ class StateStore:
             raise
 
     def _apply(
-        self, txn: Transaction, changes: Iterable[Change], records: Iterable[tuple[bytes, bytes | None]]
+        self, txn: Transaction, changes: Sequence[Change], records: Iterable[tuple[bytes, bytes | None]]
     ) -> dict[bytes, int]:
         """Put changes and records into a transaction; returns the counts that are true once it is committed."""
         counts = dict(self._counts)
         with txn.cursor(self._rows) as cursor:
-            for prefix, found in groupby(changes, _prefix_of):
-                group = list(found)
+            for prefix, group in _by_prefix(changes):
                 if group[0][1] == CLEAR:
                     self._delete_rows(txn, counts, prefix, -1)
                     continue
                 # What was new and what was there shows in how many entries there are: one call puts them all.
                 entries = txn.stat(self._rows)["entries"]
-                cursor.putmulti([(key, value) for key, value in group if value is not None], dupdata=False)
-                for key, value in group:
-                    if value is None:
-                        txn.delete(key)
+                has_deletions = None in map(_tuple_of, group)
+                puts: Any = [change for change in group if change[1] is not None] if has_deletions else group
+                cursor.putmulti(puts, dupdata=False)
+                if has_deletions:
+                    for key, value in group:
+                        if value is None:
+                            txn.delete(key)
                 counts[prefix] = counts.get(prefix, 0) + txn.stat(self._rows)["entries"] - entries
         self._store(txn, counts, records)
         return counts
@@ -469,6 +474,15 @@ class StateStore:
 
 def _prefix_of(change: Change) -> bytes:
     return change[0][:_PREFIX_BYTES]
+
+
+def _by_prefix(changes: Sequence[Change]) -> Iterator[tuple[bytes, Sequence[Change]]]:
+    """A slice's changes by what their keys begin with. They are sorted, so the first and the last tell whether that is one."""
+    if changes and (prefix := _prefix_of(changes[0])) == _prefix_of(changes[-1]):
+        yield prefix, changes
+        return
+    for prefix, group in groupby(changes, _prefix_of):
+        yield prefix, list(group)
 
 
 def _rows_of(txn: Transaction, database: Any, prefix: bytes, after: bytes) -> Iterator[tuple[bytes, bytes]]:

@@ -183,13 +183,17 @@ class StateWriter:
             if reached is position:
                 return
 
-    def flush(self, *, is_forced: bool = False) -> Position | None:
-        """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError."""
+    def flush(self, *, is_forced: bool = False, is_at_once: bool = False) -> Position | None:
+        """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError.
+
+        `is_at_once`: it is time as soon as all that was submitted is settled. Before that the rows that are still to come
+        change pages that would be written twice.
+        """
         if self._unused:
             self._remove_some()
         if not self._settled:
             return None
-        is_due = time.monotonic() - self._settled_since >= self._flush_interval
+        is_due = time.monotonic() - self._settled_since >= self._flush_interval or (is_at_once and not self._submitted)
         if not is_due and not is_forced and sum(len(portion.changes) for portion in self._settled) < FLUSH_CHANGES_MAX:
             return None
         while self._settled:

@@ -86,6 +86,33 @@ def test_one_settlement_may_be_of_several_batches(writer: StateWriter) -> None:
     assert contents(writer) == dict([row(b"b")])
 
 
+def test_at_once_is_when_nothing_waits_for_kafka_any_more(writer: StateWriter) -> None:
+    first, second = at(1), at(2)
+    writer.submit(batch(first, row(b"a")))
+    writer.submit(batch(second, row(b"a", b"\x91\x02")))
+    writer.mark_committed(first)
+    assert writer.flush(is_at_once=True) is None
+    assert contents(writer) == {}
+    writer.mark_committed(second)
+    assert writer.flush() is None
+    assert writer.flush(is_at_once=True) is second
+    assert contents(writer) == dict([row(b"a", b"\x91\x02")])
+
+
+def test_spaces_with_and_without_deletions_are_written_together(writer: StateWriter) -> None:
+    first, last = at(1), at(2)
+    writer.submit(batch(first, row(b"a"), row(b"b"), row(b"c", space_id=513), row(b"d", space_id=514)))
+    writer.mark_committed(first)
+    writer.flush(is_forced=True)
+    writer.submit(
+        batch(last, row(b"a", None), row(b"e"), row(b"f", None), row(b"g", space_id=513), row(b"d", None, space_id=514))
+    )
+    writer.mark_committed(last)
+    assert writer.flush(is_forced=True) is last
+    assert contents(writer) == dict([row(b"b"), row(b"e")])
+    assert [writer.store.count(space_id) for space_id in (512, 513, 514)] == [2, 2, 0]
+
+
 def test_parts_of_a_transaction_are_written_with_its_end(writer: StateWriter) -> None:
     before, end = at(1), at(3)
     writer.submit(batch(before, row(b"a")))
