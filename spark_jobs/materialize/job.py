@@ -53,6 +53,10 @@ class Materialize(Job):
             help="kafka://HOST:PORT,…/PREFIX: publish the whole events too, to topics of this other prefix, at least once",
         )
 
+    def place(self, options: argparse.Namespace) -> str:
+        """As `Job.place`: a prefix that is named later would lack what was read before."""
+        return str(options.location) if options.to is None else f"{options.location} --to {options.to}"
+
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> MaterializeSink:
         """As `Job.sink`."""
         publisher = None

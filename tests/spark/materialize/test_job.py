@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from cdc.protocol.extensions import unpack
 from spark_jobs import json_text, run
 from spark_jobs.errors import JobError
 from spark_jobs.materialize.images import Fold
-from spark_jobs.materialize.job import MaterializeSink
+from spark_jobs.materialize.job import Materialize, MaterializeSink
 from spark_jobs.materialize.publishing import destination
 from spark_jobs.source import Topics
 from tests.spark.messages import (
@@ -156,6 +157,11 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
 def test_a_job_reads_nothing_that_it_has_published(prefix: str) -> None:
     with pytest.raises(JobError, match="isn't apart from"):
         destination(f"kafka://k:1,k:2/{prefix}", "shop" if prefix != "sh" else "sh.op")
+
+
+def test_a_checkpoint_is_of_what_is_published() -> None:
+    places = [Materialize().place(Namespace(location="lake", to=to)) for to in (None, "kafka://k:1/whole", "kafka://k:1/other")]
+    assert places == ["lake", "lake --to kafka://k:1/whole", "lake --to kafka://k:1/other"]
 
 
 def test_where_to_publish() -> None:
