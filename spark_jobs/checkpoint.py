@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from spark_jobs.errors import JobError
 
 _FILE: Final = "tarantool_cdc.json"
+_BEGUN, _DONE = "offsets", "commits"
+"""Spark's own folders in a checkpoint, with a file for each batch."""
 
 
 def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
@@ -35,3 +37,18 @@ def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
             f"The checkpoint {path} belongs to {said}, not to {given}: what that has read, this would never get. Choose another "
             f"--checkpoint; if the tables were moved and the checkpoint goes with them, delete {_FILE} in it."
         )
+
+
+def has_begun_batch(session: SparkSession, path: str) -> bool:
+    """Whether a batch was begun that isn't done: the next start repeats it, up to the offsets that it had."""
+    return _newest(session, f"{path}/{_BEGUN}") > _newest(session, f"{path}/{_DONE}")
+
+
+def _newest(session: SparkSession, folder: str) -> int:
+    jvm: Any = session.sparkContext._jvm
+    place = jvm.org.apache.hadoop.fs.Path(folder)
+    files = place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+    if not files.exists(place):
+        return -1
+    names = [status.getPath().getName() for status in files.listStatus(place)]
+    return max((int(name) for name in names if name.isdecimal()), default=-1)

@@ -29,11 +29,13 @@ _MEANINGS: Final = tuple(
             f"Kafka refuses this job. See what --kafka-option and --kafka-options-file say, and its rights to read. {_REPEATED}",
         ),
         (
-            r"source option \W?failOnDataLoss|Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|"
+            # Spark says what it misses behind a sentence that says how to pass over it.
+            r"(?<=to false\.\n)Reason: |source option \W?failOnDataLoss to false\.(?!\nReason: )|"
+            r"Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|"
             r"UnknownTopicOrPartitionException",
             "Kafka no longer has what the checkpoint goes on from: a topic was deleted or made anew, or records went before they "
-            "were read. What is in the tables stays. To go on, have the daemon send the rows again (tarantool-cdc snapshot) and "
-            "start with --kafka-option failOnDataLoss=false until the job has caught up.",
+            "were read. What is in the tables stays. If it is a space's topic, have the daemon send its rows again "
+            "(tarantool-cdc snapshot). Then start with --kafka-option failOnDataLoss=false until the job has caught up.",
         ),
         (
             r"DELTA_FAILED_TO_MERGE_FIELDS|DELTA_MERGE_INCOMPATIBLE|schema mismatch detected|DELTA_MISSING_COLUMN|"

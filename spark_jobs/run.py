@@ -9,9 +9,9 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 if not __package__:  # spark-submit runs this file by its path; the package is its folder
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -24,7 +24,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs import tables
 from spark_jobs.audit.job import Audit
 from spark_jobs.changelog import Changelog
-from spark_jobs.checkpoint import claim
+from spark_jobs.checkpoint import claim, has_begun_batch
 from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
 from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
@@ -51,6 +51,8 @@ JOBS: Final[dict[str, Job]] = {
 TASKS: Final[dict[str, Task]] = {task.name: task for task in (HistoryOf(), ShowHistory(), Maintain())}
 
 _OFFSETS_PER_TRIGGER: Final = 500_000
+_ONCE: Final = {"processingTime": "36500 days"}
+"""A first batch at once, and no other."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> StreamingQuery:
     """Start a job's query. Raises JobError."""
-    return _start(session, job, topics, options, _sink(session, job, topics, options), Gate())
+    return _start(session, job, topics, options, _sink(session, job, topics, options), Gate(), _trigger(options))
 
 
 def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
@@ -124,8 +126,20 @@ def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
     return sink
 
 
+def _trigger(options: argparse.Namespace) -> Mapping[str, Any]:
+    if options.available_now:
+        return {"availableNow": True}
+    return {"processingTime": options.trigger_interval} if options.trigger_interval else {}
+
+
 def _start(
-    session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace, sink: Sink, gate: Gate
+    session: SparkSession,
+    job: Job,
+    topics: Topics,
+    options: argparse.Namespace,
+    sink: Sink,
+    gate: Gate,
+    trigger: Mapping[str, Any],
 ) -> StreamingQuery:
     place = {"place": place} if (place := job.place(options)) else {}
     claim(session, options.checkpoint, {"job": job.name, "prefix": topics.prefix, **place})
@@ -134,11 +148,7 @@ def _start(
     feeder = _feeder(session, sink, control, gate, names)
     writer = observed(job.stream(session, topics, options)).writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
-    if options.available_now:
-        writer = writer.trigger(availableNow=True)
-    elif options.trigger_interval:
-        writer = writer.trigger(processingTime=options.trigger_interval)
-    return writer.start()
+    return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def _feeder(
@@ -156,7 +166,7 @@ def _feeder(
 
 def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     """Run a job until it ends or is stopped; the exit status."""
-    job, gate = JOBS[options.job], Gate()
+    job = JOBS[options.job]
     job.prepare(session, options)
     topics = Topics.of(options)
     sink = _sink(session, job, topics, options)
@@ -166,9 +176,17 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
         if options.metrics_listen is not None:
             host, port = options.metrics_listen
             listeners.append(stack.enter_context(metrics(job.name, sink.dead_letters, host, port, sink.counts)))
-        query = _start(session, job, topics, options, sink, gate)
-        watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
-        has_ended = watch.wait()
+
+        def follow(trigger: Mapping[str, Any], *, is_one_batch: bool = False) -> bool:
+            gate = Gate()
+            query = _start(session, job, topics, options, sink, gate, trigger)
+            watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
+            return watch.wait(is_one_batch=is_one_batch)
+
+        # With availableNow Spark refuses, at every start, to repeat a batch that was begun before there was a topic that there
+        # is now. So that batch comes first, by itself.
+        is_half_way = options.available_now and has_begun_batch(session, options.checkpoint)
+        has_ended = (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
     status = sink.finish() if options.available_now and has_ended else 0
     if getattr(options, "names", None) is not None:
         # What is done beside the batches, and at the end, makes tables too.

@@ -93,10 +93,10 @@ class Watch:
         self._is_canceled = False
         self._has_failed = False
 
-    def wait(self) -> bool:
+    def wait(self, *, is_one_batch: bool = False) -> bool:
         """Until the query ends; whether it did so by itself, and not by a signal. Raises what it ended with.
 
-        What has failed beside it ends it too, behind the batch that runs.
+        What has failed beside it ends it too, behind the batch that runs; so does the first batch if there is to be one alone.
         """
 
         def count(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
@@ -110,6 +110,8 @@ class Watch:
                 self._check_beside()
                 if self._signals:
                     print("Stopping when the batch that runs is done; a second signal cancels it.", file=sys.stderr)
+                    self._stop()
+                elif is_one_batch and self._query.lastProgress is not None:
                     self._stop()
             self._tell()
         except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):

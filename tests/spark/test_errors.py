@@ -35,6 +35,22 @@ def test_an_error_is_told_with_what_it_means(text: str, meaning: str) -> None:
     assert "\n" not in told
 
 
+def test_what_kafka_no_longer_has_is_named() -> None:
+    told = sentence(
+        RuntimeError(
+            STREAM.format(
+                "Some data may have been lost because they are not available in Kafka any more;\n"
+                "either the data was aged out by Kafka or the topic may have been deleted before all the data in the\n"
+                "topic was processed.\n"
+                "If you don't want your streaming query to fail on such cases, set the source option failOnDataLoss to false.\n"
+                "Reason: Partitions Set(shop.schema-0) have been deleted."
+            )
+        )
+    )
+    assert told.startswith("Kafka no longer has what the checkpoint goes on from")
+    assert told.endswith("until the job has caught up. (Reason: Partitions Set(shop.schema-0) have been deleted.)")
+
+
 def test_a_jobs_own_sentence_comes_first() -> None:
     assert sentence(JobError("No space left on device, it says.")) == "No space left on device, it says."
     inside = "  File x\nspark_jobs.errors.JobError: The form is gone. Take a snapshot.\n at java\nCaused by: HiveException"
