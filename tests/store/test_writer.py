@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +20,7 @@ from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import StoredSpace
 from cdc.schema.keys import KeyCodec, space_prefix
 from cdc.schema.tracker import published_forms
-from cdc.store.writer import StateWriter
+from cdc.store.writer import FLUSH_CHANGES_MAX, StateWriter
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Writer, position_record, space_record
 from tests.fakes.tuples import changes_of
@@ -362,3 +363,28 @@ def test_rows_under_other_keys_are_not_removed_while_they_are_written(
     assert writer._unused == [NUMBER_MIN, NUMBER_MIN + 1], "nobody began with either"
     writer.remove_unused()
     assert writer.store.space_ids() == [512]
+
+
+def test_how_far_the_store_is_behind_kafka(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a kill in a snapshot has come again: what was committed within the interval, and less if there is much."""
+    now = 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    writer = StateWriter(tmp_path / "state", "shop", 0.5)
+    writer.begin((), VERSION)
+
+    def commit(lsn: int, *changes: Change) -> Position:
+        position = at(lsn)
+        writer.submit(batch(position, *changes))
+        writer.mark_committed(position)
+        return position
+
+    commit(1, row(b"a"))
+    assert writer.flush() is None
+    now = 100.25
+    second = commit(2, row(b"b"))
+    assert writer.flush() is None, "the interval begins with the oldest that isn't written"
+    now = 100.5
+    assert writer.flush() is second
+    many = commit(3, *(row(b"%d" % number) for number in range(FLUSH_CHANGES_MAX)))
+    assert writer.flush() is many
+    writer.close()
