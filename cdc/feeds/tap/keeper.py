@@ -210,7 +210,7 @@ class Keeper(TopicThread):
                 self._waiting_bytes += _size(event)
                 self._waiting_counts[place] = self._waiting_counts.get(place, 0) + 1
         if is_well:
-            self.error = None
+            self._goes_on()
 
     def _lacks(self, place: Place, gap: int) -> None:
         for space_id in self._topics.get(place[0], ()):

@@ -366,7 +366,7 @@ class LiveReader(TopicThread):
                 append(found)
                 heads[topic, message.partition()] = found[0]  # type: ignore[index]  # a message has both
         if messages:
-            self.error = None
+            self._goes_on()
         self._merger.add(numbered)
         while (batch := self._merger.take()) is not None:
             self._hole_since = 0.0

@@ -62,6 +62,12 @@ class TopicThread(ABC):
     def _follow(self) -> None:
         """Read with one consumer, until a stop is asked for. May return, or raise what heals by waiting, to begin again."""
 
+    def _goes_on(self) -> None:
+        """Something was read: what was wrong is over."""
+        if self.error is not None:
+            self._log.info("the topics are read again")
+            self.error = None
+
     def _hold_back(self, consumer: Consumer, waiting_bytes: int, heads: Mapping[Place, int], limit: int) -> None:
         """Bound what waits: don't read partitions whose newest number is past the limit."""
         if waiting_bytes > _WAITING_BYTES_MAX:
