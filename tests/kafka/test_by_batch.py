@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from cdc import native
 from cdc.config import KafkaSection
@@ -208,6 +211,18 @@ def test_each_producer_has_its_own() -> None:
     assert two.flush(20) == 0
     assert contents(two, ["a"], 4) == one_by_one(messages("a", 4), ["a"])
     assert by_batch(Producer(settings())) is None
+
+
+def test_plug_ins_that_are_configured_are_kept(tmp_path: Path) -> None:
+    other = tmp_path / "other.so"
+    shutil.copy(importlib.import_module("cdc._native").__file__ or "", other)
+    producer = BatchProducer(settings(**{"plugin.library.paths": str(other)}))
+    taken = by_batch(producer)
+    assert taken is not None
+    assert taken.produce(messages("a", 3), 0, 0) == (3, 0, 0)
+    assert producer.flush(20) == 0
+    with pytest.raises(KafkaException, match="nowhere"):
+        BatchProducer(settings(**{"plugin.library.paths": f"{other};/nowhere/x.so"}))
 
 
 @pytest.mark.parametrize("is_by_batch", [True, False])
