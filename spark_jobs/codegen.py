@@ -13,7 +13,12 @@ from weakref import WeakKeyDictionary
 from pyspark.sql import Column, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-_WITHOUT: Final = {"spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+_WITHOUT: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    # The first rows of a frame are looked for in one partition, then in ten: each look is a Spark job.
+    "spark.sql.limit.initialNumPartitions": "1000000",
+}
 _BESIDE: Final[WeakKeyDictionary[SparkSession, SparkSession]] = WeakKeyDictionary()
 
 

@@ -39,6 +39,8 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.maxConcurrentOutputFileWriters": "32",
     # Batches go on while tables are merged: else the one that is begun first would have all cores until it is done.
     "spark.scheduler.mode": "FAIR",
+    # A job that has nothing to do asks Kafka so seldom whether there is something; a hundred times a second by default.
+    "spark.sql.streaming.pollingDelay": "100ms",
     # Half as many bytes as by default, in the same time.
     "spark.sql.parquet.compression.codec": "zstd",
     # A dictionary is given up after a megabyte of values; finding out costs a third of what writing an event does.

@@ -42,8 +42,8 @@ class Base:
 class Unmerged:
     """Events of a space that aren't merged, all above `floor`, up to which its rows are gone.
 
-    `forms` has those that their versions name. Without patches each event tells a whole row. `count` includes what is up to the
-    floor.
+    `forms` has those that their versions name. Without patches each event tells a whole row, and with `is_latest` only the newest
+    one of each key is there. `count` includes what is up to the floor.
     """
 
     events: DataFrame
@@ -51,9 +51,10 @@ class Unmerged:
     forms: Mapping[Version, Form]
     has_patches: bool
     count: int
+    is_latest: bool = False
 
 
-def latest(events: DataFrame, *, has_patches: bool) -> DataFrame:
+def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> DataFrame:
     """One row per key, whatever the order of the events.
 
     Columns: key, image, patches. `image` is the last change that tells the whole row or deletes it (seq, deleted, row, ts,
@@ -63,6 +64,8 @@ def latest(events: DataFrame, *, has_patches: bool) -> DataFrame:
     time = F.col("source_ts").alias("ts")
     version = ("space_id", "schema_version")
     image = F.struct("seq", (F.col("op") == "d").alias("deleted"), F.col("after").alias("row"), time, *version)
+    if is_latest:
+        return events.select("key", image.alias("image"))
     if not has_patches:
         return events.groupBy("key").agg(F.max(image).alias("image"))
     is_image = F.col("op").isin("c", "r", "d") | F.col("after").isNotNull()
@@ -80,7 +83,7 @@ def latest(events: DataFrame, *, has_patches: bool) -> DataFrame:
 
 def newest_rows(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool) -> DataFrame:
     """The rows that events make, by key: META_COLUMNS, `_deleted` and the form's columns."""
-    boiled = latest(unmerged.events, has_patches=unmerged.has_patches)
+    boiled = latest(unmerged.events, has_patches=unmerged.has_patches, is_latest=unmerged.is_latest)
     whole = boiled if not unmerged.has_patches else boiled.where("image is not null and size(patches) = 0")
     rows = whole.select(
         F.col("key").alias("_key"),
@@ -109,7 +112,7 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
         return shown
     if unmerged.count <= _FEW:
         # Working them out a second time is cheaper than moving the merged rows.
-        return kept.join(newest.select("_key"), "_key", "left_anti").select(*columns).unionByName(shown)
+        return kept.join(F.broadcast(newest.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
     both = kept.alias("kept").join(newest.alias("newest"), F.col("kept._key") == F.col("newest._key"), "full")
     is_new = F.col("newest._key").isNotNull()
     picked = (F.when(is_new, F.col(f"newest.{name}")).otherwise(F.col(f"kept.{name}")).alias(name.strip("`")) for name in columns)

@@ -22,7 +22,7 @@ from spark_jobs.codegen import interpreting
 from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
-from spark_jobs.lake import delta_log
+from spark_jobs.lake import delta_log, few_events
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
@@ -197,15 +197,16 @@ def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
 
 
 def _unmerged(asked: DataFrame, events: DataFrame, swept: int, control: Control) -> Unmerged | None:
-    """What these events of a space are; None if there are none. `asked` are the same, for a question about them."""
+    """What these events of a space are; None if there are none. `asked` are the same, for questions about them."""
+    few = few_events.fetch(asked)
+    if few is not None:
+        return few_events.unmerged(events.sparkSession, few, swept, control)
     summary = asked.groupBy("space_id", "schema_version").agg(
         F.max(F.when(F.col("op") == "t", F.col("seq"))).alias("truncated"),
         F.count("patch").alias("patches"),
         F.count("*").alias("events"),
     )
     found = summary.collect()
-    if not found:
-        return None
     floor = max([swept, *(row["truncated"] for row in found if row["truncated"] is not None)])
     forms = {(row["space_id"], row["schema_version"]): control.forms.of(row["space_id"], row["schema_version"]) for row in found}
     has_patches, count = any(row["patches"] for row in found), sum(row["events"] for row in found)

@@ -14,7 +14,7 @@ from spark_jobs import run, tables
 from spark_jobs.current import CurrentSink, read_current, watermark
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Field, Form
-from spark_jobs.lake import current_rows
+from spark_jobs.lake import current_rows, few_events
 from spark_jobs.lake.lake import lake_folder
 from spark_jobs.source import Topics
 from tests.spark.messages import (
@@ -524,8 +524,9 @@ def test_a_hash_index_in_place_of_a_tree_without_images(job: Job) -> None:
 def test_any_cut_and_repetition_of_the_partitions_gives_the_same_rows(
     job: Job, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Batches are on both sides of it, so both ways are taken to put events on top of merged rows.
+    # Batches are on both sides of both, so all ways are taken to put events on top of merged rows.
     monkeypatch.setattr(current_rows, "_FEW", 20)
+    monkeypatch.setattr(few_events, "FEW", 10)
     chance = random.Random(seed)
     model = _random_workload(job.topics, chance)
     job.take(job.topics.read("shop.schema"))

@@ -1,0 +1,60 @@
+"""The events of a space that aren't merged, fetched to this process where they are few.
+
+To plan a query, to compile it and to start its tasks takes longer than to fetch a few thousand events, so no more than one query
+looks at the table of events. Of events that each tell the whole row the newest one of each key is picked here, which saves Spark
+a shuffle wherever they are used.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.lake.control import Control
+from spark_jobs.lake.current_rows import Unmerged
+
+FEW: Final = 5_000
+
+_TIME: Final = "ts_us"
+"""Times come and go as numbers: Python's know no second hour when clocks are put back."""
+_SCHEMA: Final = (
+    f"key string, seq bigint, op string, after string, patch string, upsert string, {_TIME} bigint, space_id bigint,"
+    " schema_version bigint, server_version string"
+)
+_COLUMNS: Final = tuple(column.split()[0] for column in _SCHEMA.split(", "))
+
+
+def fetch(events: DataFrame) -> list[Row] | None:
+    """These events, unless they are many."""
+    columns = (F.unix_micros("source_ts").alias(_TIME) if column == _TIME else F.col(column) for column in _COLUMNS)
+    found = events.select(*columns).limit(FEW + 1).collect()
+    return found if len(found) <= FEW else None
+
+
+def unmerged(session: SparkSession, rows: Sequence[Row], swept: int, control: Control) -> Unmerged | None:
+    """What was fetched, as a frame of this session; None if it is nothing. Up to `swept` a snapshot has told rows to be gone."""
+    if not rows:
+        return None
+    floor = max([swept, *(row["seq"] for row in rows if row["op"] == "t")])
+    versions = {(row["space_id"], row["schema_version"]) for row in rows}
+    forms = {version: control.forms.of(*version) for version in versions}
+    has_patches = any(row["patch"] is not None for row in rows)
+    changes = [row for row in rows if row["op"] != "t" and row["seq"] > floor]
+    if not has_patches:
+        changes = list({row["key"]: row for row in sorted(changes, key=lambda row: int(row["seq"]))}.values())
+    events = _frame(session, changes).withColumn("source_ts", F.timestamp_micros(_TIME)).drop(_TIME)
+    return Unmerged(events, floor, forms, has_patches=has_patches, count=len(rows), is_latest=not has_patches)
+
+
+def _frame(session: SparkSession, rows: Sequence[Row]) -> DataFrame:
+    """Rows as a frame that Spark's planner works out itself; those of `createDataFrame` come from a Python worker each time."""
+    jvm: Any = session.sparkContext._jvm
+    # One text crosses over to Java, and not each value by itself.
+    lines = "\n".join(json.dumps(row.asDict()) for row in rows)
+    texts = jvm.org.apache.commons.io.IOUtils.readLines(jvm.java.io.StringReader(lines))
+    stored = session._jsparkSession.createDataset(texts, jvm.org.apache.spark.sql.Encoders.STRING())
+    return DataFrame(stored.toDF(), session).select(F.from_json("value", _SCHEMA).alias("row")).select("row.*")
