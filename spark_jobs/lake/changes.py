@@ -22,13 +22,17 @@ from spark_jobs.lake.change_rows import CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_
 from spark_jobs.lake.control import KINDS, ControlTable
 from spark_jobs.lake.event_table import EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
-from spark_jobs.lake.watermark import Ends
+from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.source import Topics
 
 _PROPERTIES: Final = {
     # Files are chosen by these; of the long texts, which come first, no smallest and greatest is wanted.
     "delta.dataSkippingStatsColumns": "seq,space_id,op,schema_version,source_ts,batch",
 }
+
+
+_FEW: Final = 10_000
+"""So many records of a batch take less time than the tasks do, of which there would be one for each partition of Kafka."""
 
 
 class Changes(Job):
@@ -77,6 +81,7 @@ class ChangesSink(Sink):
         self._path = path
         self._control = ControlTable(session, path)
         self._control_ends: Ends | None = None
+        self._read: tuple[int, Ends] | None = None
 
     def tables(self) -> Mapping[str, str]:
         """As `Sink.tables`."""
@@ -89,5 +94,13 @@ class ChangesSink(Sink):
         if ends != self._control_ends:
             self._control.write(self._positions.control_records())
             self._control_ends = ends
+        if self._is_small(batch):
+            records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
         events = parse(records.where(~F.col("topic").isin(*self._control_topics)), source_fields=SOURCE_FIELDS_OF_CHANGES)
         self._table.append(event_rows(events, self._columns, varying(batch).alias("batch")), batch, query)
+
+    def _is_small(self, batch: int) -> bool:
+        """Whether a batch has few records; not of the first one, as only the end of a batch is known."""
+        before, read = self._read, self._positions.read_up_to(batch)
+        self._read = batch, read
+        return before is not None and before[0] == batch - 1 and distance(before[1], read) <= _FEW

@@ -144,6 +144,11 @@ def covers(read: Ends, ends: Ends) -> bool:
     return all(end == 0 or read.get(partition, 0) >= end for partition, end in ends.items())
 
 
+def distance(start: Ends, end: Ends) -> int:
+    """How many offsets lie between."""
+    return sum(offset - start.get(partition, 0) for partition, offset in end.items())
+
+
 def _last_bit(bits: int, below: int) -> int:
     """The highest bit that is set among the first ones; 0 if none is."""
     return max(_first_bits(bits, below).bit_length() - 1, 0)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
@@ -72,3 +73,16 @@ def test_a_control_record_that_is_none_is_an_error(spark: SparkSession, tmp_path
     )
     with pytest.raises(JobError, match="no snapshot record"):
         ControlTable(spark, str(tmp_path)).read()
+
+
+def test_a_small_batch_has_no_task_and_no_file_for_each_partition(spark: SparkSession, tmp_path: Path) -> None:
+    topics, counts = FakeTopics(spark), []
+    sink = ChangesSink(spark, TOPICS, str(tmp_path), topics)
+    for batch in range(2):
+        records = topics.send(schema(0), *(put("c", {"id": batch * 4 + number}, batch * 4 + number + 1) for number in range(4)))
+        topics.took(records)
+        sink.write(records.repartition(4, "offset", "key"), batch, "query")
+        files = tables.read(spark, str(tmp_path)).where(f"batch = {batch}").select(F.input_file_name())
+        counts.append(files.distinct().count())
+    assert counts[0] > 1  # nobody knows yet how small it is
+    assert counts[1] == spark.sparkContext.defaultParallelism
