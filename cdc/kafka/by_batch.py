@@ -8,6 +8,8 @@ What becomes of a message is the same in both ways: librdkafka copies it, choose
 
 from __future__ import annotations
 
+import atexit
+import threading
 from typing import Any, Final, Protocol
 
 from confluent_kafka import Producer, cimpl
@@ -16,6 +18,11 @@ from cdc import native
 from cdc.stream.batch import Part
 
 _PLUG_INS: Final = "plugin.library.paths"
+
+_AT_WORK: Final = threading.Lock()
+"""Held by who is in the compiled module, and for good once the interpreter ends: it ends its threads where they next want its own
+lock, and where that is in compiled code the whole process is aborted, whatever it was about to tell by its exit status."""
+atexit.register(_AT_WORK.acquire)
 
 
 class ByBatch(Protocol):
@@ -26,6 +33,18 @@ class ByBatch(Protocol):
 
         It ends in front of a broadcast, and where the producer refuses a message. A code says that others behind that were taken.
         """
+
+
+class _Guarded:
+    """Nobody is at work in the compiled module when the interpreter ends."""
+
+    def __init__(self, handle: ByBatch) -> None:
+        self._handle = handle
+
+    def produce(self, parts: list[Part], start: int, within: int) -> tuple[int, int, int]:
+        """As `ByBatch.produce`."""
+        with _AT_WORK:
+            return self._handle.produce(parts, start, within)
 
 
 class BatchProducer(Producer):
@@ -41,7 +60,8 @@ class BatchProducer(Producer):
         plug_ins = [settings[_PLUG_INS], module.__file__] if settings.get(_PLUG_INS) else [module.__file__]
         module.ProducerHandle.newest()  # whose is an earlier one, which nobody asked for
         super().__init__({**settings, _PLUG_INS: ";".join(plug_ins)}, **more)
-        self.by_batch = module.ProducerHandle.newest()
+        handle = module.ProducerHandle.newest()
+        self.by_batch = _Guarded(handle) if handle is not None else None
 
 
 def by_batch(producer: Producer) -> ByBatch | None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import gc
 import importlib
+import random
 import shutil
+import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,13 +20,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from cdc import native
 from cdc.config import KafkaSection
+from cdc.errors import PublishError
 from cdc.kafka.by_batch import BatchProducer, by_batch
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.delivery import ExactlyOnce
 from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
-from cdc.stream.batch import Batch, Broadcast, Part
+from cdc.stream.batch import Batch, Broadcast, Message, Part
 from tests.fakes import wire
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
 from tests.stream.test_batch_sizes import BEGIN
@@ -251,6 +256,102 @@ def test_the_daemon_publishes_in_order_around_broadcasts_and_through_a_full_queu
         middle = log.index((None, b"t"))
         assert log[:middle] == [pair for pair in first if pair in log[:middle]]
         assert log[middle + 1 :] == [pair for pair in last if pair in log[middle + 1 :]]
+
+
+class Sparing:
+    """Takes as many messages as it is told at each call, none of them really, and says that it takes no more."""
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        self._counts = iter(counts)
+        self.taken: list[Message | Broadcast] = []
+
+    def produce(self, parts: list[Part], start: int, within: int) -> tuple[int, int, int]:
+        """As `ByBatch.produce`."""
+        for _ in range(next(self._counts)):
+            if start == len(parts) or isinstance(parts[start], Broadcast):
+                break
+            part = parts[start]
+            assert not isinstance(part, Broadcast)
+            self.taken.append(part if isinstance(part, tuple) else part[within])
+            within += 1
+            if isinstance(part, tuple) or within == len(part):
+                start, within = start + 1, 0
+        return start, within, 0
+
+
+def begun(properties: dict[str, str | int | float | bool]) -> tuple[BatchProducer, ExactlyOnce]:
+    """A producer that is its own cluster, and a delivery with it that has begun."""
+    more = {"test.mock.num.brokers": 1, "allow.auto.create.topics": "true", **properties}
+    section = KafkaSection(bootstrap_servers="127.0.0.1:1", topic_prefix="x", properties=more)
+    producer = KafkaClients("x", section).transactional(lambda _: None, 60_000)
+    assert isinstance(producer, BatchProducer)
+    delivery = ExactlyOnce(producer, lambda: False, nullcontext(), "x.checkpoint")
+    delivery.start()
+    return producer, delivery
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_taken_neither_by_the_batch_nor_refused_goes_by_itself(seed: int) -> None:
+    """Where the queue has room again in the meantime, anywhere within a part: nothing is passed over, nothing comes twice."""
+    some = random.Random(seed)
+    sparing = Sparing([some.choice([0, 0, 1, 2, 50]) for _ in range(5000)])
+    delivery = ExactlyOnce(BatchProducer(settings()), lambda: False, nullcontext(), "x.checkpoint")
+    parts = [*messages("shop.users", 3), *compiled_parts(300), *messages("shop.pets", 3)]
+    taken: list[Message | Broadcast] = []
+    sparing.taken = taken  # in the order of both ways
+
+    def produce(topic: str, value: bytes | None, key: bytes | None) -> None:
+        taken.append((topic, key, value))
+
+    delivery._by_batch = sparing
+    delivery._producer = SimpleNamespace(produce=produce, poll=lambda _: 0)  # type: ignore[assignment]  # what is asked of it
+    delivery._hand_over(parts)
+    assert taken == Batch(parts, 0, 0, 0, Position(), True, {}, [], 0.0).messages
+
+
+def test_the_topics_of_what_the_compiled_path_has_made_are_written_to() -> None:
+    """Readers are awaited in them (cdc.kafka.readability)."""
+    producer, delivery = begun({})
+    compiled: list[Part] = [part for part in compiled_parts(300) if not isinstance(part, tuple)]
+    delivery.produce(Batch(compiled, 0, 0, 0, Position(), True, {}, [], 0.0))
+    assert set(delivery.commit([(b"k", b"v")])) == {"shop.users", "shop.pets", "x.checkpoint"}
+    assert not len(producer)
+
+
+def test_a_message_that_is_refused_in_the_middle_ends_the_transaction_and_is_named() -> None:
+    producer, delivery = begun({})
+    large: Part = ("shop.pets", b"k", bytes(section_bytes_max() + 1))
+    parts: list[Part] = [*messages("shop.pets", 3), large, *messages("shop.pets", 2)]
+    with pytest.raises(PublishError, match=r"a message for shop\.pets was refused: .*too large"):
+        delivery.produce(Batch(parts, 0, 0, 0, Position(), True, {}, [], 0.0))
+    producer.purge()
+
+
+def section_bytes_max() -> int:
+    """How large a message may be by default."""
+    return KafkaSection(bootstrap_servers="127.0.0.1:1", topic_prefix="x").message_bytes_max
+
+
+END = """
+import threading
+from cdc.kafka.by_batch import BatchProducer, by_batch
+producer = BatchProducer({"test.mock.num.brokers": 1, "log_level": 0, "queue.buffering.max.messages": 1_000_000})
+taken, parts, has_begun = by_batch(producer), [("a", b"k", b"v")] * 20_000, threading.Event()
+def work():
+    while True:
+        taken.produce(parts, 0, 0)
+        producer.purge()
+        has_begun.set()
+threading.Thread(target=work, daemon=True).start()
+has_begun.wait()
+raise SystemExit(3)
+"""
+
+
+def test_a_thread_that_is_left_at_work_does_not_abort_the_process() -> None:
+    """Its exit status is told, whatever the publisher's thread is at."""
+    ended = subprocess.run([sys.executable, "-c", END], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (3, "")
 
 
 def pairs(parts: list[Part]) -> list[tuple[bytes | None, bytes | None]]:
