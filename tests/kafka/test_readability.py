@@ -38,16 +38,17 @@ class Ended(OpenDelivery):
 
 
 class FakeEnds:
-    """One partition that ends at 9, and how far readers get in it, look by look."""
+    """One partition that ends at 9 at first, and how far readers get in it, look by look."""
 
     def __init__(self, *reached: int | None) -> None:
         self._reached = list(reached)
         self.forgotten = 0
         self.is_missing = False
+        self.end = 9
 
     def written(self, _: Iterable[str]) -> tuple[dict[Place, int], list[str]]:
         """The end."""
-        return ({}, [PLACE[0]]) if self.is_missing else ({PLACE: 9}, [])
+        return ({}, [PLACE[0]]) if self.is_missing else ({PLACE: self.end}, [])
 
     def committed(self, places: Collection[Place]) -> dict[Place, int]:
         """The next."""
@@ -194,3 +195,19 @@ def test_the_end_notes_what_it_can_not_wait_for(monkeypatch: pytest.MonkeyPatch)
     found = readability(FakeEnds(9))
     found.await_end(Ended())
     assert found.unreadable is None
+
+
+def test_the_end_notes_why_what_hangs_can_not_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.0)
+    found = readability(FakeEnds(3))
+    found.await_end(Ended(PublishAborted("a Kafka transaction can't be committed")))
+    assert found.unreadable == "a Kafka transaction can't be committed"
+
+
+def test_after_trouble_the_ends_are_asked_for_again() -> None:
+    """The topic may have been made anew meanwhile."""
+    ends = FakeEnds(None, 4)
+    found = readability(ends)
+    assert found.look(Ended()) == TROUBLED_SECONDS
+    ends.end = 4
+    assert found.look(Ended()) is None
