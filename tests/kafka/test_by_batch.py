@@ -20,7 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 
 from cdc import native
 from cdc.config import KafkaSection
-from cdc.errors import PublishError
+from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer, by_batch
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.delivery import ExactlyOnce
@@ -330,6 +330,18 @@ def test_a_message_that_is_refused_in_the_middle_ends_the_transaction_and_is_nam
 def section_bytes_max() -> int:
     """How large a message may be by default."""
     return KafkaSection(bootstrap_servers="127.0.0.1:1", topic_prefix="x").message_bytes_max
+
+
+@pytest.mark.parametrize("is_by_batch", [True, False])
+def test_a_stop_does_not_wait_for_room_in_the_queue(*, is_by_batch: bool) -> None:
+    producer = BatchProducer(settings(**{"queue.buffering.max.messages": 2, "linger.ms": 60_000}))
+    if not is_by_batch:
+        producer.by_batch = None
+    delivery = ExactlyOnce(producer, lambda: True, nullcontext(), "x.checkpoint")
+    with pytest.raises(PublishAborted, match="the producer's queue was full"):
+        delivery._hand_over(messages("a", 3))
+    assert len(producer) == 2
+    producer.purge()
 
 
 END = """
