@@ -33,6 +33,7 @@ class _Sample:
     cpu_seconds: float
     peak_rss_bytes: int
     rss_bytes: int
+    anonymous_bytes: int
 
 
 class Usage:
@@ -54,6 +55,11 @@ class Usage:
     def peak_rss_bytes(self) -> int:
         """VmHWM of the last sample: the kernel's own maximum."""
         return self._samples[-1].peak_rss_bytes if self._samples else 0
+
+    @property
+    def peak_anonymous_bytes(self) -> int:
+        """The most RssAnon of all samples: without the pages of files, as the store's are."""
+        return max((sample.anonymous_bytes for sample in self._samples), default=0)
 
     @property
     def rss_bytes(self) -> int:
@@ -87,9 +93,9 @@ class Usage:
         # The name in parentheses may hold spaces; the numbers after it don't.
         fields = Path(f"/proc/{self._pid}/stat").read_text().rpartition(")")[2].split()
         status = dict(row.split(":", 1) for row in Path(f"/proc/{self._pid}/status").read_text().splitlines())
-        peak, rss = (int(status[key].split()[0]) * 1024 for key in ("VmHWM", "VmRSS"))
+        peak, rss, anonymous = (int(status[key].split()[0]) * 1024 for key in ("VmHWM", "VmRSS", "RssAnon"))
         cpu_seconds = (int(fields[11]) + int(fields[12])) / _TICKS_PER_SECOND
-        self._samples.append(_Sample(now, cpu_seconds, peak, rss))
+        self._samples.append(_Sample(now, cpu_seconds, peak, rss, anonymous))
 
 
 class CheckpointWatch:
@@ -146,6 +152,7 @@ class Run:
     last_commit: float
     cpu_seconds: float
     peak_rss_bytes: int
+    peak_anonymous_bytes: int
     commit_count: int
 
     @property
@@ -230,11 +237,31 @@ class Daemon:
             usage.close()
             first_row = logged_at(process, "following")
             cpu = usage.cpu_seconds(first_row, last_commit)
-            return Run(started, first_row, last_commit, cpu, usage.peak_rss_bytes, watch.commit_count)
+            memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
+            return Run(started, first_row, last_commit, cpu, *memory, watch.commit_count)
         finally:
             process.kill()
             usage.close()
             watch.close()
+
+    def measure_replay(self, files: Path) -> Run:
+        """Read a server's files from their beginning, which is its first snapshot, to their end.
+
+        From opening the first file until all is committed, as the daemon logs them.
+        """
+        started = time.time()
+        command = [sys.executable, "-m", "cdc", "replay", "--config", str(self._config_file), str(files)]
+        process = ChildProcess(f"the replay {self.prefix}", command, log_file=self._log_file, working_directory=self._directory)
+        usage = Usage(process.pid)
+        try:
+            _expect_success(process)
+            usage.close()
+            first, last = logged_at(process, "taking a snapshot"), logged_at(process, "stopped")
+            memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
+            return Run(started, first, last, usage.cpu_seconds(first, last), *memory, 0)
+        finally:
+            process.kill()
+            usage.close()
 
     def measure_snapshot(self) -> Run:
         """Run until caught up with the snapshot that it takes at first, which must hold all rows.
@@ -248,7 +275,8 @@ class Daemon:
             _expect_success(process)
             usage.close()
             first, last = logged_at(process, "taking a snapshot"), logged_at(process, "the snapshot is complete")
-            return Run(started, first, last, usage.cpu_seconds(first, last), usage.peak_rss_bytes, 0)
+            memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
+            return Run(started, first, last, usage.cpu_seconds(first, last), *memory, 0)
         finally:
             process.kill()
             usage.close()

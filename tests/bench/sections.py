@@ -149,13 +149,28 @@ def images(bench: Bench) -> Iterator[Result]:
             master.empty()
 
 
+def replay(bench: Bench) -> Iterator[Result]:
+    """A server's files, from its first snapshot to their end."""
+    section, delivery, rows = "replay", DELIVERIES[0], bench.rows
+    with bench.master(section, rows) as master:
+        master.fill(rows, rows_per_transaction=500)
+        for number in range(1, bench.rounds + 1):
+            for what, has_images in (("no images", False), ("images", True)):
+                daemon = bench.daemon(
+                    f"replay-{number}-{'images' if has_images else 'none'}", master, delivery, images=has_images
+                )
+                run = daemon.measure_replay(master.server.work_dir)
+                yield bench.counted(_of_run(section, what, rows, run, delivery), daemon, delivery)
+
+
 def latency(bench: Bench) -> Iterator[Result]:
     """From the master's commit to a read_committed consumer, at a steady rate: the row's timestamp against the clock here."""
     seconds = bench.latency_seconds
     rows = round(bench.rate * (seconds + 2 * _WARM_UP_SECONDS))
-    for number, delivery in enumerate(DELIVERIES):
+    ways: list[tuple[Delivery, bool]] = [(DELIVERIES[0], True), *((delivery, False) for delivery in DELIVERIES)]
+    for number, (delivery, has_images) in enumerate(ways):
         with bench.master(f"latency-{number}", rows) as master:
-            daemon = bench.daemon(f"latency-{delivery}", master, delivery)
+            daemon = bench.daemon(f"latency-{number}", master, delivery, images=has_images)
             daemon.catch_up()
             watch = CheckpointWatch(bench.kafka, daemon.prefix)
             process = daemon.start()
@@ -179,13 +194,15 @@ def latency(bench: Bench) -> Iterator[Result]:
                 raise RuntimeError(f"{counted.rows:,} of {load.rows:,} rows are in Kafka")
             yield Result(
                 section="latency",
-                what=f"{delivery} at {bench.rate:,} rows/s",
+                what=f"{delivery}{' with images' if has_images else ''} at {bench.rate:,} rows/s",
                 rows=len(found.milliseconds),
                 seconds=seconds,
                 cpu_seconds=cpu_seconds,
                 peak_rss_bytes=usage.peak_rss_bytes,
+                peak_anonymous_bytes=usage.peak_anonymous_bytes,
                 p50_ms=found.quantile(0.5),
                 p99_ms=found.quantile(0.99),
+                p999_ms=found.quantile(0.999),
                 max_ms=found.quantile(1.0),
                 counted=counted.rows,
                 repeated=counted.repeated,
@@ -228,6 +245,7 @@ def backlog(bench: Bench) -> Iterator[Result]:
             seconds=last_commit - resumed,
             cpu_seconds=cpu_seconds,
             peak_rss_bytes=usage.peak_rss_bytes,
+            peak_anonymous_bytes=usage.peak_anonymous_bytes,
             note=f"{waiting / 1e6:.0f} MB while Kafka stood still",
         )
         yield bench.counted(result, daemon, "exactly_once", written=rows + warm_up_rows)
@@ -325,6 +343,7 @@ def _of_run(section: str, what: str, rows: int, run: Run, note: str = "") -> Res
         whole_seconds=run.whole_seconds,
         cpu_seconds=run.cpu_seconds,
         peak_rss_bytes=run.peak_rss_bytes,
+        peak_anonymous_bytes=run.peak_anonymous_bytes,
         note=note,
     )
 
@@ -334,6 +353,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "tail-1": tail_1,
     "snapshot": snapshot,
     "images": images,
+    "replay": replay,
     "latency": latency,
     "spark": spark,
     "backlog": backlog,
