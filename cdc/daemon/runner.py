@@ -245,10 +245,19 @@ class PipelineRunner:
                 writer.mark_committed(position)
         if writer is not None:
             with self._publisher.row_work_lock:
-                stored = writer.flush(is_forced=is_forced, is_at_once=self._flushes_at_once)
+                stored = writer.flush(is_forced=is_forced, is_at_once=self._flushes_at_once or self._is_comparing)
             if stored is not None:
                 ledger.settle(stored)
                 self._show_store(writer)
+
+    @property
+    def _is_comparing(self) -> bool:
+        """Whether a snapshot is being compared with the store's rows.
+
+        Killed while the store lacks what Kafka has of it, the next one can't be, and all rows come again: so little may be out
+        that isn't stored.
+        """
+        return self.pipeline.images is not None and self.pipeline.images.is_comparing
 
     def wait_until_settled(self) -> bool:
         """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile.

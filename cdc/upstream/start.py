@@ -193,6 +193,10 @@ def _compare(known: Known) -> tuple[_Store, str | None]:
         # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.
         if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
             return _Store.LEVEL, None
+        # Or at the store, if the snapshot that was interrupted had said nothing yet but that it began.
+        says_the_same = (store.seq, store.schema_version, store.rekeyed) == (kafka.seq, kafka.schema_version, kafka.rekeyed)
+        if says_the_same and not kafka.snapshot.is_complete and kafka.vclock.covers(store.vclock):
+            return _Store.LEVEL, None
         return _Store.USELESS, "the state store lacks the end of the last snapshot"
     if store.vclock == kafka.vclock:
         return _Store.LEVEL, None

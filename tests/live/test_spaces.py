@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from cdc.local.interface import KafkaServer, TarantoolServer
 from tests.conftest import TarantoolFactory
 from tests.live.conftest import SceneFactory
@@ -42,7 +44,10 @@ def test_swapped_with_a_shadow(scene_factory: SceneFactory, kafka: KafkaServer, 
     scene.catch_up()
     assert scene.daemon.terminate() == 0
     stream = scene.check()
-    assert [event.op for event in stream.events if event.source["table"] == "bystander"] == [*"r" * 10, "d", "d"]
+    ops = "".join(event.op for event in stream.events if event.source["table"] == "bystander")
+    # Killed while the store lacked what Kafka had of that snapshot, the daemon doesn't know what consumers have: all rows again.
+    is_lost = "filling the state store anew" in scene.daemon.run.log_text()
+    assert re.fullmatch("r{10}dd?r{8}" if is_lost else "r{10}dd", ops)
     assert "'goods_new' (" in said
     assert "which isn't published, was renamed to 'goods', which is" in said
     assert verified(scene.daemon)[:2] == (0, [])

@@ -368,6 +368,24 @@ def test_a_snapshot_that_heals_a_gap_and_is_interrupted_comes_out_under_any_mode
     assert [found["id"] for found in life.consumer.contents(life.master.id_of("things"))] == [2, 3, 4]
 
 
+@pytest.mark.parametrize("moment", range(1, 8))
+def test_a_snapshot_whose_beginning_the_store_lacks(moment: int) -> None:
+    """While only its STARTED is out, the store has what consumers have; later nobody knows what they have, and all rows come."""
+    life = silent(cut=in_pieces)
+    life.master.gc_vclock = life.master.vclock
+    assert isinstance(life.replica, MortalReplica)
+    life.replica.lives_until = life.replica.handed_over + moment
+    with pytest.raises(Killed):
+        life.connect()
+    life.replica.commit()
+    is_told = bool([event for event in life.news() if event.op])
+    life.replica.lives_until = None
+    life.replica.crash()
+    events = sorted((event.op, event.key["id"]) for event in life.connect())
+    assert events == ([("r", 2), ("r", 3), ("r", 4), ("r", 9)] if is_told else [("d", 1), ("r", 4)])
+    assert moment > 1 or not is_told
+
+
 def test_what_was_missed_comes_out_with_spaces_that_are_newly_published() -> None:
     life = silent(include=["things"])
     life.replica.include(".*")

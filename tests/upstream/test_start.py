@@ -151,6 +151,19 @@ TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
     "both in the same snapshot": (both(5, 10, complete=False), both(5, 10, complete=False), "go on"),
     "the store is behind in the same snapshot": (both(7, 10, complete=False), both(5, 10, complete=False), "empty it"),
     "the store is before the running snapshot": (both(7, 10, 2, complete=False), both(5, 9, 1), "empty it"),
+    "the running snapshot has only begun": (both(5, 12, 2, complete=False), both(5, 10, 1), "go on"),
+    "it has begun again": (both(5, 12, 3, complete=False), both(5, 10, 2, complete=False), "go on"),
+    "it has begun, with another schema": (
+        replace(both(5, 12, 2, complete=False), schema_version=8),
+        both(5, 10, 1),
+        "empty it",
+    ),
+    "it has begun, where rows had another key": (
+        both(5, 12, 2, complete=False),
+        replace(both(5, 10, 1), rekeyed=(Rekeyed(512),)),
+        "empty it",
+    ),
+    "it has begun, and the store is ahead": (both(5, 12, 2, complete=False), both(5, 13, 1), "empty it"),
     "the store lacks the end of the snapshot": (both(7, 10), both(5, 10, complete=False), "empty it, snapshot"),
     "the store lacks the snapshot": (both(7, 10, 2), both(5, 9, 1), "empty it, snapshot"),
 }
