@@ -75,11 +75,14 @@ class CheckpointLostError(ConfigurationError):
     """There are events, and no checkpoint that tells how far they go."""
 
 
-def read(config: Config) -> Checkpoint:
-    """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError."""
+def read(config: Config, tell: Callable[[str], None] = lambda _: None) -> Checkpoint:
+    """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError.
+
+    What keeps it waiting for Kafka it tells before it gives up.
+    """
     kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.topic_prefix)
     clients = KafkaClients(config.name, kafka)
-    count = list_topics(clients.admin(), kafka.bootstrap_servers).get(topic)
+    count = list_topics(clients.admin(), kafka.bootstrap_servers, tell).get(topic)
     if count is None:
         return Checkpoint()
     if count > 1:

@@ -229,7 +229,9 @@ class Daemon:
     def _be_admitted(self) -> None:
         """Make sure, before the name is taken, that nobody is harmed by that and that nothing is published again by a slip."""
         config, orders = self._config, self._orders
-        stored = admission.read(config)
+        # From the second round on the reason is known.
+        tell = self._log.debug if self.status.error else self._log.info
+        stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not orders.take_prefix:
             ownership.check(stored, config.kafka.topic_prefix, config.name)
         if not orders.rebuild_state:

@@ -44,8 +44,11 @@ _CHECKPOINT_CONFIG: Final = {
 }
 
 
-def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
-    """Topics and their numbers of partitions. Raises LoginError, and ConnectionLostError before librdkafka says it in its way."""
+def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, int]:
+    """Topics and their numbers of partitions. Raises LoginError, and ConnectionLostError before librdkafka says it in its way.
+
+    What keeps it waiting it tells once, long before it gives up.
+    """
     deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
     timeout = _LOGIN_SECONDS
     while True:
@@ -56,6 +59,8 @@ def list_topics(admin: Admin, bootstrap_servers: str) -> dict[str, int]:
             # One may be a broker's that was just ending.
             if len(admin.refusals) > 1:
                 raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
+            if timeout == _LOGIN_SECONDS:
+                tell("; ".join(admin.troubles.values()) or f"there is no answer from {bootstrap_servers}")
             timeout = deadline - time.monotonic()
             if timeout <= 0:
                 found_wrong = "; ".join(admin.troubles.values()) or error.args[0].str()

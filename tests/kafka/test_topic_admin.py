@@ -320,8 +320,10 @@ def test_why_kafka_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
             (tarantool, f"what answers at {tarantool} doesn't speak Kafka's protocol"),
         ):
             clients = KafkaClients("x", KafkaSection(bootstrap_servers=servers, topic_prefix="shop"))
+            told: list[str] = []
             with pytest.raises(ConnectionLostError) as caught:
-                list_topics(clients.admin(), servers)
+                list_topics(clients.admin(), servers, told.append)
+            assert [words in reason for reason in told] == [True]
             text = str(caught.value)
             assert text.startswith(f"Kafka can't be reached at {servers}: {words}"), text
             assert "in state" not in text

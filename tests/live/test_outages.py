@@ -123,6 +123,7 @@ def test_kafka_is_away_at_the_start(frail_scene: Scene) -> None:
     try:
         scene.daemon.start()
         scene.daemon.wait_until("it waits for Kafka", lambda status: status["state"] == "waiting for kafka" and status["error"])
+        assert "kafka doesn't answer yet" in scene.daemon.run.log_text(), "it is told before the daemon gives the first try up"
     finally:
         scene.kafka.start()
     scene.daemon.wait_until_streaming()
