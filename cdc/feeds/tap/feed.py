@@ -101,11 +101,11 @@ class Feed:
         self._looking_at_store: asyncio.Task[None] | None = None
         self._keeps_all = config.snapshot.mode != "never"
 
-    async def start(self, stopping: asyncio.Event) -> bool:
-        """Begin to read; whether there was still something to begin."""
+    async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:
+        """Begin to read; whether there was still something to begin. `known_version` is the highest that a session began with."""
         loop = asyncio.get_running_loop()
         if self.own_store is not None:
-            await self._start_keeping(self.own_store, loop)
+            await self._start_keeping(self.own_store, known_version, loop)
         after = await self._first_seq(stopping)
         if after is None:
             return False
@@ -121,8 +121,8 @@ class Feed:
         self._reader.start()
         return True
 
-    async def _start_keeping(self, store: TopicStore, loop: asyncio.AbstractEventLoop) -> None:
-        await asyncio.to_thread(store.open)
+    async def _start_keeping(self, store: TopicStore, known_version: int, loop: asyncio.AbstractEventLoop) -> None:
+        await asyncio.to_thread(store.open, known_version)
         self.renamed_version = store.position.epoch
         self.keeper = Keeper(
             self._topics,

@@ -103,7 +103,8 @@ class TapServer:
         try:
             self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
             self._begin_from(sessions.control or ControlPlace())
-            if not await self.feed.start(self._stopping):
+            known_version = max((session.begun_version for session in self._sessions.values()), default=0)
+            if not await self.feed.start(self._stopping, known_version):
                 return
             server = await self._listen()
             if self._sink_address is not None:

@@ -15,7 +15,6 @@ import contextlib
 import hashlib
 import os
 import struct
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,7 +58,7 @@ class StorePosition(msgspec.Struct):
     """Where a store is."""
 
     epoch: int
-    """Grows whenever keys went that nobody can name."""
+    """Grows whenever keys went that nobody can name, also over stores: no client was filled from one with a higher epoch."""
     seq: int = 0
     """All changes up to here are in it, and no later one, unless it is loading."""
     is_loading: bool = True
@@ -104,9 +103,14 @@ class TopicStore(RowStore):
 
     # Opening.
 
-    def open(self) -> None:
-        """Open or make it. Raises ConfigurationError if another process has it, or the disk doesn't take it."""
+    def open(self, known_epoch: int = 0) -> None:
+        """Open or make it. Raises ConfigurationError if another process has it, or the disk doesn't take it.
+
+        `known_epoch` is the highest that a client may have been filled at: where the store is made anew, its epoch is higher,
+        though the file doesn't tell any more what it was.
+        """
         if self._environment is None:
+            self.position = StorePosition(known_epoch)
             self._descriptor, _ = open_locked("tap.store_path", self.path, self._open_or_make)
 
     def _open_or_make(self) -> None:
@@ -129,6 +133,7 @@ class TopicStore(RowStore):
             if written != _FORMAT or kept != self._kept or position is None:
                 if written is not None:
                     self._say_anew("it was written by another version, or for other spaces")
+                    self.position.epoch = max(self.position.epoch, _epoch_of(position))
                 self.clear()
             else:
                 self.position = msgspec.msgpack.decode(position, type=StorePosition)
@@ -151,7 +156,7 @@ class TopicStore(RowStore):
     def clear(self) -> None:
         """Forget everything."""
         about, rows, gone = self._databases
-        position = StorePosition(max(self.position.epoch + 1, int(time.time() * 1000)))
+        position = StorePosition(self.position.epoch + 1)
         with self._telling(), self._opened_environment.begin(write=True) as txn:
             for database in (rows, gone):
                 txn.drop(database, delete=False)
@@ -303,6 +308,14 @@ class TopicStore(RowStore):
             self._environment.close()
             self._environment = None
             os.close(self._descriptor)
+
+
+def _epoch_of(position: bytes | None) -> int:
+    """Of a store that another version may have written; 0 if it doesn't tell."""
+    try:
+        return msgspec.msgpack.decode(position or b"", type=StorePosition).epoch
+    except msgspec.MsgspecError:
+        return 0
 
 
 def _opened(path: Path) -> lmdb.Environment:

@@ -43,7 +43,7 @@ class MadeUpFeed(Feed):
     former: list[tuple[bytes, int]] | None = None
     """What a space had that was emptied."""
 
-    async def start(self, stopping: asyncio.Event) -> bool:  # noqa: ARG002 - there is nothing to wait for
+    async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:  # noqa: ARG002 - there is nothing to wait for
         """The first change will be 1."""
         self._ring = Ring(0, self._config.buffer_bytes_max)
         return True

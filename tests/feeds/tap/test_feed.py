@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -105,6 +106,23 @@ def test_a_space_that_is_emptied_takes_no_other_with_it(tmp_path: Path, monkeypa
         broker.change(4, 1, "new")
         broker.empty(5)
         wait_for("the deletions", lambda: client.contents.keys() == {"others:1"})
+
+
+def test_a_store_that_was_removed_is_a_new_one_to_those_who_come_back(tmp_path: Path) -> None:
+    """Keys that go while there is no store are deleted by nobody; which store a client was filled from, its session knows."""
+    broker = _shop()
+    with Served(tmp_path, broker=broker) as served, served.connect() as first:
+        first.connect("a").start()
+        first.wait_filled()
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+    shutil.rmtree(tmp_path / "rows")
+    for count in (1, 0):
+        with Served(tmp_path, broker=broker) as served, served.connect() as client:
+            client.connect("a").start(first)
+            wait_for("the rows", lambda: client.backfills_ended == count)  # noqa: B023 - at once
+            broker.change(5 - count, 1, f"new {count}")
+            wait_for("the change", lambda: f"new {count}".encode() in client.contents.get("users:1", b""))  # noqa: B023 - at once
+            assert client.flush_count == count
 
 
 def test_keys_of_an_emptied_space_are_found_once_kafka_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ from cdc.feeds.tap.wire import Packets
 ALL = Selection(None, None, frozenset(), is_keys_only=False)
 
 
-def opened(path: Path, spaces: list[str] | None = None) -> TopicStore:
+def opened(path: Path, spaces: list[str] | None = None, known_epoch: int = 0) -> TopicStore:
     store = TopicStore(path, "shop", spaces or [".*"], lambda space: KeyTemplate("{space}:{key}", space), 1024, 5.0)
-    store.open()
+    store.open(known_epoch)
     return store
 
 
@@ -82,15 +82,22 @@ def test_other_spaces_and_damage_make_it_anew(tmp_path: Path) -> None:
     epoch = store.position.epoch
     store.close()
     store = opened(tmp_path, ["users"])
-    assert store.position.epoch > epoch
+    assert store.position.epoch > epoch, "those who come back are filled again"
+    epoch = store.position.epoch
     with pytest.raises(BusyError):
         store.seq()
     wrote(store, 3, row(3, "a"))
     store.close()
     data = tmp_path / "data.mdb"
     data.write_bytes(b"\xff" * data.stat().st_size)
-    store = opened(tmp_path, ["users"])
+    # What it was nobody can read any more: sessions tell it.
+    store = opened(tmp_path, ["users"], known_epoch=epoch)
     assert store.position.seq == 0
+    assert store.position.epoch > epoch
+    epoch = store.position.epoch
+    store.close()
+    store = opened(tmp_path, ["users"], known_epoch=epoch)
+    assert store.position.epoch == epoch, "the same store"
     store.close()
 
 
