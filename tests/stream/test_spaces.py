@@ -355,7 +355,7 @@ MOMENTS = (1, 5, 19, 20, 21, 22)
 
 
 def killed_while_it_heals(moment: int) -> Life:
-    """That daemon, killed at some moment of the snapshot that a gap makes necessary; all of it that was handed over is committed."""
+    """That daemon, killed at some moment of the snapshot that a gap makes necessary; what was handed over is committed."""
     life = silent(cut=in_pieces)
     life.master.gc_vclock = life.master.vclock
     assert isinstance(life.replica, MortalReplica)
