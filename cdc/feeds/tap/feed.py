@@ -446,8 +446,8 @@ class Feed:
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
         """What a TRUNCATE has removed; None if nobody knows."""
-        if not self._keeps_all or any(one.name == change.space for one in self._renamings):
-            return None  # its rows may never have been in the topic of that name
+        if not self._keeps_all:
+            return None  # its rows may never have been on the topics
         task = self._former_keys.get(change.seq)
         if task is None:
             task = self._former_keys[change.seq] = asyncio.create_task(self._look_for_keys(change))

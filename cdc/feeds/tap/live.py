@@ -7,7 +7,7 @@ or for one client alone, finds its place in a few looks and needs nothing that w
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Final, NamedTuple, Protocol
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -80,9 +80,12 @@ class Topics:
     def former_keys(self, changes: Changes, space: str, seq: int, bytes_max: int) -> list[tuple[bytes, int]] | None:
         """Keys, with their vbuckets, that a space had before the change `seq` emptied it: what its topic has of it until then.
 
-        None if the topic doesn't go back to its beginning, isn't the one that was emptied, or they are too many.
+        None if the topic doesn't go back to its beginning, isn't the one that was emptied, or they are too many; also if a space
+        has been given this name, whose rows may never have been in the topic.
         """
         admin = self.clients.admin()
+        if any(one.name == space for one in self._renamings(admin)):
+            return None
         topic = topics.TopicNames(self.prefix).of_space(1, space)
         counts = {topic: self.counts(admin).get(topic, 0)}
         begins = self.begins(admin, counts)
@@ -96,8 +99,8 @@ class Topics:
         consumer = self.clients.consumer("read_committed")
         try:
             consumer.assign([TopicPartition(*place, 0) for place in begins])
-            while missing and size <= bytes_max:
-                for message in consumer.consume(MESSAGES, POLL_SECONDS):
+            for messages in _pieces(consumer):
+                for message in messages:
                     place = _place(message)
                     error = message.error()
                     if place not in missing or (error is not None and not _is_end(message, error, ends[place])):
@@ -124,9 +127,30 @@ class Topics:
                             size -= (len(change.key) + _KEY_BYTES) if here.pop(change.key, None) is not None else 0
                         else:
                             here.clear()
+                if not missing or size > bytes_max:
+                    break
         finally:
             consumer.close()
         return None if missing or not is_found else [pair for here in keys.values() for pair in here.items()]
+
+    def _renamings(self, admin: Admin) -> list[Renaming]:
+        """All until now. A record is written before the events that have its form: none of those that were read is missed."""
+        place = self.schemas, 0
+        if place not in self.listed(admin).controls:
+            return []
+        found = []
+        consumer = self.clients.consumer("read_committed")
+        try:
+            consumer.assign([TopicPartition(*place, begins_of(admin, [place])[place])])
+            end = written_ends(admin, {place[0]: 1})[place]
+            for messages in _pieces(consumer):
+                errors = [(message, error) for message in messages if (error := message.error()) is not None]
+                found += [news for message in messages if (news := renamed(message.value() or b"")) is not None]
+                if any(_is_end(message, error, end) for message, error in errors):
+                    break
+        finally:
+            consumer.close()
+        return found
 
     def since(self, timestamp_ms: int) -> int | None:
         """The number behind which all changes are newer than a time; None if the topics don't go back so far."""
@@ -189,6 +213,18 @@ def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -
     except KafkaException as error:
         raise reading_error(error.args[0], "partitions can't be read") from error
     return found
+
+
+def _pieces(consumer: Consumer) -> Iterator[list[Message]]:
+    """What comes, some at a time. Raises ConnectionLostError if nothing does: who waits may have been stopped meanwhile."""
+    heard_at = time.monotonic()
+    while True:
+        messages = consumer.consume(MESSAGES, POLL_SECONDS)
+        if any((error := message.error()) is None or error.code() == KafkaError._PARTITION_EOF for message in messages):
+            heard_at = time.monotonic()
+        elif time.monotonic() - heard_at > _TIMEOUT_SECONDS:
+            raise ConnectionLostError(f"the topics can't be read: no answer for {_TIMEOUT_SECONDS:g} s")
+        yield messages
 
 
 def _is_end(message: Message, error: KafkaError, end: int) -> bool:

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from cdc.errors import ConnectionLostError
+from cdc.feeds.tap import live
 from cdc.feeds.tap.changes import Changes
-from tests.feeds.tap.broker import PREFIX, Broker
+from tests.feeds.tap.broker import PREFIX, Broker, Reader
 
 _USERS = f"{PREFIX}.users"
 _BYTES = 1 << 20
@@ -43,6 +44,14 @@ def test_a_partition_that_came_later_and_has_nothing_is_not_waited_for(broker: B
     assert _former_keys(broker) == [b"users:1", b"users:2"]
 
 
+def test_a_space_that_was_given_the_name_has_brought_its_rows(broker: Broker) -> None:
+    """What is told of it is read where it is written: the live reader may come to it after the change."""
+    broker.form(0, 1, "users")
+    assert _former_keys(broker) == [b"users:1", b"users:2"]
+    broker.form(4, 2, "users", former="people")
+    assert _former_keys(broker) is None
+
+
 def test_what_another_program_wrote_hinders_nobody(broker: Broker) -> None:
     broker.logs[_USERS, 0].messages.insert(1, (b"?", b"no event"))
     assert _former_keys(broker) == [b"users:1", b"users:2"]
@@ -73,6 +82,14 @@ def test_changes_that_come_while_a_date_is_looked_for_are_newer(broker: Broker, 
 
     monkeypatch.setattr(broker, "list_offsets", grown)
     assert topics.since(0) == 6
+
+
+def test_silence_is_said_while_keys_are_looked_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look that waited for ever would keep the server from its end."""
+    monkeypatch.setattr(live, "_TIMEOUT_SECONDS", 0.0)
+    monkeypatch.setattr(Reader, "consume", lambda *_: [])
+    with pytest.raises(ConnectionLostError):
+        _former_keys(broker)
 
 
 def test_no_answer_is_said(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
