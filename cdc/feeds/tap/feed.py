@@ -183,8 +183,7 @@ class Feed:
                 return await asyncio.to_thread(self._topics.newest_seq)
             except CdcError as error:
                 self._log.warning("Kafka can't be asked for the topics' ends, trying again", why=str(error))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(stopping.wait(), _START_RETRY_SECONDS)
+            await _some_time(stopping, _START_RETRY_SECONDS)
         return None
 
     # What the reader's thread hands over.
@@ -415,8 +414,7 @@ class Feed:
             newest = await self._looked(self._topics.newest_seq)
             if after > newest:
                 raise ExpiredError(f"the client has come to {after}, and the topics end at {newest}")
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(grown.wait(), 1.0)
+        await _some_time(grown, 1.0)
 
     def check_turn(self, session: Session) -> None:
         """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""
@@ -483,8 +481,14 @@ class Feed:
         """Until everything has been read that there is, and is in the ring."""
         assert self._reader is not None
         while not self._reader.is_at_end or self._ring.last < self._reader.seq:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._grown.wait(), 0.1)
+            await _some_time(self._grown, 0.1)
+
+
+async def _some_time(event: asyncio.Event, seconds: float) -> None:
+    """Until something has happened, or for so long. asyncio.wait_for would lose a cancellation that comes with the event."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await event.wait()
 
 
 class _Controls:

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -299,6 +300,26 @@ def test_who_takes_little_keeps_nobody_from_reading_the_topics(tmp_path: Path, m
         await feed.stop()
 
     asyncio.run(follow())
+
+
+@pytest.mark.parametrize("moment", range(5))
+def test_who_goes_when_something_comes_is_gone(tmp_path: Path, moment: int) -> None:
+    """Otherwise its connection would be waited for, and its name be taken, for ever."""
+
+    async def wait() -> None:
+        feed = _feed(Broker(), tmp_path)
+        feed._reader = SimpleNamespace(is_at_end=False)  # type: ignore[assignment]  # nothing else is asked of it
+        waiting = asyncio.ensure_future(feed.wait_read(1))
+        for _ in range(5):
+            await asyncio.sleep(0)
+        feed._tell_all()
+        for _ in range(moment):
+            await asyncio.sleep(0)
+        waiting.cancel()
+        await asyncio.wait({waiting}, timeout=5)
+        assert waiting.cancelled()
+
+    asyncio.run(wait())
 
 
 def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
