@@ -313,11 +313,14 @@ class AtLeastOnce(_Producing):
         self._checkpoint_topic = topic
         # The first failed delivery since the start, or since an abort; nothing after it may be settled.
         self.failure: KafkaError | None = None
+        # The topic of that message.
+        self._failed_topic: str | None = None
 
-    def on_failed_delivery(self, error: KafkaError | None, _message: Message) -> None:
+    def on_failed_delivery(self, error: KafkaError | None, message: Message) -> None:
         """librdkafka's report; with delivery.report.only.error it comes for failures alone."""
         if error is not None and self.failure is None:
             self.failure = error
+            self._failed_topic = message.topic()
 
     def start(self) -> None:
         self._transactions.start()
@@ -375,7 +378,7 @@ class AtLeastOnce(_Producing):
 
     def _check(self) -> None:
         if self.failure is not None:
-            raise writing_error(self.failure, "an event can't be delivered")
+            raise writing_error(self.failure, f"an event can't be delivered to {self._failed_topic}")
 
 
 def make_delivery(

@@ -231,6 +231,20 @@ def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, file
             assert "box.snapshot()" in raised.value.hint
 
 
+def test_what_a_snapshot_must_have_counts_only_where_it_was_asked_for(taken: Taken, files: Path) -> None:
+    """A later one is taken for another reason, and has to lead on from the checkpoint alone."""
+    parsed = configured(files, spaces={"exclude": ["vinyl"]})
+    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+    error = SnapshotNeededError("renamed")
+    error.place = 1, 336
+    source.failed(error)
+    checkpoint = Checkpoint()
+    known = known_before(parsed, checkpoint, None)
+    with source.opened(Beginning(known, checkpoint, cast(Publisher, taken), None, Goal(until_caught_up=True))) as stream:
+        assert stream.run()
+    assert taken.events()["rows", "r"] == 2
+
+
 def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None:
     path = files / "00000000000000000344.xlog"
     data = bytearray(path.read_bytes())
@@ -241,3 +255,21 @@ def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None
         one.run()
     one.collect_submitted()
     assert taken.batches[-1].position.vclock == VClock({1: 336})
+
+
+def test_it_waits_longer_and_longer_until_a_stream_has_begun(taken: Taken, files: Path) -> None:
+    parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), Checkpoint()
+    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+
+    def open_and_read(*, has_end: bool) -> None:
+        known = known_before(parsed, checkpoint, None)
+        with source.opened(Beginning(known, checkpoint, cast(Publisher, taken), None, Goal(until_caught_up=True))) as stream:
+            if has_end:
+                assert stream.run()
+
+    first, second = source.next_delay(), source.next_delay()
+    assert first < second
+    open_and_read(has_end=False)  # a stream that has read nothing shows nothing
+    assert source.next_delay() > second
+    open_and_read(has_end=True)
+    assert source.next_delay() == first

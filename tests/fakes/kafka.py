@@ -199,14 +199,19 @@ class FakeProducer:
                 if error is None:
                     self._cluster.records.append(record)
                 else:
-                    self._on_failure(error, None)
+                    self._report(record, error)
 
     def purge(self, **_: bool) -> None:
         """Throw away what waits, which is reported."""
         queue, self._queue = self._queue, []
         if self._on_failure is not None:
-            for _record in queue:
-                self._on_failure(KafkaError(KafkaError._PURGE_QUEUE), None)
+            for record in queue:
+                self._report(record, KafkaError(KafkaError._PURGE_QUEUE))
+
+    def _report(self, record: Record, error: KafkaError) -> None:
+        assert self._on_failure is not None
+        topic, partition, key, value = record
+        self._on_failure(error, _message(TopicPartition(topic, partition or 0), key, value))
 
     def list_topics(self, topic: str | None = None, *_: object) -> object:
         """As for everybody."""

@@ -218,6 +218,24 @@ def test_each_producer_has_its_own() -> None:
     assert by_batch(Producer(settings())) is None
 
 
+@pytest.mark.parametrize("is_told", [True, False])
+def test_one_that_was_made_before_is_not_taken_for_its_own(monkeypatch: pytest.MonkeyPatch, *, is_told: bool) -> None:
+    """Somebody else may have made a producer with this plug-in, and librdkafka may not tell of the next one."""
+    module = importlib.import_module("cdc._native")
+    earlier = Producer(settings(**{"plugin.library.paths": module.__file__}))
+    settled: dict[str, Any] = settings()
+    if not is_told:
+        monkeypatch.setattr(native, "plug_in", lambda _: SimpleNamespace(ProducerHandle=module.ProducerHandle, __file__=""))
+    producer = BatchProducer(settled)
+    taken = by_batch(producer)
+    assert (taken is not None) == is_told
+    if taken is not None:
+        taken.produce(messages("a", 2), 0, 0)
+        assert producer.flush(20) == 0
+        assert contents(producer, ["a"], 2) == one_by_one(messages("a", 2), ["a"])
+    assert not len(earlier)
+
+
 def test_plug_ins_that_are_configured_are_kept(tmp_path: Path) -> None:
     other = tmp_path / "other.so"
     shutil.copy(importlib.import_module("cdc._native").__file__ or "", other)

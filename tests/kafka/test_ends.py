@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from confluent_kafka import KafkaError
 
-from cdc.errors import ConnectionLostError
+from cdc.errors import CdcError, ConnectionLostError
 from cdc.kafka import ends
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.ends import Ends
+from cdc.kafka.errors import ForbiddenError
 from tests.fakes.kafka import Cluster, FakeClients, FakeConsumer
 
 TOPIC = "shop.things"
@@ -67,6 +70,26 @@ def test_what_is_written_and_what_is_committed(asked: Ends) -> None:
 
 def test_a_topic_that_is_not_there(asked: Ends) -> None:
     assert asked.written(["shop.gone", TOPIC]) == ({(TOPIC, 0): 2, (TOPIC, 1): 2}, ["shop.gone"])
+
+
+def test_a_topic_that_was_not_there_is_asked_for_again_at_once(asked: Ends, clients: CountingClients, cluster: Cluster) -> None:
+    asked.written(["shop.new", TOPIC])
+    cluster.partitions["shop.new"] = 1
+    assert asked.written(["shop.new", TOPIC]) == ({("shop.new", 0): 0, (TOPIC, 0): 2, (TOPIC, 1): 2}, [])
+    assert clients.listed == ["shop.new", TOPIC, "shop.new"], "and only what wasn't there"
+
+
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(KafkaError.TOPIC_AUTHORIZATION_FAILED, ForbiddenError), (KafkaError.LEADER_NOT_AVAILABLE, ConnectionLostError)],
+)
+def test_a_topic_that_is_refused_is_not_one_that_is_not_there(
+    asked: Ends, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int, error: type[CdcError]
+) -> None:
+    refused = SimpleNamespace(partitions={}, error=KafkaError(code))
+    monkeypatch.setattr(cluster, "topics", lambda *_: SimpleNamespace(topics={"shop.other": refused}))
+    with pytest.raises(error, match=r"can't be asked for \(shop\.other\): "):
+        asked.written(["shop.other"])
 
 
 def test_connections_are_kept_until_there_is_trouble(asked: Ends, clients: CountingClients) -> None:
