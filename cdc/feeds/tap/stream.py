@@ -250,9 +250,10 @@ class ClientStream:
         cursor = self._place.cursor
         async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
             async for batch in batches:
+                after = self._place.seq  # of what comes before it in the batch, the row is still to be sent
                 await self._send_batch(batch, until, cursor)
                 if changed is not None:
-                    changed.update(change.key for change in batch.changes if change.seq <= until)
+                    changed.update(change.key for change in batch.changes if after < change.seq <= until)
                     if sum(map(len, changed)) + _KEY_BYTES * len(changed) > _CHANGED_BYTES_MAX:
                         changed = None
                 if self._place.seq >= until:

@@ -18,13 +18,15 @@ from cdc.errors import ConnectionLostError
 from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
+from cdc.feeds.tap.merging import Batch
+from cdc.feeds.tap.rows import Rows
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
 from cdc.feeds.tap.stream import NEW, ClientStream, SlowError
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
 from cdc.kafka.hanging import Place as Partition
 from tests.feeds.tap.broker import PREFIX, Broker, Reader
-from tests.feeds.tap.served import Served
+from tests.feeds.tap.served import Served, change
 from tests.live.waiting import wait_for
 
 _SNAPSHOTS = f"{PREFIX}.snapshot"
@@ -320,6 +322,35 @@ def test_who_goes_when_something_comes_is_gone(tmp_path: Path, moment: int) -> N
         assert waiting.cancelled()
 
     asyncio.run(wait())
+
+
+def test_a_row_is_left_out_only_if_its_change_was_told(tmp_path: Path) -> None:
+    """The first view is in the middle of a batch: what changed before it in there comes as a row."""
+    told: list[bytes] = []
+    changes = [change(1, "9", b"x"), change(2, "1", b"y")]
+    rows = [
+        Rows(1, 0, [change(0, "5", b"z").frame], [b"users:5"], Cursor(512, b"5")),
+        Rows(2, 0, [changes[0].frame], [b"users:9"], None),
+    ]
+
+    async def drain() -> None:
+        """It is taken at once."""
+
+    async def follow() -> None:
+        feed = _feed(Broker(), tmp_path)
+        feed.ring.append(Batch(1, 2, changes, 100))
+
+        async def read(*_: object) -> Rows:
+            return rows.pop(0)
+
+        feed.read = read  # type: ignore[method-assign, assignment]  # there is no store
+        session = Session(Wish("", is_dump=True), Place(NEW, Cursor()), 0.0, 0.0)
+        await ClientStream(session, feed, _Kept(), told.extend, drain, None, 60.0).run()
+        await feed.stop()
+
+    asyncio.run(follow())
+    keys = [packet.key for packet in Packets().feed(b"".join(told)) if packet.key]
+    assert keys == [b"users:5", b"users:1", b"users:9"]
 
 
 def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
