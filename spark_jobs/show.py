@@ -14,7 +14,8 @@ from pyspark.errors import PySparkException
 from spark_jobs import tables
 from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, sentence
-from spark_jobs.session import build_session
+from spark_jobs.options import add_spark_options
+from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -26,9 +27,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         choices=("watermark",),
         help="the rows after the last source transaction up to which everything has been read, of all tables the same",
     )
+    add_spark_options(parser, JARS_DIRECTORY_VARIABLE)
     options = parser.parse_args(arguments)
     try:
-        session = build_session("tarantool-cdc show")
+        session = build_session(
+            "tarantool-cdc show", master=options.master, jars_directory=options.jars_dir, settings=dict(options.spark_conf)
+        )
         paths = {path: tables.qualified(session, path).rstrip("/") for path in options.path}
         marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}
         for path, found in paths.items():
