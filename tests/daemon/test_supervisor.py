@@ -191,7 +191,7 @@ def test_what_kafka_throws_away_again_and_again_is_tried_more_and_more_rarely(
 def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Started from another directory: to build the store anew is no remedy then, so it is looked for the daemon before."""
     position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
-    monkeypatch.setattr(admission, "read", lambda _: Checkpoint(position=position, has_store=True, writer="another"))
+    monkeypatch.setattr(admission, "read", lambda *_: Checkpoint(position=position, has_store=True, writer="another"))
     values = {
         "name": "shop",
         "source": {"uris": ["m0:3301"]},
