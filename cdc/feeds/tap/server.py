@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import gc
 import itertools
+import socket
 import ssl
+import sys
 import threading
 import time
 from dataclasses import dataclass, field, replace
@@ -36,6 +38,8 @@ _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
 """Of one client's that may wait in this process; one message may be more."""
 _BACKLOG: Final = 1024
+_BYTES_ACKED: Final = slice(120, 128)
+"""Of Linux's tcp_info."""
 _ENDED_MAX: Final = 100
 """So many connections may have ended before what they leave, which is in cycles, is looked for."""
 
@@ -308,7 +312,10 @@ class TapServer:
         assert task is not None
         tap = self._config
         window = AckWindow(tap.unacked_bytes_max) if wish.has_acks else None
-        stream = ClientStream(session, self.feed, self, writer.writelines, writer.drain, window, tap.stall_timeout_ms / 1000)
+        stall_seconds = tap.stall_timeout_ms / 1000
+        stream = ClientStream(
+            session, self.feed, self, writer.writelines, writer.drain, window, stall_seconds, lambda: taken_bytes(writer)
+        )
         client = self.clients[session.name] = Client(session, stream, address, task)
         self._log.info("a client has connected", name=session.name, client=address, seq=session.place.seq)
         listening = asyncio.create_task(_listen_to(reader, packets, stream))
@@ -387,6 +394,14 @@ class TapServer:
 
     def _is_away(self, session: Session) -> bool:
         return session.name not in self.clients and session is not self._sink_session
+
+
+def taken_bytes(writer: asyncio.StreamWriter) -> int:
+    """What the client's machine has acknowledged over this connection, in bytes; always 0 where the system doesn't tell."""
+    if not hasattr(socket, "TCP_INFO"):
+        return 0
+    info: bytes = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
+    return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
 
 
 async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: ClientStream) -> str:

@@ -113,8 +113,9 @@ class ClientStream:
         drain: Callable[[], Awaitable[None]],
         window: AckWindow | None,
         stall_seconds: float,
+        taken: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Without a `window` the client doesn't acknowledge."""
+        """Without a `window` the client doesn't acknowledge. `taken` says how many bytes its machine has taken, if it can."""
         self.session = session
         self.window = window
         self.sent_bytes = 0
@@ -127,6 +128,8 @@ class ClientStream:
         self._write = write
         self._drain = drain
         self._stall_seconds = stall_seconds
+        self._taken = taken
+        self._is_waiting = False
         self._answered = asyncio.Event()
         self._opaque = 0
         self._place = session.place
@@ -148,7 +151,9 @@ class ClientStream:
             self._answered.set()
 
     def noop(self) -> None:
-        """Say that the connection is alive."""
+        """Say that the connection is alive, to a client that isn't waited for: what it took would look like progress."""
+        if self._is_waiting:
+            return
         self._opaque += 1
         self._write([wire.noop(FILL_OPAQUE | self._opaque)])
         self.sent_at = time.monotonic()
@@ -376,7 +381,7 @@ class ClientStream:
         self.sent_bytes += size
         self.sent_messages += len(frames)
         self.sent_at = time.monotonic()
-        await self._in_time(self._drain(), "has taken nothing")
+        await self._in_time(self._drain, "has taken nothing")
         self._place = place
         self.seq = place.seq
         if window is None:
@@ -392,17 +397,26 @@ class ClientStream:
     async def _wait_for_room(self, window: AckWindow) -> None:
         while not window.has_room:
             self._answered.clear()
-            await self._in_time(self._answered.wait(), "has acknowledged nothing")
+            await self._in_time(self._answered.wait, "has acknowledged nothing")
 
     async def _settle(self) -> None:
         """Wait until the client has acknowledged everything."""
         while self.window is not None and self.window.unacked_messages:
             self._answered.clear()
-            await self._in_time(self._answered.wait(), "has acknowledged nothing")
+            await self._in_time(self._answered.wait, "has acknowledged nothing")
 
-    async def _in_time(self, waiting: Awaitable[object], what: str) -> None:
+    async def _in_time(self, wait: Callable[[], Awaitable[object]], what: str) -> None:
+        """Wait as long as the client's machine takes anything: its link may be slow, and a message large."""
+        self._is_waiting = True
         try:
-            async with asyncio.timeout(self._stall_seconds):
-                await waiting
-        except TimeoutError:
-            raise StalledError(f"the client {what} for {self._stall_seconds:g} s") from None
+            while True:
+                taken = self._taken()
+                try:
+                    async with asyncio.timeout(self._stall_seconds):
+                        await wait()
+                    return
+                except TimeoutError:
+                    if self._taken() == taken:
+                        raise StalledError(f"the client {what} for {self._stall_seconds:g} s") from None
+        finally:
+            self._is_waiting = False

@@ -21,7 +21,7 @@ from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.merging import Batch
 from cdc.feeds.tap.rows import Rows
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
-from cdc.feeds.tap.stream import NEW, ClientStream, SlowError
+from cdc.feeds.tap.stream import NEW, ClientStream, SlowError, StalledError
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
 from cdc.kafka.hanging import Place as Partition
@@ -351,6 +351,44 @@ def test_a_row_is_left_out_only_if_its_change_was_told(tmp_path: Path) -> None:
     asyncio.run(follow())
     keys = [packet.key for packet in Packets().feed(b"".join(told)) if packet.key]
     assert keys == [b"users:5", b"users:1", b"users:9"]
+
+
+@pytest.mark.parametrize("is_moving", [True, False])
+def test_a_slow_link_is_no_stalled_client(tmp_path: Path, is_moving: bool) -> None:
+    """What it takes of one message in the time of a stall is enough, however little."""
+    taken, told = 0, list[bytes]()
+
+    def count() -> int:
+        nonlocal taken
+        taken += is_moving
+        return taken
+
+    async def drain() -> None:
+        if taken < 10:
+            await asyncio.Event().wait()
+
+    async def follow() -> None:
+        feed = _feed(Broker(), tmp_path)
+        feed.ring.append(Batch(1, 1, [change(1, "1", b"x")], 100))
+        session = Session(Wish(""), Place(0, None), 0.0, 0.0)
+        stream = ClientStream(session, feed, _Kept(), told.extend, drain, None, 0.01, count)
+        running = asyncio.ensure_future(stream.run())
+        if is_moving:
+            async with asyncio.timeout(30):
+                while stream.seq < 1:
+                    await asyncio.sleep(0.001)
+            running.cancel()
+            await asyncio.wait({running})
+        else:
+            while not told:
+                await asyncio.sleep(0)
+            stream.noop()  # which may be taken, and be no progress
+            with pytest.raises(StalledError):
+                await running
+        assert len(told) == 1
+        await feed.stop()
+
+    asyncio.run(follow())
 
 
 def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:

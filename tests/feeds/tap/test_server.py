@@ -391,6 +391,14 @@ def test_a_silent_client_hears_that_the_server_is_there(tmp_path: Path) -> None:
         wait_for("a NOOP", lambda: [told for told in client.told if told.opcode == Opcode.NOOP])
 
 
+def test_what_a_client_takes_is_counted(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as client:
+        client.connect("a").start()
+        client.wait_filled()
+        stream = served.server.clients["a"].stream
+        wait_for("all that was sent", lambda: stream._taken() >= stream.sent_bytes > 0)
+
+
 def test_what_is_shown(tmp_path: Path) -> None:
     with Served(tmp_path, ROWS) as served, served.connect() as client:
         page = Page(("127.0.0.1", 0), served.server, "shop")
