@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import shutil
 import socket
 from pathlib import Path
 
@@ -11,6 +13,7 @@ import pytest
 from cdc.feeds.tap import wire
 from cdc.feeds.tap.sink import Found, Write, command, is_newer, key_token, writes_of
 from cdc.local.servers import LocalServers
+from tests.feeds.tap.broker import Broker
 from tests.feeds.tap.served import Served
 from tests.live.waiting import wait_for
 
@@ -121,3 +124,53 @@ def test_a_memcached_is_kept_filled(tmp_path: Path, servers: LocalServers) -> No
         memcached.kill()
         memcached.start()
         wait_for("all rows again", lambda: all(_get(port, key) == value for key, value in rows.items()))
+
+
+def test_a_memcached_is_equal_whoever_is_killed(tmp_path: Path, servers: LocalServers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is killed knows less of the memcached than that has; one of them, or both, may lack what came meanwhile."""
+    monkeypatch.setattr("cdc.feeds.tap.server._SAVE_SECONDS", 3600.0)
+    memcached, broker = servers.start_memcached(), Broker()
+    expected: dict[int, bytes] = {}
+    seqs = itertools.count(1)
+    broker.form(0, 1, "users")
+
+    def change(key: int, value: str | None) -> None:
+        broker.change(next(seqs), key, value)
+        expected.pop(key, None)
+        if value is not None:
+            expected[key] = b'{"id":%d,"value":"%b"}' % (key, value.encode())
+
+    def wait_equal() -> None:
+        wait_for(
+            "the rows that there are",
+            lambda: {key: value for key in range(5) if (value := _get(memcached.port, f"users:{key}"))} == expected,
+        )
+
+    change(1, "a")
+    change(2, "a")
+    with Served(tmp_path / "first", broker=broker, sink=memcached.port):
+        wait_equal()
+        # What a kill would leave now.
+        shutil.copytree(tmp_path / "first", tmp_path / "second")
+        change(1, "b")
+        change(2, None)
+        change(3, "b")
+        wait_equal()
+    change(3, None)
+    change(4, "c")
+    with Served(tmp_path / "second", broker=broker, sink=memcached.port):
+        wait_equal()
+        memcached.kill()
+        change(1, "d")
+        change(4, None)
+        memcached.start()
+        wait_equal()
+        shutil.copytree(tmp_path / "second", tmp_path / "third")
+        change(2, "d")
+        wait_equal()
+    memcached.kill()
+    change(1, None)
+    change(3, "e")
+    memcached.start()
+    with Served(tmp_path / "third", broker=broker, sink=memcached.port):
+        wait_equal()
