@@ -91,7 +91,7 @@ CLOCKS: Final = re.compile(r"(datetime|date)\.(now|today|utcnow)\(|(open|print|i
 
 Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 
-ARROWS_MAX: Final = 88
+ARROWS_MAX: Final = 87
 """A ratchet: which rooms know which. Lower it when there are fewer."""
 
 LINES_MAX: Final = 550
@@ -223,6 +223,11 @@ def test_local_servers_use_only_the_errors() -> None:
 def test_only_the_command_line_demonstrates() -> None:
     users = {name for name, path in CDC.items() if any(used.startswith("cdc.local") for used in ours(path))}
     assert {name for name in users if not name.startswith("cdc.local")} <= {"cdc.commands.demo"}
+
+
+def test_only_the_command_line_knows_other_ways_out() -> None:
+    users = {name for name, path in CDC.items() if any(used.startswith("cdc.feeds") for used in ours(path))}
+    assert {name for name in users if not name.startswith("cdc.feeds")} <= {"cdc.cli"}
 
 
 def test_spark_jobs_and_the_daemon_know_only_the_contract() -> None:

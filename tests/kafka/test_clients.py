@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +51,17 @@ def test_every_time_that_a_transaction_may_have_makes_a_producer(timeout_ms: int
 def test_the_larger_a_message_may_be_the_longer_may_its_answer_take() -> None:
     assert time_outs(1024)["socket.timeout.ms"] == ANSWER_TIMEOUT_MS <= time_outs(32 * 1024 * 1024)["socket.timeout.ms"] < 4_200
     assert time_outs(1_000_000_000)["socket.timeout.ms"] > 100_000
+
+
+def test_a_silent_broker_is_given_up_as_soon_as_the_documents_say() -> None:
+    """The table of docs/operations.md is what all clients have; `request.timeout.ms` is the producer's alone."""
+    text = (Path(__file__).parents[2] / "docs" / "operations.md").read_text("utf-8")
+    rows = re.findall(r"^  \| (`[^|]*`) \| [^|]* \| (\d+) s \| [^|]+\|$", text, re.MULTILINE)
+    documented = {name: int(seconds) * 1000 for names, seconds in rows for name in re.findall(r"`([a-z.]+)`", names)}
+    settings = clients(1024)._settings(lambda _: None)
+    assert documented == {**time_outs(1024), "request.timeout.ms": 4_000}
+    assert documented.items() <= settings.items()
+    assert time_outs(1024).items() <= clients(1024)._common().items()
 
 
 def test_properties_override_the_time_outs() -> None:
