@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
 
 from cdc import config
 from cdc.errors import ConfigurationError
-from cdc.feeds.tap.command import tap
+from cdc.feeds.tap.command import _allow_connections, tap
 
 
 @pytest.mark.parametrize("to", ["", "cache", ":11211", "cache:", "cache:0", "cache:65536", "cache:x"])
@@ -23,3 +24,30 @@ def test_where_no_memcached_can_be(tmp_path: Path, to: str) -> None:
         tap(config.parse(values, "the test"), to)
     assert f"--to {to} is no address" in str(raised.value)
     assert not (tmp_path / "tap").exists()
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "expected", "is_said"),
+    [
+        (1_024, 4_096, (1_500, 4_096), False),
+        (1_024, 1_200, (1_200, 1_200), True),
+        (2_000, 4_096, None, False),
+        (1_024, resource.RLIM_INFINITY, (1_500, resource.RLIM_INFINITY), False),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None, False),
+    ],
+)
+def test_as_many_files_as_connections(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    soft: int,
+    hard: int,
+    expected: tuple[int, int] | None,
+    is_said: bool,
+) -> None:
+    """Most systems let a process have 1,024 files unless it asks for more."""
+    set_: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, limits: set_.append(limits))
+    _allow_connections(1_000)
+    assert set_ == ([expected] if expected is not None else [])
+    assert ("raise its limit of open files" in capsys.readouterr().out) is is_said

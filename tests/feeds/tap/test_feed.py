@@ -19,7 +19,7 @@ from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.merging import Batch
-from cdc.feeds.tap.rows import Rows
+from cdc.feeds.tap.rows import FILL_OPAQUE, Rows
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
 from cdc.feeds.tap.stream import NEW, ClientStream, SlowError, StalledError
 from cdc.feeds.tap.window import AckWindow
@@ -472,18 +472,21 @@ class _Kept:
 
 
 class _Cache:
-    """A client that keeps what it is told, and holds it against the one promise: nothing older behind anything newer."""
+    """A client that keeps what it is told, and holds it against promises: nothing older behind anything newer; no row twice."""
 
     def __init__(self) -> None:
         self.contents: dict[str, tuple[int, bytes]] = {}
         self.newest: dict[str, int] = {}
         self.asked: list[int] = []
         self.told: list[str] = []
+        self.filled: set[str] = set()
+        """Keys that were told since the backfill began, as rows or as changes."""
 
     def reconnect(self) -> None:
         """What it hasn't acknowledged comes again, beginning with the oldest."""
         self.newest.clear()
         self.asked.clear()
+        self.filled.clear()
 
     def users(self) -> dict[str, int]:
         """Keys of the space that moves, with their numbers."""
@@ -501,10 +504,15 @@ class _Cache:
             self.asked.append(packet.opaque)
         if packet.opcode == Opcode.TAP_FLUSH:
             self.contents.clear()
+        elif packet.opcode == Opcode.TAP_OPAQUE:
+            self.filled.clear()
         elif packet.opcode in (Opcode.TAP_MUTATION, Opcode.TAP_DELETE):
             # Over a FLUSH, too: the cache's readers would see an older value than they have seen.
             assert packet.cas >= self.newest.get(key, 0), f"{key} goes back: {self.told[-60:]}"
             self.newest[key] = packet.cas
+            is_row = packet.opcode == Opcode.TAP_MUTATION and packet.opaque & FILL_OPAQUE
+            assert not is_row or key not in self.filled, f"{key} comes again as a row: {self.told[-60:]}"
+            self.filled.add(key)
             if packet.opcode == Opcode.TAP_MUTATION:
                 self.contents[key] = packet.cas, packet.value
             else:

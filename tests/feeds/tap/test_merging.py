@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,6 +160,16 @@ def test_events_become_frames() -> None:
     assert made.of(b'{"id":1}', event(7, name="another")) is None
     assert made.of(b'{"id":1}', event(7, space="hidden")) == (7, [])
     assert made.spaces == {"users"}
+
+
+def test_the_example_of_the_documentation() -> None:
+    shown = (Path(__file__).parents[3] / "docs" / "tap.md").read_text().partition("```text")[2].partition("```")[0]
+    value = json.loads(event(4712, after={"id": 1, "name": "Ann"}))
+    found = changes().of(b'{"id":1}', json.dumps(value, separators=(",", ":")).encode())
+    assert found is not None
+    assert isinstance(found[1], Change)
+    lines = [line.partition("   ")[0] for line in shown.splitlines()]  # the words that explain it stand behind
+    assert bytes.fromhex("".join(lines)) == found[1].frame
 
 
 def test_a_key_made_of_another_field_moves() -> None:
