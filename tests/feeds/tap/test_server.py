@@ -44,6 +44,28 @@ def test_a_dump_ends_with_the_connection(tmp_path: Path) -> None:
                 assert client.backfills_ended == 1
 
 
+def test_what_has_changed_since_a_date(tmp_path: Path) -> None:
+    """And everything, if nobody knows what that is."""
+
+    async def since(date: int) -> int | None:
+        return {1_000: 1}.get(date)
+
+    with Served(tmp_path, ROWS) as served:
+        served.feed.since = since  # type: ignore[method-assign]  # there are no topics
+        served.tell(("1", b"x"), ("2", b"y"), ("3", None))
+        wait_for("the changes", lambda: served.feed.last == 3)
+        with served.connect() as client:
+            client.connect("a", since=1_000).start()
+            client.wait_filled()
+            assert client.keys_told == {"users:2", "users:3"}
+            served.tell(("4", b"z"))
+            wait_for("the next", lambda: client.contents == {"users:2": b"y", "users:4": b"z"})
+        with served.connect() as client:
+            client.connect("b", since=999).start()
+            client.wait_filled()
+            assert client.contents == ROWS
+
+
 def test_what_was_not_acknowledged_comes_again(tmp_path: Path) -> None:
     with Served(tmp_path) as served:
         first = served.connect().connect("a", since=FUTURE)
@@ -246,6 +268,10 @@ def test_vbuckets_that_are_taken_over(tmp_path: Path) -> None:
         wait_for("the last", lambda: rival.told[-1].cas > 1_990)
         assert not {told.vbucket for told in rival.told[count:]} & {174, 423}
         wait_for("the owner's", lambda: {told.vbucket for told in owner.told if told.value == b"new"} == {174, 423})
+        with served.connect() as another:
+            another.connect("another").start()
+            another.wait_filled()
+            assert {174, 423} <= {told.vbucket for told in another.told if told.key}, "it wasn't there then"
 
 
 def test_a_space_that_is_emptied(tmp_path: Path) -> None:
