@@ -58,6 +58,9 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+_LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
+"""What PySpark and the jobs ask Java for by name, some thousand times for a few batches."""
+
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
 
@@ -69,7 +72,7 @@ def build_session(
 
     Under spark-submit the master and the class path are that command's; alone, the master is `local[*]`, and the jars come
     from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`, else
-    they are resolved by Spark.
+    they are resolved by Spark. A session that is there is used, with the number of partitions that it has.
     """
     given = dict(settings or {})
     chosen = dict(_SETTINGS)
@@ -77,7 +80,7 @@ def build_session(
     if not submitted or master is not None:
         master = master or given.get("spark.master", "local[*]")
         chosen["spark.master"] = master
-        if master.startswith("local"):
+        if master.startswith("local") and SparkSession.getActiveSession() is None:  # one that is there has its own
             chosen |= _LOCAL_SETTINGS
             # Workers would take the first python3 on PATH. PySpark asks the environment alone, and not its configuration.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
@@ -86,6 +89,7 @@ def build_session(
     builder: Any = SparkSession.builder
     session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
     _check_class_path(session)
+    _keep_names(session)
     _send_package(session)
     return session
 
@@ -111,6 +115,13 @@ def _check_class_path(session: SparkSession) -> None:
                 f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
                 "files; or give the running session's configuration spark.jars or spark.jars.packages."
             ) from error
+
+
+def _keep_names(session: SparkSession) -> None:
+    """Keep what these names stand for: Java would look for each, every time, in all jars and under all imports of PySpark's."""
+    jvm: Any = session.sparkContext._jvm
+    for name in _LOOKED_UP:
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def _send_package(session: SparkSession) -> None:

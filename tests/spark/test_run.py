@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -67,7 +68,17 @@ def test_the_folder_of_jars_is_the_one_that_is_named(tmp_path: Path, capsys: pyt
 
 
 def test_a_session_that_is_there_is_used_as_it_is(spark: SparkSession) -> None:
-    assert build_session("again", master="local[1]").sparkContext is spark.sparkContext
+    """Else all tests behind the first that runs a command would have the settings of a machine with more cores."""
+    settings = ("spark.sql.shuffle.partitions", "spark.databricks.delta.snapshotPartitions")
+    for master in ("local[1]", None):
+        assert build_session("again", master=master).sparkContext is spark.sparkContext
+        assert [spark.conf.get(name) for name in settings] == ["1", "1"]
+
+
+def test_names_that_java_would_look_for_in_all_jars_are_kept(spark: SparkSession) -> None:
+    jvm: Any = spark.sparkContext._jvm
+    for name in ("py4j", "scala", "org"):
+        assert getattr(jvm, name) is getattr(jvm, name), name
 
 
 def test_workers_run_the_python_of_the_driver(spark: SparkSession) -> None:
