@@ -13,7 +13,7 @@ PYTEST := $(BIN)/python -m pytest --dist=loadgroup
 # each of some hundred starts of the daemon would compile all of them again, and each process of pytest the tests.
 export PYTHONDONTWRITEBYTECODE :=
 # There is no other make for which it would tell how many jobs there are, and cargo takes what it can't use for a mistake.
-unexport MAKEFLAGS
+unexport MAKEFLAGS MFLAGS
 # What the compiled row path has taken over runs in Python as well, where that is all there is.
 PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
