@@ -22,6 +22,10 @@ ROWS_PER_SECOND_AND_CPU: Final = {
 }
 """By section and what was measured: rows a second, and microseconds of CPU a row."""
 PEAK_ANONYMOUS_BYTES: Final = 250e6
+STORE_FACTOR: Final = 10
+"""How many times as many rows the larger store has, of those whose updates are compared."""
+STORE_RATIO: Final = 1.5
+"""How many times the CPU of an update in the smaller store one in the larger may take."""
 LATENCY_P50_MS: Final = 40.0
 LATENCY_P99_MS: Final = 100.0
 LATENCY_CPU_US: Final = 8.0
@@ -118,6 +122,10 @@ def floors(results: Sequence[Result]) -> list[Floor]:
     if peaks:
         what, peak = f"peak anonymous memory under {PEAK_ANONYMOUS_BYTES / 1e6:.0f} MB", max(peaks)
         found.append(Floor(what, f"{peak / 1e6:.0f} MB", peak < PEAK_ANONYMOUS_BYTES))
+    stores = [result.cpu_us_per_row for result in results if result.section == "store" and result.cpu_us_per_row]
+    for small, large in zip(stores[::2], stores[1::2], strict=False):
+        what = f"store, random updates of {STORE_FACTOR} times as many rows: {STORE_RATIO} times the CPU a row"
+        found.append(Floor(what, f"{large / small:.2f} times", large <= STORE_RATIO * small))
     for result in results:
         if result.section == "latency" and "with images" in result.what:
             bounds = [

@@ -21,7 +21,8 @@ from tests.bench.consumer import LatencyReader, count_rows
 from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
 from tests.bench.raw_drain import drain
 from tests.bench.replica import Replica
-from tests.bench.results import Result
+from tests.bench.results import STORE_FACTOR, Result
+from tests.bench.store import update_stored
 from tests.bench.workload import SPACE, Master, start_master
 
 _WARM_UP_SECONDS: Final = 3.0
@@ -147,6 +148,21 @@ def images(bench: Bench) -> Iterator[Result]:
             daemon = bench.daemon(f"images-snapshot-{number}", master, delivery, images=True)
             yield bench.counted(_of_run(section, "snapshot", rows, daemon.measure_snapshot(), delivery), daemon, delivery)
             master.empty()
+
+
+def store(bench: Bench) -> Iterator[Result]:
+    """Random updates of a store of as many rows as are updated, and of one of ten times as many; without servers (store.py)."""
+    section, rows = "store", bench.rows
+    for stored_rows in (rows, STORE_FACTOR * rows):
+        updated = update_stored(bench.directory / section, stored_rows, rows)
+        yield Result(
+            section=section,
+            what=f"random updates of {stored_rows:,} stored",
+            rows=rows,
+            seconds=updated.seconds,
+            cpu_seconds=updated.cpu_seconds,
+            note=f"a file of {updated.file_bytes / 1e6:,.0f} MB",
+        )
 
 
 def replay(bench: Bench) -> Iterator[Result]:
@@ -353,6 +369,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "tail-1": tail_1,
     "snapshot": snapshot,
     "images": images,
+    "store": store,
     "replay": replay,
     "latency": latency,
     "spark": spark,

@@ -8,6 +8,7 @@ import pytest
 from cdc.local.servers import LocalServers
 from tests.bench.__main__ import measure, parse
 from tests.bench.results import Result, compare, floors
+from tests.bench.store import update_stored
 
 ROWS = 10_000
 
@@ -53,6 +54,14 @@ def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path:
     assert len(content["floors"]) == 2 * 3 + 1 + 3
 
 
+def test_updates_of_a_store_are_measured_without_servers(tmp_path: Path) -> None:
+    updated = update_stored(tmp_path / "store", 20_000, 40_000)
+    assert updated.seconds > 0
+    assert updated.cpu_seconds > 0
+    assert updated.file_bytes > 20_000 * 30
+    assert not list((tmp_path / "store").glob("**/*.mdb"))
+
+
 def result(section: str, what: str, seconds: float, **fields: float) -> Result:
     return Result(section=section, what=what, rows=1_000_000, seconds=seconds, **fields)  # type: ignore[arg-type]
 
@@ -76,6 +85,10 @@ def test_floors_are_of_rates_of_processor_time_of_memory_and_of_latency() -> Non
     slow, fast = result(tail, "exactly_once", 6, cpu_seconds=4.6), result(tail, "exactly_once", 5.8, cpu_seconds=4.4)
     assert [floor.is_reached for floor in floors([slow])] == [False, False]
     assert [floor.is_reached for floor in floors([slow, fast])] == [True, True], "the best of its rounds counts"
+    stores = [result("store", f"random updates of {count} stored", 1, cpu_seconds=cpu) for count, cpu in ((1, 2.0), (10, 3.1))]
+    (floor,) = floors(stores)
+    assert (floor.figure, floor.is_reached) == ("1.55 times", False)
+    assert floors([stores[0], result("store", "random updates of 10 stored", 1, cpu_seconds=3.0)])[0].is_reached
     peaks = [result(tail, "raw", 1, peak_anonymous_bytes=249e6), result("backlog", "exactly_once", 1, peak_anonymous_bytes=251e6)]
     assert [(floor.what, floor.is_reached) for floor in floors(peaks)] == [("peak anonymous memory under 250 MB", False)]
     what = "exactly_once with images at 20,000 rows/s"
