@@ -322,7 +322,7 @@ class Follower:
         is_reading = self._runner.has_room
         events: list[Event] = []
         if is_reading:
-            events = connection.receive(timeout, publisher.wake_fd)
+            events = connection.receive(timeout, publisher.wake_fd, wanted_in_seconds=publisher.wanted_in_seconds)
         else:
             connection.wait(timeout, publisher.wake_fd, for_data=False)
         now = time.monotonic()

@@ -83,6 +83,7 @@ class Publisher:
         self._writer = writer
         self._topics = topics.TopicNames(config.topic_prefix)
         self._clients = clients or KafkaClients(name, config)
+        self._pace = Pace(config.commit_interval_ms / 1000, config.commit_pause_ms / 1000, config.commit_bytes_max)
         self._is_stopping = threading.Event()
         self.row_work_lock = row_work_lock or nullcontext()
         self._next_complaint = 0.0
@@ -101,8 +102,8 @@ class Publisher:
         """What the checkpoint says, as far as this publisher knows."""
         self.statistics = statistics or PublisherStatistics()
         self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
-        # Batches that were produced since the last commit.
-        self._open_count = 0
+        # Batches that were produced since the last commit, and whether one is under way. Both are also read as they are.
+        self._open_count, self._is_committing = 0, False
 
         # Shared with the publisher's thread, under the lock.
         self._lock = threading.Condition()
@@ -229,6 +230,14 @@ class Publisher:
     def has_room(self) -> bool:
         """Whether another batch should be submitted; a single batch may go over the bound, by its own size."""
         return self._queued_bytes < self._config.queue_bytes_max
+
+    @property
+    def wanted_in_seconds(self) -> float:
+        """As `Pace.wanted_in_seconds`; 0 at least once, where readers don't wait for a commit."""
+        if self._config.delivery != "exactly_once":
+            return 0.0
+        since_commit = time.monotonic() - self.statistics.last_commit_at
+        return self._pace.wanted_in_seconds(since_commit, has_open=self._open_count > 0, is_committing=self._is_committing)
 
     def submit(self, batch: Batch) -> None:
         """Queue a batch. The caller asks `has_room` before it makes the next one."""
@@ -363,8 +372,7 @@ class Publisher:
             self._fail(ProducerLostError(f"{error.message}; and then Kafka's client failed: {lost}"))
 
     def _publish(self) -> None:
-        config, last, next_heartbeat = self._config, self.committed, 0.0
-        pace = Pace(config.commit_interval_ms / 1000, config.commit_pause_ms / 1000, config.commit_bytes_max)
+        config, pace, last, next_heartbeat = self._config, self._pace, self.committed, 0.0
         heartbeat_interval = config.heartbeat_interval_ms / 1000
         self._open = open_ = OpenTransaction()
         while True:
@@ -468,9 +476,13 @@ class Publisher:
         records = [checkpoint.space_record(self._name, space_id, space) for space_id, space in stored.items()]
         started = time.monotonic()
         position_record = checkpoint.position_record(self._name, position, self._writer, now_ms())
-        written = self._delivery.commit([*records, *claims, position_record])
-        ended = time.monotonic()
-        self.statistics.committed(started, ended)
+        self._is_committing = True
+        try:
+            written = self._delivery.commit([*records, *claims, position_record])
+            ended = time.monotonic()
+            self.statistics.committed(started, ended)
+        finally:
+            self._is_committing = False
         self._readability.committed(written, ended - started)
         with self._lock:
             self._backlog.committed(ended, self._open_count)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from cdc.errors import CdcError, TransactionTimeoutError
 from cdc.positions.position import Position
 from cdc.stream.batch import Batch, Forms
+
+COMMIT_LEADS_SECONDS: Final = (0.015, 0.003)
+"""So long before a commit its rows are wanted. Most of them once, early enough to have reached the brokers when it begins, which
+takes longer else; and those that have come since, as late as they can still become messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +21,19 @@ class Pace:
     interval_seconds: float
     pause_seconds: float
     bytes_max: int
+
+    def wanted_in_seconds(self, since_commit: float, *, has_open: bool, is_committing: bool) -> float:
+        """In what time batches are of use; 0 if they are at once, as nothing is being committed, nor has been lately.
+
+        Until the next commit may begin, readers of committed messages don't see earlier what is handed over earlier, and each
+        batch costs what a batch costs. `has_open`: something has been handed over since the last commit, which ended
+        `since_commit` ago: once it is due, it is the commit after it that batches are wanted for.
+        """
+        *_, last_lead = COMMIT_LEADS_SECONDS
+        if is_committing or (has_open and since_commit >= self.pause_seconds - last_lead):
+            since_commit = 0.0
+        rests = (self.pause_seconds - lead - since_commit for lead in COMMIT_LEADS_SECONDS)
+        return next((rest for rest in rests if rest > 0), 0.0)
 
 
 @dataclass(slots=True)

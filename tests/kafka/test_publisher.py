@@ -20,6 +20,7 @@ from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.checkpoint import Writer
+from cdc.stream.open_transaction import COMMIT_LEADS_SECONDS
 from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, Record, clients
 
 Mode = Literal["exactly_once", "at_least_once"]
@@ -282,6 +283,30 @@ def test_a_commit_waits_for_nothing_when_nothing_waits(start: Start, mode: str) 
     for seq in (1, 2):
         publisher.submit(batch(seq))
         assert [position.seq for position in wait(publisher)] == [seq]
+
+
+def test_while_a_commit_is_under_way_batches_are_wanted_for_the_next_one(cluster: Cluster, start: Start) -> None:
+    seen: list[float] = []
+
+    def look() -> None:
+        seen.append(publisher.wanted_in_seconds)
+
+    publisher = start("exactly_once", commit_interval_ms=1, commit_pause_ms=60_000)
+    cluster.fail_commit = look
+    publisher.submit(batch(1))
+    wait(publisher)
+    whole = 60 - COMMIT_LEADS_SECONDS[0]
+    assert seen == [whole]
+    assert 0 < publisher.wanted_in_seconds < whole
+    publisher.statistics.last_commit_at -= 60
+    assert publisher.wanted_in_seconds == 0
+
+
+def test_batches_are_wanted_at_once_where_readers_wait_for_no_commit(start: Start) -> None:
+    publisher = start("at_least_once", commit_interval_ms=1, commit_pause_ms=60_000)
+    publisher.submit(batch(1))
+    wait(publisher)
+    assert publisher.wanted_in_seconds == 0
 
 
 def test_a_large_source_transaction_has_all_the_time_that_there_is(cluster: Cluster, start: Start) -> None:
