@@ -164,18 +164,7 @@ LINES = ['password = "%s', "password = %s", "%s", "[%s", 'password = "%s" x', TW
 @SOME
 @given(
     secret=SECRETS,
-    line=st.sampled_from(
-        [
-            'password = "%s',
-            "password = %s",
-            "%s",
-            "[%s",
-            'password = "%s" x',
-            'password = "%s"\npassword = "%s"',
-            "p = '''%s",
-            "'%s'",
-        ]
-    ),
+    line=st.sampled_from(LINES),
     encoding=st.sampled_from(["utf-8", "utf-16"]),
 )
 def test_in_a_file(tmp_path_factory: pytest.TempPathFactory, secret: str, line: str, encoding: str) -> None:

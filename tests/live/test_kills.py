@@ -60,6 +60,30 @@ def test_killed_at_random_moments(scene: Scene, kill_count: int, seed: int) -> N
     watcher.check(stream)
 
 
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+def test_killed_at_random_moments_at_least_once(scene: Scene, seed: int) -> None:
+    """What comes again is the same under the same numbers, and nothing lacks."""
+    chance = random.Random(seed)
+    scene.daemon.settings["kafka"]["delivery"] = "at_least_once"
+    scene.workload.create(SNAPSHOT_ROWS)
+    scene.workload.start(pause=0.01, rows_max=500)
+    for number in range(12):
+        scene.daemon.start()
+        if number == 0:
+            scene.daemon.wait_until_streaming()
+        else:
+            wait_for_work(scene, rows=chance.choice((0, 1, chance.randrange(3_000))), commits=chance.randrange(15))
+        time.sleep(chance.random() * 0.2)  # the moment is random, so there is nothing to wait for
+        scene.daemon.kill()
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.workload.stop()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    assert max(scene.check_as_promised().values()) > 1, "none of the kills made anything come again"
+
+
 @pytest.mark.parametrize("end", ["kill", "cut", "terminate"])
 def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, seed: int) -> None:
     chance = random.Random(seed)

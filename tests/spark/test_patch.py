@@ -159,7 +159,7 @@ def values(row: Any) -> list[Any]:
 
 
 def test_all_that_servers_answered() -> None:
-    """The same 3,000 requests as in tests/core/test_update.py, as events tell them."""
+    """The same 3,000 requests as in tests/tuples/test_update.py, as events tell them."""
     equal: Counter[str] = Counter()
     wrong = []
     path = Path(__file__).parents[1] / "captures" / "updates.jsonl.gz"
