@@ -17,6 +17,7 @@ if not __package__:  # spark-submit runs this file by its path; the package is i
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from py4j.protocol import Py4JError
+from pyspark import StorageLevel
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -111,10 +112,16 @@ def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequen
     except (PySparkException, Py4JError) as error:
         if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
             raise
-        sorted_records = sorted_out(records, control)
+        # Kept, as Spark would put what a sink makes of the records into one with what tells them apart, and plan that for half a
+        # minute, however few there are; and so that they are read once.
+        sorted_records = sorted_out(records, control).persist(StorageLevel.MEMORY_AND_DISK)
         if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
+            sorted_records.unpersist()
             raise
-    sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
+    try:
+        sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
+    finally:
+        sorted_records.unpersist()
 
 
 def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> Sink:
