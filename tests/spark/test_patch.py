@@ -19,6 +19,7 @@ from cdc.schema.forms import KeyPart, SpaceForm
 from spark_jobs import json_text
 from spark_jobs.forms import Field, Form
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
+from spark_jobs.transforms import Fold
 
 pytestmark = pytest.mark.spark
 
@@ -212,6 +213,20 @@ def test_an_upsert_follows_the_masters_version(patch: list[Any], old: Any, betwe
     operations = [operation(code, "data", value, path=path) for code, path, value in patch]
     for version, after in {(2, 6, 0): old, (2, 11, 5): between, (3, 0, 0): new, version_of(None): new}.items():
         assert upsert([1, "", 0, {"k": 1}], operations, FORM, version) == [1, "", 0, after]
+
+
+def test_the_rows_of_current_follow_it_too() -> None:
+    """Each patch by the version that its event names; the newest where it names none, as before events did."""
+    patch = json.dumps([operation("+", "data", 1, path=".k"), operation("=", "data", 7, path=".k")])
+    row, added = '{"id":1,"name":"","balance":0,"data":{"k":1}}', '{"id":1}'
+    fold = Fold(FORM, {(512, 1): FORM}, skips_missing=False)
+    found = {}
+    for version in ("2.6.0", "2.11.5", "3.8.0", None):
+        named = {"space_id": 512, "schema_version": 1, "seq": 5, "server_version": version}
+        after = fold('{"id":1}', row, [{**named, "patch": patch, "upsert": added}])
+        assert after is not None
+        found[version] = json.loads(after)["data"]
+    assert found == {"2.6.0": {"k": 2}, "2.11.5": {"k": 2}, "3.8.0": {"k": 7}, None: {"k": 7}}
 
 
 def test_places_and_numbers_follow_the_masters_version() -> None:
