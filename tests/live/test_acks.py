@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from tests.live.proxy import StallAfter, Straight
 from tests.live.scene import Scene
+from tests.live.test_gaps import forget_logs
 from tests.live.topics import TopicReader
 from tests.live.waiting import wait_for
 
@@ -121,6 +123,39 @@ def test_a_large_transaction_on_a_kafka_that_stands_still(frail_scene: Scene, co
     assert status["buffers"]["queued_bytes"] < 4 * 2**20
     assert status["buffers"]["unwritten_bytes"] > 0
     scene.check()
+
+
+def test_what_a_snapshot_lacks_waits_for_room(frail_scene: Scene) -> None:
+    """Its rows are all that the daemon has read, and what they lack comes out of the store, as much as that may be."""
+    scene, count = frail_scene, 30_000
+    scene.daemon.settings["kafka"] |= {"queue_bytes_max": 2**20, "message_bytes_max": 2**20}
+    scene.daemon.settings["kafka"]["properties"] |= {"transaction.timeout.ms": 300_000, "queue.buffering.max.kbytes": 2 * 1024}
+    scene.workload.create(10)
+    scene.tarantool.eval(f"box.begin() for id = 1, {count} do box.space.idle:replace{{id, 'one of many rows'}} end box.commit()")
+    scene.daemon.start()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    scene.tarantool.eval("box.begin() for _, row in box.space.idle:pairs() do box.space.idle:delete(row[1]) end box.commit()")
+    forget_logs(scene)
+    stall = StallAfter(4_000)
+    courses = iter([stall])
+    scene.proxy(lambda: next(courses, Straight()))
+    scene.daemon.start()
+    assert stall.has_stalled.wait(60)
+    scene.daemon.wait_until("a snapshot has begun", lambda status: status["state"] == "snapshot")
+    scene.kafka.pause()
+    try:
+        stall.is_released.set()
+        status = scene.daemon.wait_until("it waits for room", lambda status: not status["buffers"]["is_reading"])
+        queued = [status["buffers"]["queued_bytes"]]
+        for _ in range(10):
+            queued.append(scene.daemon.status()["buffers"]["queued_bytes"])
+    finally:
+        scene.kafka.resume()
+    scene.catch_up()
+    assert 2**20 <= max(queued) < 4 * 2**20, "each row that is deleted takes some hundred bytes"
+    stream = scene.check()
+    assert sum(event.op == "d" and event.source["table"] == "idle" for event in stream.events) >= count
 
 
 @pytest.mark.parametrize(
