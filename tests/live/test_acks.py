@@ -149,7 +149,9 @@ def test_what_a_snapshot_lacks_waits_for_room(frail_scene: Scene) -> None:
         status = scene.daemon.wait_until("it waits for room", lambda status: not status["buffers"]["is_reading"])
         queued = [status["buffers"]["queued_bytes"]]
         for _ in range(10):
-            queued.append(scene.daemon.status()["buffers"]["queued_bytes"])
+            now = scene.daemon.status()
+            assert now is not None
+            queued.append(now["buffers"]["queued_bytes"])
     finally:
         scene.kafka.resume()
     scene.catch_up()
