@@ -326,9 +326,13 @@ class Follower:
         else:
             connection.wait(timeout, publisher.wake_fd, for_data=False)
         now = time.monotonic()
+        is_overdue = is_reading and not events and (now - self.last_heard_at > silence_timeout_seconds or self._is_lost())
+        if is_overdue:
+            # Rows may be there that weren't wanted yet, after a wait for room that took as long.
+            events = connection.receive(0.0)
         if events or not is_reading:
             self.last_heard_at = now
-        elif now - self.last_heard_at > silence_timeout_seconds or self._is_lost():
+        elif is_overdue:
             raise SilenceError(f"the server {connection.address} has been silent for {now - self.last_heard_at:.1f} s")
         status.received_bytes = connection.received_bytes
         status.last_heard_at = self.last_heard_at

@@ -22,6 +22,7 @@ from cdc.daemon.start import known_before
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
+from cdc.protocol.session import Event
 from cdc.sources.handshake import greet, vote
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
@@ -227,3 +228,29 @@ def before(first: Blocked, then: Any) -> Any:
         return then(*arguments, **options)
 
     return method
+
+
+def test_rows_that_are_not_wanted_yet_are_no_silence(
+    served: ServedMaster, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The publisher wakes the follower before it wants rows, and the last look at them was long ago."""
+    connection, is_asked, is_overdue = running.connection, threading.Event(), threading.Event()
+    receive = connection.receive
+
+    def woken(timeout_seconds: float, wake_fd: int = -1, **_: object) -> list[Event]:
+        if wake_fd < 0:
+            return receive(timeout_seconds)
+        is_asked.set()
+        connection.wait(0.005)
+        with contextlib.suppress(BlockingIOError):
+            if connection._socket.recv(1, socket.MSG_PEEK):
+                running.follower.last_heard_at -= 1_000
+                is_overdue.set()
+        return []
+
+    monkeypatch.setattr(connection, "receive", woken)
+    assert is_asked.wait(60)
+    served.write(3)
+    wait_for("the rows", lambda: running.errors or running.status.row_count >= 3)
+    assert not running.errors
+    assert is_overdue.is_set()
