@@ -1,6 +1,6 @@
 """What the compiled module has (cdc/native/src). Only cdc.native imports it."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
 
 _T = TypeVar("_T")
@@ -144,6 +144,7 @@ class CompiledMessages:
     def __getitem__(self, index: int, /) -> tuple[str, bytes | None, bytes | None]: ...
     def __iter__(self) -> Iterator[tuple[str, bytes | None, bytes | None]]: ...
     def topics(self) -> list[str]: ...
+    def places(self, counts: Mapping[str, int]) -> list[tuple[str, int]]: ...
 
 class Showing:
     """What showing a snapshot's rows came to."""

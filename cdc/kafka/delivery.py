@@ -28,15 +28,13 @@ from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.events.topics import TopicNames
-from cdc.kafka.by_batch import by_batch
 from cdc.kafka.clients import Complain, KafkaClients
 from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
+from cdc.kafka.hand_over import CALL_TIMEOUT_SECONDS, HandOver
 from cdc.kafka.hanging import FILLER_KEY, Place
 from cdc.stream.batch import Batch, Broadcast, Part
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
-CALL_TIMEOUT_SECONDS: Final = 5.0
-_FULL_QUEUE_POLL_SECONDS: Final = 0.01
 
 Record = tuple[bytes, bytes | None]
 
@@ -74,93 +72,6 @@ class Delivery(Protocol):
 
     def close(self) -> None:
         """Let go of the connection."""
-
-
-class _Producing:
-    """What both ways share: handing messages over while the producer's queue is bounded."""
-
-    def __init__(
-        self, producer: Producer, is_stopping: Callable[[], bool], row_work_lock: AbstractContextManager[object]
-    ) -> None:
-        self._producer = producer
-        self._by_batch = by_batch(producer)
-        self._is_stopping = is_stopping
-        # Serialises the two threads that work on rows, a batch at a time; see Publisher.
-        self._turn = row_work_lock
-
-    def _hand_over(self, parts: list[Part]) -> None:
-        produce, by_batch = self._producer.produce, self._by_batch
-        # The next message: its part, and which of that part it is, or for which partition a broadcast.
-        start = within = 0
-        # How many partitions the broadcast that is next goes to.
-        count: int | None = None
-        while True:
-            try:
-                with self._turn:
-                    if by_batch is not None and count is None:
-                        start, within, code = by_batch.produce(parts, start, within)
-                        if code:
-                            raise KafkaException(KafkaError(code))
-                    # What isn't taken there is for the producer itself: broadcasts, and what it has something to say about.
-                    for part in parts[start:] if start else parts:
-                        if isinstance(part, tuple):
-                            topic, key, value = part
-                            produce(topic, value, key)
-                        elif not isinstance(part, Broadcast):
-                            while within < len(part):
-                                topic, key, value = part[within]
-                                produce(topic, value, key)
-                                within += 1
-                                if by_batch is not None:
-                                    break
-                            if within < len(part):
-                                break
-                        elif count is None:
-                            break
-                        else:
-                            while within < count:
-                                produce(part.topic, part.value, partition=within)
-                                within += 1
-                            count = None
-                        start, within = start + 1, 0
-                        if by_batch is not None:
-                            break
-                if start == len(parts):
-                    self._producer.poll(0)
-                    return
-                following = parts[start]
-                if count is None and isinstance(following, Broadcast):
-                    count = self._partition_count(following.topic)  # without the lock, as it may take seconds
-            except BufferError:
-                # The queue is full because the broker is slow or away; the transaction's time-out ends the wait.
-                if self._is_stopping():
-                    raise PublishAborted("stopped while the producer's queue was full") from None
-                self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
-            except KafkaException as error:
-                refusal = error.args[0]
-                cause = self._first_error(refusal)
-                # What ended the transaction may be about any topic, and rarely about this message's.
-                what = (
-                    f"a message for {_topic(parts[start], within)} was refused"
-                    if cause is refusal
-                    else "a Kafka transaction can't go on"
-                )
-                raise writing_error(cause, what) from error
-
-    def _partition_count(self, topic: str) -> int:
-        """How many partitions the topic has now, for a message that must reach all that have rows.
-
-        Partitions may be added at any time. The producer itself is asked: an answer to it is also what it places keys by, so
-        no key was placed in a partition that isn't counted here. A partition that is added later has nothing of before.
-        """
-        found = self._producer.list_topics(topic, CALL_TIMEOUT_SECONDS).topics[topic]
-        if found.error is not None or not found.partitions:
-            raise PublishAborted(f"the partitions of {topic} aren't known: {found.error or 'it has none'}")
-        return len(found.partitions)
-
-    def _first_error(self, error: KafkaError) -> KafkaError:
-        """What went wrong before, where it is only told that something did."""
-        return error
 
 
 class _Transactions:
@@ -244,7 +155,7 @@ class _Transactions:
                 return
 
 
-class ExactlyOnce(_Producing):
+class ExactlyOnce:
     """Events and checkpoint in one transaction."""
 
     def __init__(
@@ -254,8 +165,9 @@ class ExactlyOnce(_Producing):
         row_work_lock: AbstractContextManager[object],
         topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, row_work_lock)
+        self._producer = producer
         self._transactions = _Transactions(producer, is_stopping)
+        self._messages = HandOver(producer, is_stopping, row_work_lock, first_error=self._transactions.first_error)
         self._checkpoint_topic = topic
         # Topics that the open transaction has written to.
         self._written: set[str] = set()
@@ -268,22 +180,21 @@ class ExactlyOnce(_Producing):
 
     def produce(self, batch: Batch) -> None:
         self._transactions.begin()
-        self._written |= _topics(batch.parts)
-        self._hand_over(batch.parts)
+        topics = _topics(batch.parts)
+        self._written |= topics
+        self._messages.send(batch.parts, topics)
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._transactions.begin()
-        self._hand_over([(self._checkpoint_topic, key, value) for key, value in records])
+        self._messages.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
         self._transactions.commit()
         written, self._written = self._written, set()
         return written | {self._checkpoint_topic}
 
     def abort(self) -> None:
+        self._messages.forget()
         self._transactions.abort()
         self._written.clear()
-
-    def _first_error(self, error: KafkaError) -> KafkaError:
-        return self._transactions.first_error(error)
 
     @property
     def is_open(self) -> bool:
@@ -294,7 +205,7 @@ class ExactlyOnce(_Producing):
         self._producer.purge()
 
 
-class AtLeastOnce(_Producing):
+class AtLeastOnce:
     """Events at once, the checkpoint after them."""
 
     def __init__(
@@ -306,10 +217,14 @@ class AtLeastOnce(_Producing):
         topic: str,
         schema_topic: str,
     ) -> None:
-        super().__init__(producer, is_stopping, row_work_lock)
+        self._producer = producer
+        self._is_stopping = is_stopping
+        self._messages = HandOver(producer, is_stopping, row_work_lock, check=self._check)
         self._schema_topic = schema_topic
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
+        first_error = self._transactions.first_error
+        self._records = HandOver(checkpoint_producer, is_stopping, row_work_lock, first_error=first_error)
         self._checkpoint_topic = topic
         # The first failed delivery since the start, or since an abort; nothing after it may be settled.
         self.failure: KafkaError | None = None
@@ -332,32 +247,28 @@ class AtLeastOnce(_Producing):
         if batch.stored:  # only then it may have new forms
             for is_form, parts in itertools.groupby(batch.parts, lambda part: _topic(part) == self._schema_topic):
                 if is_form:
-                    self._flush()
-                self._hand_over(list(parts))
+                    self._messages.flush()
+                self._send(list(parts))
                 if is_form:
-                    self._flush()
+                    self._messages.flush()
         else:
-            self._hand_over(batch.parts)
+            self._send(batch.parts)
         self._check()
 
-    def _flush(self) -> None:
-        """Wait until everything so far has arrived."""
-        while self._producer.flush(CALL_TIMEOUT_SECONDS):
-            self._check()
-            if self._is_stopping():
-                raise PublishAborted("stopped while messages were on their way")
-        self._check()
+    def _send(self, parts: list[Part]) -> None:
+        self._messages.send(parts, _topics(parts))
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
-        self._flush()
+        self._messages.flush()
         self._transactions.begin()
-        for key, value in records:
-            self._checkpoint_producer.produce(self._checkpoint_topic, value, key)
+        self._records.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
         self._transactions.commit()
         return [self._checkpoint_topic]
 
     def abort(self) -> None:
         """Throw away what waits, and know what became of the rest, so that nothing of it arrives behind what comes next."""
+        self._messages.forget()
+        self._records.forget()
         self._transactions.abort()
         while True:
             self._producer.purge(in_queue=True, in_flight=False)
@@ -417,10 +328,10 @@ def _topics(parts: list[Part]) -> set[str]:
     return found
 
 
-def _topic(part: Part, within: int = 0) -> str:
+def _topic(part: Part) -> str:
     if isinstance(part, Broadcast):
         return part.topic
-    return part[0] if isinstance(part, tuple) else part[within][0]
+    return part[0] if isinstance(part, tuple) else part[0][0]
 
 
 def now_ms() -> int:

@@ -18,7 +18,7 @@ from tests.fakes.kafka import Cluster, FakeProducer
 
 @pytest.fixture
 def cluster() -> Cluster:
-    return Cluster()
+    return Cluster(partitions={f"shop.{name}": 1 for name in ("things", "a", "b", "c", "checkpoint")})
 
 
 @pytest.fixture

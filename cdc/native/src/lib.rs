@@ -9,6 +9,7 @@ pub mod images;
 pub mod json;
 pub mod keys;
 pub mod layout;
+pub mod murmur2;
 pub mod numbers;
 pub mod overlay;
 pub mod patch;

@@ -1,11 +1,13 @@
 //! The messages that a run has made, as they lie in its bytes: Python carries them as one, and sees one only if it asks for it.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
+use crate::murmur2::partition_of;
 use crate::run::{Message, Outbox};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -84,5 +86,31 @@ impl Messages {
         }
         let name = |topic: usize| self.topics[topic].name.clone_ref(py);
         found.into_iter().map(name).collect()
+    }
+
+    /// The partitions that messages of these topics go to, each once; the numbers say how many partitions a topic has.
+    fn places(
+        &self,
+        py: Python<'_>,
+        counts: HashMap<String, u32>,
+    ) -> PyResult<Vec<(Py<PyString>, u32)>> {
+        let mut known: Vec<Option<Vec<bool>>> = Vec::with_capacity(self.topics.len());
+        for topic in self.topics.iter() {
+            let count = counts.get(topic.name.bind(py).to_cow()?.as_ref()).copied();
+            known.push(count.map(|count| vec![false; count as usize]));
+        }
+        let mut found = Vec::new();
+        for message in &self.messages {
+            if let Some(seen) = &mut known[message.topic] {
+                let (key, _) = self.parts(message);
+                let number = partition_of(key, seen.len() as u32);
+                if let Some(seen) = seen.get_mut(number as usize) {
+                    if !std::mem::replace(seen, true) {
+                        found.push((self.topics[message.topic].name.clone_ref(py), number));
+                    }
+                }
+            }
+        }
+        Ok(found)
     }
 }

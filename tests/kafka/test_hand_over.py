@@ -1,0 +1,125 @@
+"""What comes to a partition whose leader refuses a producer's first batch, and takes the ones behind it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from cdc.errors import PublishAborted, PublishError
+from cdc.kafka.by_batch import BatchProducer
+from cdc.kafka.delivery import ExactlyOnce
+from cdc.kafka.hand_over import HandOver
+from cdc.positions.position import Position
+from cdc.stream.batch import Batch, Broadcast, Part
+from tests.fakes.mock_cluster import PRODUCE, MockCluster, mock_cluster
+
+PARTS: list[Part] = [Broadcast("a", b"t"), *(("a", b"%d" % number, b"x") for number in range(5))]
+
+
+@pytest.fixture
+def cluster() -> Iterator[MockCluster]:
+    with mock_cluster() as found:
+        for topic in ("a", "checkpoint"):
+            found.create(topic, 1)
+        yield found
+
+
+def producer(cluster: MockCluster, **more: Any) -> Producer:
+    """Each message is a batch of its own."""
+    settings = {"batch.num.messages": 1, "linger.ms": 0, "delivery.report.only.error": True, "log_level": 0}
+    return BatchProducer({"bootstrap.servers": cluster.bootstrap_servers, **settings, **more})
+
+
+def values(cluster: MockCluster, topic: str, count: int) -> list[bytes | None]:
+    """The first so many messages of a topic's one partition."""
+    settings = {"group.id": "x", "auto.offset.reset": "earliest", "isolation.level": "read_uncommitted", "log_level": 0}
+    consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, **settings})
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    found = []
+    for _ in range(count):
+        message = consumer.poll(20)
+        assert message is not None
+        assert message.error() is None
+        found.append(message.key())
+    consumer.close()
+    return found
+
+
+def test_the_messages_behind_one_that_is_refused_wait_for_it(cluster: MockCluster) -> None:
+    """Kafka would take them, and the refused one would pass for arrived; this cluster says that a number was skipped."""
+    delivery = ExactlyOnce(producer(cluster, **{"transactional.id": "x"}), lambda: False, nullcontext(), "checkpoint")
+    delivery.start()
+    cluster.refuse(PRODUCE, [KafkaError.NOT_LEADER_FOR_PARTITION])
+    delivery.produce(Batch(PARTS, 1, 6, 1, Position(seq=1), True, {}, [], 1.0))
+    delivery.commit([(b"k", b"v")])
+    assert values(cluster, "a", 6) == [None, b"0", b"1", b"2", b"3", b"4"]
+    # Kafka knows the last number by now.
+    cluster.refuse(PRODUCE, [KafkaError.NOT_LEADER_FOR_PARTITION])
+    delivery.produce(Batch([("a", b"5", b"x")], 1, 1, 1, Position(seq=2), True, {}, [], 1.0))
+    delivery.commit([(b"k", b"v")])
+    assert values(cluster, "a", 7)[6] == b"5"
+
+
+def test_the_same_of_a_checkpoint_of_several_records(cluster: MockCluster) -> None:
+    delivery = ExactlyOnce(producer(cluster, **{"transactional.id": "x"}), lambda: False, nullcontext(), "checkpoint")
+    delivery.start()
+    cluster.refuse(PRODUCE, [KafkaError.NOT_LEADER_FOR_PARTITION])
+    delivery.commit([(b"1", b"v"), (b"2", b"v"), (b"3", b"v")])
+    assert values(cluster, "checkpoint", 3) == [b"1", b"2", b"3"]
+
+
+class Asked:
+    """A producer that only answers which topics there are, as it is told."""
+
+    def __init__(self, *answers: KafkaError | None) -> None:
+        self._answers = iter(answers)
+        self.polls = 0
+
+    def list_topics(self, *_: object, **__: object) -> Any:
+        error = next(self._answers)
+        if error is not None and error.code() < 0:
+            raise KafkaException(error)
+        topic = type("Topic", (), {"error": error, "partitions": {} if error else {0: None}})
+        return type("Topics", (), {"topics": {"a": topic}})
+
+    def poll(self, _: float) -> int:
+        self.polls += 1
+        return 0
+
+
+def asking(*answers: int | None, is_stopping: bool = False) -> tuple[HandOver, Asked]:
+    """One that asks a producer with these answers."""
+    asked = Asked(*(None if code is None else KafkaError(code) for code in answers))
+    return HandOver(cast(Producer, asked), lambda: is_stopping, nullcontext()), asked
+
+
+def test_while_nobody_answers_the_partitions_are_waited_for() -> None:
+    away, unknown = KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART
+    messages, asked = asking(away, unknown, KafkaError._TIMED_OUT, None)
+    assert messages._counted(["a"]) == {"a": 1}
+    assert asked.polls == 3
+
+
+def test_a_stop_does_not_wait_for_partitions() -> None:
+    messages, _ = asking(KafkaError._TRANSPORT, is_stopping=True)
+    with pytest.raises(PublishAborted, match="stopped before Kafka had said which partitions there are"):
+        messages._counted(["a"])
+
+
+def test_who_may_not_see_a_topic_is_told_at_once() -> None:
+    messages, _ = asking(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    with pytest.raises(PublishError, match=r"a message for a was refused: .*authorization failed"):
+        messages._counted(["a"])
+
+
+def test_a_topic_that_stays_unknown_ends_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
+    messages, _ = asking(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 10)
+    times = iter(range(0, 1000, 10))
+    monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
+    with pytest.raises(PublishAborted, match="the brokers don't know the topic a"):
+        messages._counted(["a"])
