@@ -246,6 +246,23 @@ def test_no_module_is_an_orphan() -> None:
     assert not orphans
 
 
+def test_the_daemon_shows_its_status_and_never_reads_it() -> None:
+    """A decision by what is shown would change with what is shown.
+
+    The daemon's name may be had from it, and what Kafka's publisher fills by itself is handed on.
+    """
+    read = [
+        f"{module}:{node.lineno}: {ast.unparse(node)}"
+        for module, path in ours_of("cdc.daemon").items()
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Load)
+        and ast.unparse(node.value).split(".")[-1] in ("status", "_status")
+        and node.attr not in ("name", "kafka")
+    ]
+    assert not read
+
+
 # Docstrings.
 
 

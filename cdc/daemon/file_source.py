@@ -26,7 +26,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import PipelineRunner, Server
+from cdc.daemon.runner import Noticed, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import options_of
@@ -92,6 +92,7 @@ class Files:
             beginning.known,
             status=self._status,
             is_stopping=self._is_stopping,
+            noticed=beginning.noticed,
             writer=beginning.writer,
             follows=self._follows,
             needs_in_snapshot=self._needs_in_snapshot if beginning.known.forced is not None else None,
@@ -136,6 +137,7 @@ class Replayer:
         *,
         status: Status,
         is_stopping: threading.Event,
+        noticed: Noticed | None = None,
         writer: StateWriter | None,
         follows: bool,
         needs_in_snapshot: tuple[int, int] | None = None,
@@ -160,11 +162,24 @@ class Replayer:
         self._server = self._server_at(known.store.vclock if known.store is not None else self._published)
         self._plan = self._decide(known)
         self._runner = PipelineRunner(
-            config, publisher, checkpoint, self._plan, self._server, status=status, is_stopping=is_stopping, writer=writer
+            config,
+            publisher,
+            checkpoint,
+            self._plan,
+            self._server,
+            status=status,
+            is_stopping=is_stopping,
+            noticed=noticed,
+            writer=writer,
         )
         status.upstream_version = ".".join(map(str, self._server.version))
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False
+
+    @property
+    def published(self) -> VClock:
+        """As `Stream.published`."""
+        return self._runner.published
 
     def run(self) -> bool:
         """Take a snapshot if one is planned, then read the logs. Returns whether all has been read. Raises what breaks."""

@@ -29,7 +29,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import PipelineRunner, Server
+from cdc.daemon.runner import Noticed, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ProtocolError, SilenceError
@@ -92,6 +92,7 @@ class Follower:
         status: Status,
         is_stopping: threading.Event,
         goal: Goal,
+        noticed: Noticed | None = None,
         writer: StateWriter | None = None,
         requests: SnapshotRequests | None = None,
         is_lost: Callable[[], bool] = lambda: False,
@@ -121,6 +122,7 @@ class Follower:
             Server(greeting.uuid, greeting.version, connection.address),
             status=status,
             is_stopping=is_stopping,
+            noticed=noticed,
             writer=writer,
             flushes_at_once=goal.until_caught_up,
             while_waiting=self._check_connection,
@@ -133,6 +135,11 @@ class Follower:
         """What the connection is at."""
         self.has_streamed = False
         status.upstream_version, status.master_vclock = greeting.version_text, ballot.vclock
+
+    @property
+    def published(self) -> VClock:
+        """As `Stream.published`."""
+        return self._runner.published
 
     @property
     def _pipeline(self) -> Pipeline:
@@ -252,6 +259,7 @@ class Follower:
             )
         status.replicaset_uuid = str(position.replicaset_uuid)
         self.phase, status.state, status.error = Phase.STREAMING, "streaming", None
+        self._requests.open()
         self.has_streamed = not catches_up
         self._log.info("following", vclock=str(position.vclock), master=str(subscribed.vclock))
         for doubt in doubts_about_spaces(self._config, self._checkpoint):
@@ -263,6 +271,7 @@ class Follower:
         try:
             return self._follow_stream(resume.target(subscribed.vclock, ignored) if catches_up else None)
         finally:
+            self._requests.close()
             self._acknowledger.close()
 
     def _follow_stream(self, catches_up_with: VClock | None) -> bool:

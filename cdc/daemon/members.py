@@ -138,6 +138,7 @@ class Members:
             status=self._status,
             is_stopping=self._is_stopping,
             goal=beginning.goal,
+            noticed=beginning.noticed,
             writer=beginning.writer,
             requests=self._requests,
             is_lost=self._monitor.is_lost,

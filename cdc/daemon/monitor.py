@@ -28,6 +28,7 @@ from cdc.protocol.session import Greeted, Session, Voted
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect
 from cdc.upstream import overview
+from cdc.upstream.overview import Upstream
 from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing
 from cdc.upstream.watch import Link, Phase, Watch
 
@@ -76,6 +77,8 @@ class UpstreamMonitor:
         self._addresses = source.addresses()
         self._timeout = source.vote_timeout_ms / 1000
         self._status = status
+        # What the status shows of them.
+        self._shown: tuple[Upstream, ...] = ()
         self._log = structlog.get_logger().bind(name=status.name)
         self._lock = threading.Lock()
         # The latest question to each member; one that hasn't ended is not asked twice.
@@ -137,16 +140,17 @@ class UpstreamMonitor:
 
     def _show_one(self, index: int, state: str, error: str | None) -> None:
         """What has become of one member, which a survey would only show later."""
-        shown = list(self._status.upstreams)
+        shown = list(self._shown)
         if shown:
             shown[index] = replace(shown[index], state=state, error=error)
-            self._status.upstreams = tuple(shown)
+            self._shown = self._status.upstreams = tuple(shown)
 
     def show(self, answers: Sequence[Answer], needed: Needed) -> None:
         """Put the answers into the status, and say what has changed to the worse."""
-        before, link = self._status.upstreams, self._link()
+        before, link = self._shown, self._link()
         found = overview.overview(answers, needed, link.index if link is not None else None, dict(self._failures))
-        self._status.upstreams, self._status.surveyed_at = found, time.monotonic()
+        self._shown = self._status.upstreams = found
+        self._status.surveyed_at = time.monotonic()
         for index, upstream in enumerate(found):
             earlier = before[index] if before else None
             lost_logs = upstream.is_following and _has_gap(upstream)

@@ -33,6 +33,7 @@ from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream import limbo_watch
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.limbo_watch import Overdue
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import news
 from cdc.upstream.selection import Needed
@@ -48,6 +49,14 @@ class Server:
     address: str
 
 
+@dataclass(slots=True)
+class Noticed:
+    """What the streams of one daemon have noticed, which is counted and told once for all of them."""
+
+    merging_upsert_count: int = 0
+    overdue: Overdue | None = None
+
+
 class PipelineRunner:
     """One pipeline with its way out. For the daemon's thread."""
 
@@ -61,11 +70,12 @@ class PipelineRunner:
         *,
         status: Status,
         is_stopping: threading.Event,
+        noticed: Noticed | None = None,
         writer: StateWriter | None = None,
         flushes_at_once: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins where the plan says. Raises StateError.
+        """Begins where the plan says; `noticed` is what the streams before this one did. Raises StateError.
 
         `flushes_at_once`: the store is written as soon as all is committed. `while_waiting` is called every
         source.ack_interval_ms while there is no room.
@@ -82,19 +92,22 @@ class PipelineRunner:
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._imageless_count = 0
+        self._noticed = noticed or Noticed()
         # What earlier connections have counted, and the keys that have been told of.
-        self._earlier_upsert_count = status.merging_upsert_count
+        self._earlier_upsert_count = self._noticed.merging_upsert_count
         self._doubtful: frozenset[bytes] = frozenset()
         # Whether the last batch ended within a transaction.
         self._is_inside = False
         self.last_timestamp: float | None = None
         """Of the newest row that was handed over."""
+        self.published = VClock()
+        """Up to where whole source transactions have been handed over."""
         self.pipeline = self._begin()
         """What the rows go into; `prepare_snapshot` may put another in its place."""
         if writer is not None:
             self._show_store(writer)
         position = self.pipeline.position
-        status.received = status.published = status.checkpoint = position.vclock
+        self.published = status.received = status.published = status.checkpoint = position.vclock
         status.seq, status.schema_version = position.seq, position.schema_version
         status.upstream, status.server_uuid = server.address, str(server.server_uuid)
 
@@ -212,18 +225,19 @@ class PipelineRunner:
         if batch.timestamp:
             self.last_timestamp = batch.timestamp
         if batch.is_boundary:
-            status.published = batch.position.vclock
+            self.published = status.published = batch.position.vclock
             status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
             if batch.position.snapshot is not None:
                 status.snapshot_id = batch.position.snapshot.snapshot_id
 
     def _show_uncertain(self) -> None:
         """What the rows have come to may be another thing on the master: count it, and say so when there is more."""
-        pipeline, status = self.pipeline, self._status
+        pipeline, status, noticed = self.pipeline, self._status, self._noticed
         count = self._earlier_upsert_count + pipeline.merging_upsert_count
-        if count and not status.merging_upsert_count:
-            self._log.warning("this server merges UPSERTs of vinyl spaces: docs/guarantees.md", version=status.upstream_version)
-        status.merging_upsert_count = count
+        if count and not noticed.merging_upsert_count:
+            version = ".".join(map(str, self._server.version))
+            self._log.warning("this server merges UPSERTs of vinyl spaces: docs/guarantees.md", version=version)
+        noticed.merging_upsert_count = status.merging_upsert_count = count
         images = pipeline.images
         if images is not None and images.doubtful != self._doubtful:
             if images.doubtful - self._doubtful:
@@ -290,15 +304,17 @@ class PipelineRunner:
 
     def show(self) -> None:
         """Have the status say what waits, and where."""
-        pipeline, status = self.pipeline, self._status
+        pipeline, status, noticed = self.pipeline, self._status, self._noticed
         status.queued_bytes = self._publisher.queued_bytes
         status.open_transaction_bytes = pipeline.open_byte_count
         status.is_reading = self.has_room
         status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
-        status.limbo, status.received = pipeline.limbo, pipeline.ledger.received
+        limbo = pipeline.limbo
+        status.limbo, status.received = limbo, pipeline.ledger.received
         alert_ms = self._config.source.quorum_alert_ms
-        status.overdue, news = limbo_watch.look(status.limbo, status.overdue, now_us(), alert_ms=alert_ms)
-        if news and status.overdue is not None:
+        overdue, news = limbo_watch.look(limbo, noticed.overdue, now_us(), alert_ms=alert_ms)
+        noticed.overdue = status.overdue = overdue
+        if news and overdue is not None:
             self._log.warning("waiting for a quorum", reason=news)
         elif news:
             self._log.info("the wait for a quorum is over", reason=news)

@@ -43,6 +43,7 @@ class SnapshotIntake:
         self._after_seq = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
         self._progress = SnapshotProgress(previous.row_count if previous else 0)
+        self._row_count = 0
         status.state, status.snapshot_rows = "snapshot", 0
 
     def __enter__(self) -> Self:
@@ -63,7 +64,8 @@ class SnapshotIntake:
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
-            self._status.snapshot_rows += batch.event_count
+            self._row_count += batch.event_count
+            self._status.snapshot_rows = self._row_count
             self._progress.advance(batch.event_count)
             yield batch
 
@@ -76,7 +78,7 @@ class SnapshotIntake:
         if not self._runner.wait_until_settled():
             return False
         position = self._runner.pipeline.ledger.checkpoint
-        self._log.info("the snapshot is complete", rows=self._status.snapshot_rows, vclock=str(position.vclock), seq=position.seq)
+        self._log.info("the snapshot is complete", rows=self._row_count, vclock=str(position.vclock), seq=position.seq)
         # Hundreds of thousands of objects were made and dropped; what is left lives as long as the process.
         gc.collect()
         gc.freeze()

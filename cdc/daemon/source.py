@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from cdc.config import Config
 from cdc.daemon.follower import Goal
+from cdc.daemon.runner import Noticed
 from cdc.errors import CdcError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream.start import Known
@@ -27,6 +29,7 @@ class Beginning:
     publisher: Publisher
     writer: StateWriter | None
     goal: Goal
+    noticed: Noticed = field(default_factory=Noticed)
 
 
 class Stream(Protocol):
@@ -35,6 +38,10 @@ class Stream(Protocol):
     @property
     def has_streamed(self) -> bool:
         """Whether it was read past what it began with: a snapshot, or what had been missed."""
+
+    @property
+    def published(self) -> VClock:
+        """Up to where whole source transactions have been handed to the publisher."""
 
     def run(self) -> bool:
         """Read until the goal is reached, and return True; False once a stop is asked for. Raises what breaks."""

@@ -36,6 +36,7 @@ from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Goal
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
+from cdc.daemon.runner import Noticed
 from cdc.daemon.source import Beginning, NewSource
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
@@ -104,6 +105,11 @@ class Daemon:
         # Of what Kafka throws away: where the daemon was when it did that last.
         self._kafka_back_off = BackOff()
         self._thrown_back_to: Position | None = None
+        # What was waited for last: until changes flow again it isn't told a second time.
+        self._waited_for: str | None = None
+        self._noticed = Noticed()
+        # Up to where whole source transactions have been handed to a publisher.
+        self._published = VClock()
         # Where the daemon was when a source transaction took too long to publish.
         self._timed_out_at: Position | None = None
         # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
@@ -230,7 +236,7 @@ class Daemon:
         """Make sure, before the name is taken, that nobody is harmed by that and that nothing is published again by a slip."""
         config, orders = self._config, self._orders
         # From the second round on the reason is known.
-        tell = self._log.debug if self.status.error else self._log.info
+        tell = self._log.debug if self._waited_for is not None else self._log.info
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not orders.take_prefix:
             ownership.check(stored, config.kafka.topic_prefix, config.name)
@@ -272,7 +278,8 @@ class Daemon:
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
         """One stream from the source. Returns whether the goal was reached."""
         self.status.state = "connecting"
-        with self._source.opened(Beginning(self._known(), self._checkpoint, publisher, self._writer, goal)) as stream:
+        beginning = Beginning(self._known(), self._checkpoint, publisher, self._writer, goal, self._noticed)
+        with self._source.opened(beginning) as stream:
             self.status.reconnect_count = self._connect_count
             self._connect_count += 1
             self._forced_snapshot = None
@@ -285,7 +292,10 @@ class Daemon:
                 self._settle_or_go_back(stream.collect_submitted, error)
                 raise
             finally:
-                self._is_store_ours = self._is_store_ours or stream.has_streamed  # it has been brought up to the checkpoint
+                self._published = stream.published
+                if stream.has_streamed:
+                    self._is_store_ours = True  # it has been brought up to the checkpoint
+                    self._waited_for = None
 
     def _known(self) -> Known:
         """What the next connection begins from. Raises StateError."""
@@ -336,8 +346,8 @@ class Daemon:
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._source.next_delay())
                 # The former daemon's connection, whose end is waited for, is told once.
-                is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self.status.error == str(error)
-                self.status.error = str(error)
+                is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self._waited_for == str(error)
+                self._waited_for = self.status.error = str(error)
                 tell = self._log.debug if is_told else self._log.warning
                 tell("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
@@ -454,7 +464,7 @@ class Daemon:
         committed = self._publisher.committed
         vclock = committed.vclock if committed is not None else VClock()
         # After an abort nothing may have been submitted again yet.
-        if is_whole and vclock.covers(self.status.published):
+        if is_whole and vclock.covers(self._published):
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")

@@ -46,6 +46,8 @@ class SnapshotRequests:
         """`start_alone`: no row of a request is made before the checkpoint says that it has begun."""
         self._start_alone = start_alone
         self._is_waiting = False
+        self.is_open = False
+        """Whether there is a stream behind which rows may be published again."""
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._current: Republication | None = None
@@ -89,11 +91,19 @@ class SnapshotRequests:
         """Whether there are chunks to be made."""
         return self._current is not None and not self._current.is_complete and not self._is_waiting
 
+    def open(self) -> None:
+        """A stream is being followed: requests are taken from now on."""
+        self.is_open = True
+
+    def close(self) -> None:
+        """It no longer is."""
+        self.is_open = False
+
     def restart(self) -> None:
         """Another connection, and another pipeline: what ran begins anew, and so does what wasn't durable yet."""
         if self._current is not None:
             self._current = Republication(self._current.names, starts_alone=self._start_alone)
-        self._is_waiting = False
+        self._is_waiting = self.is_open = False
         self._end = None
         self._not_before = 0.0
 

@@ -72,7 +72,7 @@ class StatusServer:
                             raise ValueError
                 except (ValueError, RecursionError):
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
-                if status.requests is None or status.state != "streaming":
+                if status.requests is None or not status.requests.is_open:
                     return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
                 self.server.prolong(self.connection, ANSWER_TIMEOUT_SECONDS)
                 try:

@@ -17,6 +17,7 @@ from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConnectionLostError, PositionError, SnapshotNeededError
 from cdc.kafka import publisher
 from cdc.kafka.errors import ProducerLostError
+from cdc.positions.vclock import VClock
 from cdc.protocol.failure import XlogGapError
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import batch, fails_once, row, wait
@@ -70,6 +71,7 @@ class Turn:
     """One of its streams."""
 
     has_streamed = True
+    published = VClock()
 
     def __init__(self, source: Scripted, beginning: Beginning) -> None:
         self._source = source
