@@ -20,6 +20,7 @@ from cdc.kafka.publisher import Publisher
 from cdc.local.interface import KafkaServer
 from cdc.stream.checkpoint import Writer
 from tests.fakes.kafka import Cluster, Record, clients
+from tests.live.kafka_proxy import KafkaProxy
 from tests.live.topics import TopicReader
 
 Mode = Literal["exactly_once", "at_least_once"]
@@ -51,6 +52,20 @@ class Ground(Protocol):
 
     def silence(self) -> contextlib.AbstractContextManager[None]:
         """Kafka answers nothing."""
+
+    def losing(self) -> contextlib.AbstractContextManager[Losing]:
+        """Publishers that start within this reach Kafka over what may lose its answers."""
+
+
+class Losing(Protocol):
+    """A way to Kafka on which answers get lost."""
+
+    @property
+    def left(self) -> int:
+        """How many are still to be lost."""
+
+    def lose(self, count: int) -> None:
+        """The next commits, so many of them, come through, but the answers don't."""
 
 
 def publisher(
@@ -103,6 +118,11 @@ class FakeGround:
         yield
         self.cluster.is_silent = False
 
+    @contextlib.contextmanager
+    def losing(self) -> Iterator[Losing]:
+        """As `Ground.losing`."""
+        yield LosingCluster(self.cluster)
+
     def _make_strict(self, topic: str, is_refused: Callable[[bytes | None, bytes | None], bool], code: int) -> None:
         name = f"{self.prefix}.{topic}"
         self.cluster.partitions[name] = 1
@@ -113,11 +133,28 @@ class FakeGround:
         self.cluster.refuse = refuse
 
 
+class LosingCluster:
+    """A fake cluster, whose commits do it."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def left(self) -> int:
+        """As `Losing.left`."""
+        return self._cluster.lost_answers
+
+    def lose(self, count: int) -> None:
+        """As `Losing.lose`."""
+        self._cluster.lost_answers += count
+
+
 class RealGround:
     """A broker that may be frozen, with names of its own."""
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka
+        self._bootstrap_servers = kafka.bootstrap_servers
         self.name = self.prefix = f"ground-{uuid.uuid4().hex[:12]}"
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
 
@@ -129,7 +166,7 @@ class RealGround:
         """As `Ground.section`."""
         return KafkaSection.model_validate(
             {
-                "bootstrap_servers": self._kafka.bootstrap_servers,
+                "bootstrap_servers": self._bootstrap_servers,
                 "topic_prefix": self.prefix,
                 "delivery": mode,
                 "properties": {"transaction.timeout.ms": int(timeout_seconds * 1000)},
@@ -166,6 +203,17 @@ class RealGround:
             yield
         finally:
             self._kafka.resume()
+
+    @contextlib.contextmanager
+    def losing(self) -> Iterator[Losing]:
+        """As `Ground.losing`."""
+        host, _, port = self._kafka.bootstrap_servers.partition(":")
+        with KafkaProxy(int(port)) as proxy:
+            self._bootstrap_servers = f"{host}:{proxy.port}"
+            try:
+                yield proxy
+            finally:
+                self._bootstrap_servers = self._kafka.bootstrap_servers
 
     def _make(self, topic: str, config: dict[str, str]) -> None:
         name = f"{self.prefix}.{topic}"

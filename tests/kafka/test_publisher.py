@@ -213,18 +213,6 @@ def test_what_was_aborted_is_not_said_to_be_committed(cluster: Cluster, start: S
     assert publisher.committed == Position(VClock({1: 1}), 1)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_a_commit_whose_answer_is_lost_counts_once(cluster: Cluster, start: Start, mode: Mode) -> None:
-    publisher = start(mode)
-    cluster.lost_answers = 2
-    for number in (1, 2, 3):
-        publisher.submit(batch(number))
-        wait(publisher)
-    assert cluster.lost_answers == 0
-    assert cluster.values("shop.things") == [row(1), row(2), row(3)]
-    assert publisher.statistics.abort_count == 0
-
-
 @pytest.mark.parametrize(
     "code", [KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.INVALID_RECORD]
 )

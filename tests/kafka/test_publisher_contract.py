@@ -233,6 +233,21 @@ def test_kafka_falls_silent_for_longer_than_requests_wait(ground: Ground, start:
     assert ground.values("things") == [row(ground, number) for number in (1, 2, 3)]
 
 
+def test_a_commit_whose_answer_is_lost_counts_once(ground: Ground, start: Start, mode: Mode) -> None:
+    """It came through: nothing of it is published again, and nobody is told of an abort."""
+    with ground.losing() as way:
+        one = start(mode)
+        way.lose(2)
+        for number in (1, 2, 3):
+            one.submit(batch(ground, number))
+            wait(one, number)
+        assert way.left == 0
+        assert one.statistics.abort_count == 0
+        assert one.stop(60)
+    assert ground.values("things") == [row(ground, number) for number in (1, 2, 3)]
+    assert seq(start(mode)) == 3
+
+
 def test_an_end_while_kafka_is_silent(ground: Ground, start: Start, mode: Mode) -> None:
     """It takes no longer than it may, tells how long readers may have to wait, and the next start goes on."""
     one = start(mode)

@@ -161,11 +161,11 @@ class Proxy:
         """End all connections now."""
         sockets, self._sockets = self._sockets, []
         for one in sockets:
-            _end(one)
+            end(one)
 
     def close(self) -> None:
         """End it all."""
-        _end(self._listener)
+        end(self._listener)
         self.cut()
 
     def __enter__(self) -> Self:
@@ -196,8 +196,8 @@ class Proxy:
             while data := server.recv(_CHUNK):
                 for piece in course.pass_on(data):
                     client.sendall(piece)
-        _end(client)
-        _end(server)
+        end(client)
+        end(server)
 
     def _upstream(self, client: socket.socket, server: socket.socket, course: Straight) -> None:
         acks = Acks()
@@ -211,15 +211,16 @@ class Proxy:
                     has_subscribed = True
                     course.subscribed()
                 server.sendall(data)
-        _end(client)
-        _end(server)
+        end(client)
+        end(server)
 
     @staticmethod
     def _spawn(func: Callable[..., None], *arguments: Any) -> None:
         threading.Thread(target=func, args=arguments, name="proxy", daemon=True).start()
 
 
-def _end(one: socket.socket) -> None:
+def end(one: socket.socket) -> None:
+    """Close a connection, also under a thread that waits for it."""
     with contextlib.suppress(OSError):
         one.shutdown(socket.SHUT_RDWR)
     one.close()
