@@ -14,10 +14,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from enum import Enum, auto
 from typing import Final
 
 import structlog
@@ -42,6 +40,7 @@ from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog
 from cdc.stream.batch import Batch, Forms
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.handover import Handover, State
 from cdc.stream.open_transaction import OpenTransaction, Pace
 from cdc.stream.publisher_statistics import PublisherStatistics
 
@@ -52,13 +51,6 @@ Kafka forgets a transactional id that writes nothing for seven days (transaction
 COMPLAINT_SECONDS: Final = 10.0
 MANY_BYTES: Final = 512 * 1024
 """A batch of more is one of several that were read at once: others follow it, though they may not wait yet."""
-
-
-class _State(Enum):
-    RUNNING = auto()
-    ABORTED = auto()
-    FAILED = auto()
-    STOPPED = auto()
 
 
 class Publisher:
@@ -107,13 +99,7 @@ class Publisher:
 
         # Shared with the publisher's thread, under the lock.
         self._lock = threading.Condition()
-        self._queue: deque[Batch] = deque()
-        self._queued_bytes = 0
-        self._settled: list[Position] = []
-        self._state = _State.RUNNING
-        self._error: CdcError | None = None
-        self._should_drain = False
-        self._abandoned: str | None = None
+        self._shared = Handover(config.queue_bytes_max)
         # Wakes the daemon's poll: something was settled, or went wrong.
         self._wake_pipe = WakePipe()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
@@ -187,7 +173,7 @@ class Publisher:
     def stop(self, timeout_seconds: float) -> bool:
         """Commit what was submitted, then end. Returns whether all of it was committed in time."""
         with self._lock:
-            self._should_drain = True
+            self._shared.should_drain = True
             self._lock.notify_all()
         if self._thread.is_alive():
             self._thread.join(timeout_seconds)
@@ -200,7 +186,7 @@ class Publisher:
             self._started.close()
         if not self._thread.is_alive():
             self._readability.close()
-        return self._state is _State.STOPPED
+        return self._shared.state is State.STOPPED
 
     @property
     def topics_seen(self) -> Mapping[str, str | None]:
@@ -210,7 +196,7 @@ class Publisher:
     @property
     def open_seconds(self) -> float | None:
         """For how long, after `stop`, a transaction that couldn't be ended may keep readers waiting; None if there is none."""
-        has_ended_without_us = isinstance(self._error, FencedError | TransactionTimeoutError)
+        has_ended_without_us = isinstance(self._shared.error, FencedError | TransactionTimeoutError)
         is_open = self._started is not None and self._started.is_open and not has_ended_without_us
         return self._transaction_seconds if is_open else None
 
@@ -224,12 +210,12 @@ class Publisher:
     @property
     def queued_bytes(self) -> int:
         """Bytes of batches that wait for the producer."""
-        return self._queued_bytes
+        return self._shared.queued_bytes
 
     @property
     def has_room(self) -> bool:
         """Whether another batch should be submitted; a single batch may go over the bound, by its own size."""
-        return self._queued_bytes < self._config.queue_bytes_max
+        return self._shared.has_room
 
     @property
     def wanted_in_seconds(self) -> float:
@@ -242,15 +228,14 @@ class Publisher:
     def submit(self, batch: Batch) -> None:
         """Queue a batch. The caller asks `has_room` before it makes the next one."""
         with self._lock:
-            self._queue.append(batch)
-            self._queued_bytes += batch.byte_count
+            self._shared.submit(batch)
             self._backlog.submitted(time.monotonic(), batch.timestamp)
             self._lock.notify_all()
 
     def wait_for_room(self, timeout_seconds: float) -> bool:
         """Wait until there is room; returns whether there is. Also returns early if the publisher is in trouble."""
         with self._lock:
-            self._lock.wait_for(lambda: self.has_room or self._state is not _State.RUNNING, timeout_seconds)
+            self._lock.wait_for(lambda: self.has_room or self._shared.state is not State.RUNNING, timeout_seconds)
             return self.has_room
 
     def collect(self) -> list[Position]:
@@ -261,17 +246,11 @@ class Publisher:
         """
         self._wake_pipe.clear()
         with self._lock:
-            settled, self._settled = self._settled, []
-            if settled:
-                return settled
-            if self._error is not None:
-                raise self._error
-            return settled
+            return self._shared.collect()
 
     def last_settled(self) -> list[Position]:
         """What has been settled since `collect`, of a publisher that was stopped."""
-        settled, self._settled = self._settled, []
-        return settled
+        return self._shared.take_settled()
 
     def abandon(self, reason: str) -> None:
         """What was submitted last is a part of a transaction whose rest won't come: have all that isn't settled aborted.
@@ -279,20 +258,15 @@ class Publisher:
         `collect` raises PublishAborted when that is done.
         """
         with self._lock:
-            self._abandoned = reason
+            self._shared.abandoned = reason
             self._lock.notify_all()
 
     def reset(self) -> None:
         """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
         with self._lock:
-            assert self._state is _State.ABORTED
+            self._shared.reset()
             self._backlog.aborted()
             self._open_count = 0
-            self._queue.clear()
-            self._queued_bytes = 0
-            self._settled.clear()
-            self._error = self._abandoned = None
-            self._state = _State.RUNNING
             self._lock.notify_all()
 
     def reload(self) -> Checkpoint | None:
@@ -331,7 +305,7 @@ class Publisher:
     # The publisher's thread.
 
     def _run(self) -> None:
-        while self._state in (_State.RUNNING, _State.ABORTED):
+        while self._shared.state in (State.RUNNING, State.ABORTED):
             try:
                 with translate_kafka_errors():
                     self._publish()
@@ -356,7 +330,7 @@ class Publisher:
     def _end(self, error: PublishAborted | ProducerLostError) -> None:
         """What has been published since the last commit is lost: abort it, or say that only a new producer can go on."""
         timeout = None
-        if not self._is_ending and self._abandoned is None:
+        if not self._is_ending and self._shared.abandoned is None:
             timeout = self._open.timeout(error, time.monotonic(), self._timeout_seconds)
         self.statistics.failure = (timeout or error).message
         self.statistics.abort_count += 1
@@ -379,8 +353,8 @@ class Publisher:
             if not open_.began_at:
                 self._await_readers(may_end=True)
             batch = self._take(open_.wait_seconds(pace, self.statistics.last_commit_at, time.monotonic(), IDLE_SECONDS))
-            if self._abandoned is not None:
-                raise PublishAborted(self._abandoned)
+            if self._shared.abandoned is not None:
+                raise PublishAborted(self._shared.abandoned)
             if batch is not None:
                 is_ready = self._topic_admin.is_ready(batch.topics)
                 if open_.end is not None and not (is_ready and batch.is_boundary):
@@ -397,7 +371,7 @@ class Publisher:
                 self.statistics.event_count += batch.event_count
                 self.statistics.byte_count += batch.byte_count
             now = time.monotonic()
-            follows_more = bool(self._queue) or (batch is not None and batch.byte_count > MANY_BYTES)
+            follows_more = self._shared.is_waiting or (batch is not None and batch.byte_count > MANY_BYTES)
             is_due = open_.is_due(pace, self.statistics.last_commit_at, now, follows_more=follows_more)
             if open_.end is not None and (is_due or self._is_drained):
                 if heartbeat_interval and now >= next_heartbeat:
@@ -413,7 +387,7 @@ class Publisher:
                 if has_beat or now >= self.statistics.last_commit_at + PROOF_SECONDS:
                     self._commit_position(last, {})
             if self._is_drained and not open_.began_at:
-                self._state = _State.STOPPED
+                self._shared.stop()
                 self._readability.await_end(self._delivery)
                 return
             if self._is_stopping.is_set() or self._is_drained:
@@ -429,9 +403,10 @@ class Publisher:
             if pause is None:
                 return
             with self._lock:
-                self._lock.wait_for(lambda: self._abandoned or self._is_stopping.is_set(), pause)
-            if self._abandoned is not None or self._is_stopping.is_set():
-                raise PublishAborted(self._abandoned or "stopped before readers could reach the last commit")
+                self._lock.wait_for(lambda: self._shared.abandoned or self._is_stopping.is_set(), pause)
+            abandoned = self._shared.abandoned
+            if abandoned is not None or self._is_stopping.is_set():
+                raise PublishAborted(abandoned or "stopped before readers could reach the last commit")
 
     def _commit(self, open_: OpenTransaction) -> Position:
         assert open_.end is not None
@@ -443,25 +418,25 @@ class Publisher:
 
     @property
     def _is_ending(self) -> bool:
-        return self._is_stopping.is_set() or self._should_drain
+        return self._is_stopping.is_set() or self._shared.should_drain
 
     @property
     def _is_drained(self) -> bool:
-        return self._should_drain and not self._queue
+        return self._shared.is_drained
 
     def _take(self, timeout_seconds: float) -> Batch | None:
+        shared = self._shared
         with self._lock:
             self._lock.wait_for(
-                lambda: self._queue or self._should_drain or self._abandoned or self._is_stopping.is_set(),
+                lambda: shared.is_waiting or shared.should_drain or shared.abandoned or self._is_stopping.is_set(),
                 max(0.0, timeout_seconds),
             )
-            if not self._queue:
+            had_room = shared.has_room
+            batch = shared.take()
+            if batch is None:
                 return None
-            had_room = self.has_room
-            batch = self._queue.popleft()
-            self._queued_bytes -= batch.byte_count
             self._lock.notify_all()
-        if not had_room and self.has_room:
+        if not had_room and shared.has_room:
             self._wake_pipe.wake()
         return batch
 
@@ -490,7 +465,7 @@ class Publisher:
 
     def _settle(self, position: Position) -> None:
         with self._lock:
-            self._settled.append(position)
+            self._shared.settle(position)
         self._wake_pipe.wake()
 
     def _abort(self, error: PublishAborted) -> None:
@@ -516,17 +491,15 @@ class Publisher:
             # and the rest of it would be committed. Kafka refuses the copy once another producer has the name.
             raise ProducerLostError(f"{error.message}; and then it took Kafka long to abort the transaction")
         with self._lock:
-            self._error = error
-            self._state = _State.ABORTED
+            self._shared.abort(error)
             self._wake_pipe.wake()
-            self._lock.wait_for(lambda: self._state is not _State.ABORTED or self._is_ending)
-            if self._state is _State.ABORTED:
-                self._state = _State.FAILED
+            self._lock.wait_for(lambda: self._shared.state is not State.ABORTED or self._is_ending)
+            if self._shared.state is State.ABORTED:
+                self._shared.stop()
 
     def _fail(self, error: CdcError) -> None:
         with self._lock:
-            self._error = error
-            self._state = _State.FAILED
+            self._shared.fail(error)
             self._lock.notify_all()
         self._wake_pipe.wake()
 
