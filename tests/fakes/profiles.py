@@ -25,6 +25,9 @@ def spend(share: float) -> None:
     global _share, FEW, SOME, MANY
     _share = share
     FEW, SOME, MANY = examples(12), examples(40), examples(200)
+    # A test that says nothing has what hypothesis tries by itself, but no deadline: on a busy machine any example takes 200 ms.
+    settings.register_profile("tests", examples(100))
+    settings.load_profile("tests")
 
 
 def examples(count: int, *, steps: int = 0) -> settings:
