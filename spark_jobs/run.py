@@ -108,20 +108,18 @@ def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequen
     """
     try:
         sink.write(records, batch, query)
-        return
     except (PySparkException, Py4JError) as error:
         if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
             raise
         # Kept, as Spark would put what a sink makes of the records into one with what tells them apart, and plan that for half a
         # minute, however few there are; and so that they are read once.
         sorted_records = sorted_out(records, control).persist(StorageLevel.MEMORY_AND_DISK)
-        if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
+        try:
+            if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
+                raise
+            sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
+        finally:
             sorted_records.unpersist()
-            raise
-    try:
-        sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
-    finally:
-        sorted_records.unpersist()
 
 
 def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> Sink:

@@ -50,7 +50,8 @@ def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None
     What keeps it waiting it tells once, long before it gives up.
     """
     deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
-    timeout = _LOGIN_SECONDS
+    # A short question first, then as long as is left.
+    timeout, is_first = _LOGIN_SECONDS, True
     while True:
         try:
             found = admin.list_topics(timeout=timeout).topics
@@ -59,9 +60,9 @@ def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None
             # One may be a broker's that was just ending.
             if len(admin.refusals) > 1:
                 raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
-            if timeout == _LOGIN_SECONDS:
+            if is_first:
                 tell("; ".join(admin.troubles.values()) or f"there is no answer from {bootstrap_servers}")
-            timeout = deadline - time.monotonic()
+            timeout, is_first = deadline - time.monotonic(), False
             if timeout <= 0:
                 found_wrong = "; ".join(admin.troubles.values()) or error.args[0].str()
                 raise ConnectionLostError(

@@ -96,8 +96,8 @@ class Connection:
             return events
         if not self._has_more and self._is_busy:
             is_early = wanted_in_seconds > 0
-            is_there = self.wait(min(timeout_seconds, wanted_in_seconds if is_early else COALESCE_SECONDS), wake_fd)
-            if is_early and is_there is False:
+            is_woken = self.wait(min(timeout_seconds, wanted_in_seconds if is_early else COALESCE_SECONDS), wake_fd)
+            if is_early and is_woken:
                 return []
         elif not self._has_more:
             self.wait(timeout_seconds, wake_fd)
@@ -128,10 +128,10 @@ class Connection:
         """Give back events, in order, that the next `receive` is to return: rows may come in one piece with an answer."""
         self._unread = events + self._unread
 
-    def wait(self, timeout_seconds: float, wake_fd: int = -1, *, for_data: bool = True) -> bool | None:
+    def wait(self, timeout_seconds: float, wake_fd: int = -1, *, for_data: bool = True) -> bool:
         """Wait for data (if wanted), for `wake_fd`, or until the time has passed, whichever comes first.
 
-        Returns whether it was the data; None if the time has passed.
+        Returns whether only `wake_fd` ended it.
         """
         poller = select.poll()
         if for_data:
@@ -139,7 +139,7 @@ class Connection:
         if wake_fd >= 0:
             poller.register(wake_fd, select.POLLIN)
         ready = poller.poll(max(0.0, timeout_seconds) * 1000)
-        return any(descriptor != wake_fd for descriptor, _ in ready) if ready else None
+        return bool(ready) and all(descriptor == wake_fd for descriptor, _ in ready)
 
     def _set_busy(self, is_busy: bool) -> None:
         if is_busy != self._is_busy:

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -249,32 +249,30 @@ class Daemon:
 
         From opening the first file until all is committed, as the daemon logs them.
         """
-        started = time.time()
         command = [sys.executable, "-m", "cdc", "replay", "--config", str(self._config_file), str(files)]
-        process = ChildProcess(f"the replay {self.prefix}", command, log_file=self._log_file, working_directory=self._directory)
-        usage = Usage(process.pid)
-        try:
-            _expect_success(process)
-            usage.close()
-            first, last = logged_at(process, "taking a snapshot"), logged_at(process, "stopped")
-            memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
-            return Run(started, first, last, usage.cpu_seconds(first, last), *memory, 0)
-        finally:
-            process.kill()
-            usage.close()
+        return self._measure_logged(
+            lambda: ChildProcess(
+                f"the replay {self.prefix}", command, log_file=self._log_file, working_directory=self._directory
+            ),
+            until="stopped",
+        )
 
     def measure_snapshot(self) -> Run:
         """Run until caught up with the snapshot that it takes at first, which must hold all rows.
 
         From asking for the snapshot until all of it is committed, as the daemon logs them.
         """
+        return self._measure_logged(lambda: self.start(until_caught_up=True), until="the snapshot is complete")
+
+    def _measure_logged(self, start: Callable[[], ChildProcess], *, until: str) -> Run:
+        """A run that ends by itself, from its snapshot's beginning until it logs this event."""
         started = time.time()
-        process = self.start(until_caught_up=True)
+        process = start()
         usage = Usage(process.pid)
         try:
             _expect_success(process)
             usage.close()
-            first, last = logged_at(process, "taking a snapshot"), logged_at(process, "the snapshot is complete")
+            first, last = logged_at(process, "taking a snapshot"), logged_at(process, until)
             memory = usage.peak_rss_bytes, usage.peak_anonymous_bytes
             return Run(started, first, last, usage.cpu_seconds(first, last), *memory, 0)
         finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -28,6 +29,27 @@ def wait_for_work(scene: Scene, *, rows: int, commits: int) -> None:
     scene.daemon.wait_until(f"{rows} rows and {commits} commits", is_done)
 
 
+def kill_again_and_again(
+    scene: Scene, chance: random.Random, count: int, while_dead: Callable[[], object] = lambda: None
+) -> None:
+    """Kill the daemon so often under the workload; the last one publishes the rest of it, and ends as it is asked to."""
+    for number in range(count):
+        scene.daemon.start()
+        if number == 0:
+            scene.daemon.wait_until_streaming()
+        else:
+            # From the very start of a process to well into its work.
+            wait_for_work(scene, rows=chance.choice((0, 1, chance.randrange(3_000))), commits=chance.randrange(15))
+        time.sleep(chance.random() * 0.2)  # the moment is random, so there is nothing to wait for
+        scene.daemon.kill()
+        while_dead()
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.workload.stop()
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+
+
 @pytest.mark.parametrize(
     "kill_count",
     [
@@ -41,21 +63,7 @@ def test_killed_at_random_moments(scene: Scene, kill_count: int, seed: int) -> N
     scene.workload.start(pause=0.01, rows_max=500)
     reader = scene.reader()
     with Watcher(scene.reader()) as watcher:
-        for number in range(kill_count):
-            scene.daemon.start()
-            if number == 0:
-                scene.daemon.wait_until_streaming()
-            else:
-                # From the very start of a process to well into its work.
-                wait_for_work(scene, rows=chance.choice((0, 1, chance.randrange(3_000))), commits=chance.randrange(15))
-            time.sleep(chance.random() * 0.2)  # the moment is random, so there is nothing to wait for
-            scene.daemon.kill()
-            scene.check_whole_while_dead(reader)
-        scene.daemon.start()
-        scene.daemon.wait_until_streaming()
-        scene.workload.stop()
-        scene.catch_up()
-        assert scene.daemon.terminate() == 0
+        kill_again_and_again(scene, chance, kill_count, lambda: scene.check_whole_while_dead(reader))
     stream = scene.check()
     watcher.check(stream)
 
@@ -68,19 +76,7 @@ def test_killed_at_random_moments_at_least_once(scene: Scene, seed: int) -> None
     scene.daemon.settings["kafka"]["delivery"] = "at_least_once"
     scene.workload.create(SNAPSHOT_ROWS)
     scene.workload.start(pause=0.01, rows_max=500)
-    for number in range(12):
-        scene.daemon.start()
-        if number == 0:
-            scene.daemon.wait_until_streaming()
-        else:
-            wait_for_work(scene, rows=chance.choice((0, 1, chance.randrange(3_000))), commits=chance.randrange(15))
-        time.sleep(chance.random() * 0.2)  # the moment is random, so there is nothing to wait for
-        scene.daemon.kill()
-    scene.daemon.start()
-    scene.daemon.wait_until_streaming()
-    scene.workload.stop()
-    scene.catch_up()
-    assert scene.daemon.terminate() == 0
+    kill_again_and_again(scene, chance, 12)
     assert max(scene.check_as_promised().values()) > 1, "none of the kills made anything come again"
 
 
