@@ -17,13 +17,14 @@ unexport MAKEFLAGS MFLAGS
 # What the compiled row path has taken over runs in Python as well, where that is all there is.
 PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
-.PHONY: help setup demo check check-native test soak bench lint lock wheel spark-zip system clean
+.PHONY: help setup demo check check-native test coverage soak bench lint lock wheel spark-zip system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
 	@echo 'make demo    real Tarantool, Kafka and Spark on this machine, with a workload, end to end'
 	@echo 'make check   lint and all tests that need no servers'
 	@echo 'make test    lint and all tests but the soak'
+	@echo 'make coverage   how much of each package the tests without servers run, by lines and branches'
 	@echo 'make soak    the long drills'
 	@echo 'make bench   the measurements'
 	@echo 'make lint    ruff and mypy'
@@ -56,6 +57,17 @@ check-native: setup
 	done; \
 	cargo test --locked --quiet --no-default-features
 	$(BIN)/python -c 'from cdc import native; assert native.ROW_PATH == "native", native.REASON'
+
+# Of the tests without servers, on both row paths. Each process writes a file; they are put together at the end.
+COVERED := $(BIN)/python -m coverage run -m pytest --dist=loadgroup --quiet
+coverage: setup
+	rm -rf build/coverage
+	mkdir -p build/coverage
+	$(COVERED) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.1
+	TARANTOOL_CDC_PURE=1 $(COVERED) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage json --quiet -o build/coverage/report.json
+	$(BIN)/python -m tests.coverage_table build/coverage/report.json
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --durations=0
