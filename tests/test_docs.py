@@ -9,20 +9,27 @@ from typing import Final
 
 import pytest
 
-from tests.fakes import pages
+from tests.fakes import drawings, pages
 from tests.fakes.golden import Golden
+from tests.fakes.marked import DOCS
 
-ROOT: Final = pages.DOCS.parent
+ROOT: Final = DOCS.parent
 README_BYTES_MAX: Final = 9_216
-PAGES: Final = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md"), *pages.DOCS.glob("*.md")]
+PAGES: Final = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md"), *DOCS.glob("*.md")]
 
 
 @pytest.mark.parametrize(
     ("name", "lines"),
-    [("configuration.md", pages.configuration), ("metrics.md", pages.metrics), ("connection-states.md", pages.states)],
+    [
+        ("configuration.md", pages.configuration),
+        ("metrics.md", pages.metrics),
+        ("connection-states.md", drawings.connection),
+        ("publisher-states.md", drawings.publisher),
+        ("starts.md", drawings.starts),
+    ],
 )
 def test_made_from_the_code(name: str, lines: Callable[[], Iterator[str]], golden: Golden) -> None:
-    golden.check_lines(pages.DOCS / name, list(lines()))
+    golden.check_lines(DOCS / name, list(lines()))
 
 
 def anchors(page: Path) -> set[str]:

@@ -1,4 +1,4 @@
-"""Pages of docs/ that are made from the code, so that they can't say anything else: configuration, metrics, connection states.
+"""Pages of docs/ that are made from the code, so that they can't say anything else: configuration and metrics.
 
 `pytest tests/test_docs.py --update-golden` writes them.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import inspect
 from collections.abc import Iterator
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -17,21 +17,9 @@ from pydantic_core import PydanticUndefined
 
 from cdc import config
 from cdc.ops.metrics import COUNTERS, GAUGES, LABELLED, UPSTREAM_GAUGES
-from cdc.protocol.states import TRANSITIONS, State
+from tests.fakes.marked import MARK, first_lines
 
-DOCS: Final = Path(__file__).resolve().parents[2] / "docs"
 _MEBIBYTE: Final = 1024 * 1024
-
-
-def _first_lines(page: str) -> Iterator[str]:
-    """What a person wrote: the page up to the mark."""
-    for line in (DOCS / page).read_text().splitlines():
-        if line == MARK:
-            return
-        yield line
-
-
-MARK: Final = "<!-- made from the code: pytest tests/test_docs.py --update-golden -->"
 
 
 def _docstrings(section: type[BaseModel]) -> dict[str, str]:
@@ -74,7 +62,7 @@ def _choices(field: FieldInfo) -> str:
 
 def configuration() -> Iterator[str]:
     """All keys by section, with defaults, what else may stand there, and what they mean."""
-    yield from _first_lines("configuration.md")
+    yield from first_lines("configuration.md")
     yield MARK
     for name, field in config.Config.model_fields.items():
         section: Any = field.annotation
@@ -95,7 +83,7 @@ def configuration() -> Iterator[str]:
 
 def metrics() -> Iterator[str]:
     """All that /metrics shows."""
-    yield from _first_lines("metrics.md")
+    yield from first_lines("metrics.md")
     yield MARK
     yield ""
     yield "| metric | labels | meaning |"
@@ -108,17 +96,3 @@ def metrics() -> Iterator[str]:
         yield f"| `{name}` | `upstream` | {text} |"
     for name, (text, labels) in LABELLED.items():
         yield f"| `{name}` | {', '.join(f'`{label}`' for label in labels)} | {text} |"
-
-
-def states() -> Iterator[str]:
-    """One connection's states, as a diagram."""
-    yield from _first_lines("connection-states.md")
-    yield MARK
-    yield ""
-    yield "```mermaid"
-    yield "stateDiagram-v2"
-    yield f"    [*] --> {State.GREETING.name}"
-    for state, moves in TRANSITIONS.items():
-        for cause, following in moves.items():
-            yield f"    {state.name} --> {following.name}: {cause.name.lower()}"
-    yield "```"
