@@ -126,13 +126,21 @@ class KafkaClients:
             logger=_SILENT,
         )
 
-    def consumer(self, isolation: str) -> Consumer:
-        """A reader that is told its partitions, and where they end. `isolation` is read_committed or read_uncommitted."""
+    def consumer(self, isolation: str, ahead_bytes_max: int | None = None) -> Consumer:
+        """A reader that is told its partitions, and where they end. `isolation` is read_committed or read_uncommitted.
+
+        It fetches up to `ahead_bytes_max` before it is asked; by default librdkafka's 64 MiB.
+        """
+        ahead = {}
+        if ahead_bytes_max is not None:
+            ahead["queued.max.messages.kbytes"] = ahead_bytes_max // 1024
+            ahead["fetch.max.bytes"] = max(ahead_bytes_max, self._config.message_bytes_max)
         return self._made(
             Consumer,
             {
                 "log_level": LOG_LEVEL,  # what goes wrong is raised
                 "fetch.wait.max.ms": 10,  # a partition's end is known when a broker says that there is nothing more
+                **ahead,
                 **self._common(),
                 "message.max.bytes": self._config.message_bytes_max,
                 # librdkafka only wants a name.

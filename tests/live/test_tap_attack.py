@@ -27,6 +27,22 @@ _STALLED: Final = 100
 _SILENT: Final = 100
 _SECONDS: Final = 20.0
 _RSS_BYTES_MAX: Final = 800e6
+_LOAD: Final = """
+local space, count = box.schema.space.create('load'), 20000
+space:create_index('pk')
+for id = 1, count do space:replace{id, 0, string.rep('x', 200)} end
+is_loading = true
+require('fiber').create(function()
+    local number = 0
+    while is_loading do
+        box.begin()
+        for _ = 1, 20 do number = number + 1 space:replace{number % count + 1, number, string.rep('y', 200 + number % 300)} end
+        box.commit()
+        require('fiber').sleep(0.01)
+    end
+end)
+"""
+"""What is written once Kafka is there again is ten times as much as the server's buffer has room for."""
 _FUTURE: Final = (2**64 - 1).to_bytes(8, "big")
 
 
@@ -219,3 +235,40 @@ def test_nothing_of_an_attack_reaches_the_daemon(scene: Scene, seed: int, capsys
     assert second.store_bytes < 2 * calm.store_bytes + 50e6
     assert not [trouble for trouble in scene.daemon.troubles() if "reader" in trouble]
     scene.check()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("away_seconds", [60, 120])
+def test_kafkas_absence_costs_nobody_the_connection(
+    frail_scene: Scene, seed: int, away_seconds: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What comes at once when Kafka is there again went through the buffer before the thousand were told of any of it."""
+    scene, rss = frail_scene, [0]
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    with TapProcess(scene, clients_max=1_400, stall_timeout_ms=5_000, buffer_bytes_max=4 << 20) as tap:
+        tap.start()
+
+        def many() -> int:
+            rss.append(_rss_bytes(tap.process.run.pid))
+            return sum(client["name"].startswith("one of many") for client in tap.status()["clients"])
+
+        with tap.connect() as good, Attack(tap.port, seed) as attack:
+            good.connect("good").start()
+            scene.tarantool.eval(_LOAD)
+            time.sleep(25)  # the attack as it is
+            scene.kafka.stop()
+            time.sleep(away_seconds)
+            scene.kafka.start()
+            time.sleep(30)
+            scene.tarantool.eval("is_loading = false")
+            wait_for("the thousand to be there", lambda: many() >= _CLIENTS - 1)
+            scene.catch_up()
+            expected = expected_contents(scene)
+            wait_for("what the master has", lambda: decoded(good.contents) == expected)
+        with capsys.disabled():
+            print(f"\n{attack.told_count} messages taken, {max(rss) / 1e6:.0f} MB at the most")
+    said = tap.process.run.log_text()
+    assert not said.count("more than tap.buffer_bytes_max keeps")
+    assert max(rss) < _RSS_BYTES_MAX

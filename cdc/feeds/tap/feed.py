@@ -21,6 +21,7 @@ from cdc.config import Config
 from cdc.errors import CdcError, Remedy
 from cdc.feeds.tap.catching_up import AHEAD, CatchingUp, call_soon
 from cdc.feeds.tap.changes import Change, Changes, Renaming, SpaceNames
+from cdc.feeds.tap.controls import FeedControls
 from cdc.feeds.tap.keeper import Keeper
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
@@ -38,12 +39,18 @@ _STORE_SECONDS: Final = 0.1
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 256 * 1024
+_SHARED_BYTES: Final = 64 * 1024 * 1024
+_SHARE_BYTES_MIN: Final = 16 * 1024
+_SHARE_BYTES_MAX: Final = 512 * 1024
 _LOOKING_MAX: Final = 2
 """Looks into the topics for one client at a time; of the few threads that there are, others must close views and read rows."""
 _FORMER_KEYS_BYTES: Final = 64 * 1024 * 1024
 _FORMER_KEYS: Final = 4
 _GATHER_SECONDS: Final = 0.0001
 """For each client that follows: a thousand of them are told ten times a second what has changed."""
+_HOLD_SECONDS: Final = 5.0
+"""How long a change is kept at least for clients that follow and haven't had it, however much comes: reading waits so long."""
+_HOLD_RETRY_SECONDS: Final = 0.02
 
 
 class Feed:
@@ -81,10 +88,14 @@ class Feed:
         self.keeper: Keeper | None = None
         self._ring = Ring(0, tap.buffer_bytes_max)
         self._grown = asyncio.Event()
+        self.client_count = 0
+        """Connections that there are."""
         self._coming: list[Batch] = []
         """Behind the ring's."""
         self._appended_at = 0.0
         self._follower_count = 0
+        self._followed: dict[object, int] = {}
+        """What those who are in the ring have had."""
         self._reader: LiveReader | None = None
         self._ahead = threading.Semaphore(AHEAD)
         self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
@@ -99,6 +110,7 @@ class Feed:
         self._stored: tuple[int, int] | None = None
         """What the store had when it was looked at last."""
         self._looking_at_store: asyncio.Task[None] | None = None
+        self._asking_end: asyncio.Task[int] | None = None
         self._keeps_all = config.snapshot.mode != "never"
 
     async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:
@@ -115,7 +127,7 @@ class Feed:
             self._changes,
             after,
             lambda batch: self._hand_over(loop, batch),
-            controls=_Controls(self, loop),
+            controls=FeedControls(self, loop),
             on_end=lambda failure: call_soon(loop, self._reader_ended, failure),
         )
         self._reader.start()
@@ -149,7 +161,9 @@ class Feed:
 
     async def since(self, date: int) -> int | None:
         """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
-        seq = await self._looked(lambda: self._topics.since(date * 1000))
+        seq = await self._answered(
+            lambda: self._topics.since(date * 1000), "a client waits until Kafka can be asked what has changed since a date"
+        )
         # Of what has got another name since, the changes don't tell.
         return seq if seq is not None and seq > self._renamed_seq else None
 
@@ -197,11 +211,6 @@ class Feed:
         call_soon(loop, self._append, batch)
 
     def _append(self, batch: Batch) -> None:
-        self._ahead.release()
-        joined = self._coming[-1].joined(batch) if self._coming else None
-        if joined is not None:
-            self._coming[-1] = joined
-            return
         self._coming.append(batch)
         if len(self._coming) == 1:
             # Each batch wakes everybody: the more there are, the longer it is gathered.
@@ -209,11 +218,30 @@ class Feed:
             loop.call_at(self._appended_at + self._follower_count * _GATHER_SECONDS, self._append_all)
 
     def _append_all(self) -> None:
-        coming, self._coming = self._coming, []
-        for batch in coming:
-            self._ring.append(batch)
-        self._appended_at = asyncio.get_running_loop().time()
+        """Into the ring; the reader goes on when they are there.
+
+        After a time without Kafka more comes at once than there is room for, and nobody must lose what they weren't told of.
+        """
+        loop, ring, coming = asyncio.get_running_loop(), self._ring, self._coming
+        now = self._appended_at = loop.time()
+        while coming:
+            batch = coming[0]
+            if self._is_held(ring.leaving(batch), now):
+                loop.call_at(now + _HOLD_RETRY_SECONDS, self._append_all)
+                break
+            self._ahead.release()
+            if len(coming) > 1 and (joined := batch.joined(coming[1])) is not None:
+                coming[:2] = [joined]
+                continue
+            ring.append(coming.pop(0), now)
         self._tell_all()
+
+    def _is_held(self, leaving: Batch | None, now: float) -> bool:
+        """Whether a batch, and what is older, may not leave the ring yet, because of clients that haven't had it."""
+        if leaving is None or now - leaving.appended_at > _HOLD_SECONDS:
+            return False
+        first = self._ring.first - 1
+        return any(first <= after < leaving.last for after in self._followed.values())
 
     def _tell_all(self) -> None:
         grown, self._grown = self._grown, asyncio.Event()
@@ -280,6 +308,11 @@ class Feed:
     def all_vbuckets(self) -> frozenset[int]:
         """That there are."""
         return frozenset(range(self._config.vbuckets))
+
+    @property
+    def share_bytes(self) -> int:
+        """What one client may be sent at a time, or be read for it: the less the more there are, as all may stand still."""
+        return max(_SHARE_BYTES_MIN, min(_SHARE_BYTES_MAX, _SHARED_BYTES // max(1, self.client_count)))
 
     def _is_wanted(self, space: str) -> bool:
         return any(pattern.fullmatch(space) for pattern in self._patterns)
@@ -365,14 +398,16 @@ class Feed:
     async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
         """What follows a change, without an end."""
         self._follower_count += 1
+        follower = object()
         try:
-            async with contextlib.aclosing(self._batches(session, after)) as batches:
+            async with contextlib.aclosing(self._batches(session, after, follower)) as batches:
                 async for batch in batches:
                     yield batch
         finally:
             self._follower_count -= 1
+            self._followed.pop(follower, None)
 
-    async def _batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
+    async def _batches(self, session: Session, after: int, follower: object) -> AsyncGenerator[Batch, None]:
         ring = self._ring
         has_followed = False
         while True:
@@ -391,14 +426,14 @@ class Feed:
                 continue
             grown = self._grown
             found = ring.next(after)
+            has_followed = True
+            self._followed[follower] = after
             if found is None:
-                has_followed = True
                 if self.is_over(session):
                     raise ExpiredError("keys are gone that nobody can name")
                 await grown.wait()
                 continue
-            has_followed = True
-            after = found.last
+            after = self._followed[follower] = found.last
             yield found
 
     async def wait_read(self, seq: int) -> None:
@@ -411,7 +446,12 @@ class Feed:
         assert self._reader is not None
         grown = self._grown
         if self._reader.is_at_end and after > self._ring.last:
-            newest = await self._looked(self._topics.newest_seq)
+            # One answer serves all who ask meanwhile: a thousand clients are filled from a store that is ahead of the topics.
+            if self._asking_end is None or self._asking_end.done():
+                self._asking_end = asyncio.create_task(
+                    self._answered(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, trying again")
+                )
+            newest = await asyncio.shield(self._asking_end)
             if after > newest:
                 raise ExpiredError(f"the client has come to {after}, and the topics end at {newest}")
         await _some_time(grown, 1.0)
@@ -434,7 +474,7 @@ class Feed:
                     selection,
                     is_packed=self._config.value == "msgpack",
                     count_max=_ROWS,
-                    bytes_max=_ROWS_BYTES,
+                    bytes_max=min(_ROWS_BYTES, self.share_bytes),
                 )
             except BusyError as error:
                 if not is_told:
@@ -454,22 +494,28 @@ class Feed:
         return await asyncio.shield(task)
 
     async def _look_for_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
-        """Waits while Kafka doesn't answer, as all do who read the topics."""
+        try:
+            return await self._answered(
+                lambda: self._topics.former_keys(self._changes, change.space, change.seq, _FORMER_KEYS_BYTES),
+                "the keys that a space had can't be looked for, trying again",
+                space=change.space,
+            )
+        except CdcError:
+            self._former_keys.pop(change.seq, None)
+            raise
+
+    async def _answered(self, look: Callable[[], _Found], trouble: str, **about: str) -> _Found:
+        """What a look into the topics finds. Waits while Kafka doesn't answer, as all do who read the topics."""
         is_told = False
         while True:
             try:
-                return await self._looked(
-                    lambda: self._topics.former_keys(self._changes, change.space, change.seq, _FORMER_KEYS_BYTES)
-                )
+                return await self._looked(look)
             except CdcError as error:
                 if error.remedy is not Remedy.WAIT:
-                    self._former_keys.pop(change.seq, None)
                     raise
                 if not is_told:
                     is_told = True
-                    self._log.warning(
-                        "the keys that a space had can't be looked for, trying again", space=change.space, why=str(error)
-                    )
+                    self._log.warning(trouble, why=str(error), **about)
             await asyncio.sleep(_START_RETRY_SECONDS)  # nobody tells when Kafka answers
 
     async def _looked(self, look: Callable[[], _Found]) -> _Found:
@@ -489,28 +535,3 @@ async def _some_time(event: asyncio.Event, seconds: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
-
-
-class _Controls:
-    """Hands on what the reader's thread finds on the topics of snapshots and schemas."""
-
-    def __init__(self, feed: Feed, loop: asyncio.AbstractEventLoop) -> None:
-        self._feed = feed
-        self._loop = loop
-        self.snapshots_offset = feed.control.offset
-
-    def swept(self, seq: int, offset: int) -> None:
-        call_soon(self._loop, self._feed.was_swept, seq, offset)
-
-    def renamed(self, renaming: Renaming) -> None:
-        call_soon(self._loop, self._feed.was_renamed, renaming)
-
-    def lost(self, seq: int) -> None:
-        call_soon(self._loop, self._feed.was_lost, seq)
-
-    def snapshots_read(self, offset: int) -> None:
-        self.snapshots_offset = offset
-        call_soon(self._loop, self._feed.snapshots_read, offset)
-
-    def snapshots_missed(self) -> None:
-        call_soon(self._loop, self._feed.snapshots_missed)

@@ -22,7 +22,15 @@ from cdc.feeds.tap.changes import MalformedError
 from cdc.feeds.tap.folding import Emptied, Fold, Row, SchemaRecord, SnapshotRecord, SpaceState, event_of, schema_of, snapshot_of
 from cdc.feeds.tap.live import Topics, begins_of, check_error
 from cdc.feeds.tap.topic_store import StorePosition, TopicStore
-from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
+from cdc.feeds.tap.topic_thread import (
+    AHEAD_BYTES,
+    HOLE_SECONDS,
+    HOLE_TOPICS_SECONDS,
+    MESSAGES,
+    POLL_SECONDS,
+    TOPICS_SECONDS,
+    TopicThread,
+)
 from cdc.kafka.clients import Admin
 from cdc.kafka.hanging import Place, written_ends
 
@@ -102,7 +110,7 @@ class Keeper(TopicThread):
             if offset < begin or offset > ends[place]:
                 self._gaps[place], offset = offset, begin
             self._offsets[place], self._heads[place] = offset, seq
-        consumer = source.clients.consumer("read_committed")
+        consumer = source.clients.consumer("read_committed", AHEAD_BYTES)
         try:
             self._read_controls(admin, consumer, listed.controls, position)
             if is_first:

@@ -18,7 +18,15 @@ from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
 from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, Renaming, renamed, swept_at
 from cdc.feeds.tap.merging import Batch, Merger
-from cdc.feeds.tap.topic_thread import HOLE_SECONDS, HOLE_TOPICS_SECONDS, MESSAGES, POLL_SECONDS, TOPICS_SECONDS, TopicThread
+from cdc.feeds.tap.topic_thread import (
+    AHEAD_BYTES,
+    HOLE_SECONDS,
+    HOLE_TOPICS_SECONDS,
+    MESSAGES,
+    POLL_SECONDS,
+    TOPICS_SECONDS,
+    TopicThread,
+)
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of, written_ends
@@ -28,6 +36,8 @@ _TIMEOUT_SECONDS: Final = 10.0
 _NEAR: Final = 1_000
 """So few messages are read rather than halved."""
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
+_FOR_ONE_BYTES: Final = 8 * 1024 * 1024
+"""A reader for one client alone fetches so much before it is asked, and lets so much wait: there are several."""
 _KEY_BYTES: Final = 150
 """What a key takes in memory beside its bytes."""
 
@@ -316,6 +326,8 @@ class LiveReader(TopicThread):
         self._merger = Merger(after)
         self._deliver = deliver
         self._controls = controls
+        if controls is None:
+            self._waiting_bytes_max = _FOR_ONE_BYTES
         self._control_places: set[Place] = set()
         self.lost_count = 0
         self.malformed_count = 0
@@ -344,7 +356,8 @@ class LiveReader(TopicThread):
         self._counts = listed.rows
         begins = source.begins(admin, self._counts)
         open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
-        consumer = source.clients.consumer("read_committed")
+        ahead = AHEAD_BYTES if self._controls is not None else _FOR_ONE_BYTES
+        consumer = source.clients.consumer("read_committed", ahead)
         try:
             starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
             if self._controls is not None:

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, field
+from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
 
 from cdc.feeds.tap import wire
@@ -20,6 +21,8 @@ CHANGE_BYTES: Final = 400
 """What a change takes in memory beside its frame, roughly."""
 BATCH_BYTES: Final = 1_000
 """The same of a batch, without its changes."""
+_TAKEN_BYTES_MAX: Final = 1024 * 1024
+"""In one batch, unless one change is more: clients that follow are told of it whole before it can go."""
 _JOINED_CHANGES_MAX: Final = 2_000
 _SELECTIONS_MAX: Final = 4
 """Kept of a batch, for other clients that get the same: no more, as the ring may have ten thousand small batches."""
@@ -51,6 +54,8 @@ class Batch:
     last: int
     changes: list[Change]
     byte_count: int
+    appended_at: float = 0.0
+    """When it came into the ring."""
     _selected: dict[Selection, Selected] = field(default_factory=dict)
 
     @property
@@ -62,7 +67,8 @@ class Batch:
         """One batch instead of two; None if they can't be one."""
         if self.is_special or other.is_special or other.first != self.last + 1 or len(self.changes) > _JOINED_CHANGES_MAX:
             return None
-        return Batch(self.first, other.last, self.changes + other.changes, self.byte_count + other.byte_count)
+        byte_count = self.byte_count + other.byte_count
+        return Batch(self.first, other.last, self.changes + other.changes, byte_count) if byte_count <= _TAKEN_BYTES_MAX else None
 
     def select(self, selection: Selection, after: int, until: int) -> Selected:
         """What a client gets of the changes behind `after`, up to `until`."""
@@ -132,9 +138,14 @@ class Merger:
         changes: list[Any] = list(map(waiting.get, range(first, first + min(count_max, len(waiting)))))
         if None in changes:
             del changes[changes.index(None) :]
+        sizes = [len(change[5]) for change in changes]
+        size = sum(sizes) + CHANGE_BYTES * len(changes)
+        if size > _TAKEN_BYTES_MAX:
+            ends = accumulate(sizes, lambda total, one: total + one + CHANGE_BYTES)
+            del changes[max(1, sum(1 for _ in takewhile(_TAKEN_BYTES_MAX.__gt__, ends))) :]
+            size = sum(sizes[: len(changes)]) + CHANGE_BYTES * len(changes)
         end = first + len(changes)
         deque(map(waiting.__delitem__, range(first, end)), maxlen=0)
-        size = sum([len(change[5]) for change in changes]) + CHANGE_BYTES * len(changes)
         return self._taken(changes, end, size, size)
 
     def _take_one_by_one(self, count_max: int) -> Batch:
@@ -143,7 +154,7 @@ class Merger:
         changes: list[Change] = []
         byte_count = 0
         waited_bytes = 0
-        while len(changes) < count_max and (found := self._waiting.get(seq)) is not None:
+        while len(changes) < count_max and byte_count < _TAKEN_BYTES_MAX and (found := self._waiting.get(seq)) is not None:
             if isinstance(found, list):
                 changes += found
             elif found.kind < Kind.TRUNCATE:
@@ -194,12 +205,25 @@ class Ring:
         self._bytes_max = bytes_max
         self._batches: deque[Batch] = deque()
 
-    def append(self, batch: Batch) -> None:
+    def leaving(self, batch: Batch) -> Batch | None:
+        """The newest of the batches that go when this one comes; None if there is room."""
+        left = self.byte_count + batch.byte_count + BATCH_BYTES
+        found = None
+        for one in self._batches:
+            if left <= self._bytes_max:
+                break
+            left -= one.byte_count + BATCH_BYTES
+            found = one
+        return found
+
+    def append(self, batch: Batch, now: float = 0.0) -> None:
         """The next batch; the oldest ones go. Numbers that nobody has may be missing before it."""
+        batch.appended_at = now
         newest = self._batches[-1] if self._batches else None
         self.last = batch.last
         # Of what nobody wants only the numbers are kept, however long nothing else comes.
         if newest is not None and not newest.changes and not batch.changes and (joined := newest.joined(batch)) is not None:
+            joined.appended_at = now
             self._batches[-1] = joined
             return
         self._batches.append(batch)

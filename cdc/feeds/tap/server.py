@@ -52,6 +52,7 @@ class Client:
     stream: ClientStream
     address: str
     task: asyncio.Task[None]
+    transport: asyncio.WriteTransport
     since: float = field(default_factory=time.time)
 
 
@@ -176,8 +177,10 @@ class TapServer:
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
             now = time.time()
+            room_bytes = self._room_bytes
             for client in self.clients.values():
                 client.session.seen_at = now
+                client.transport.set_write_buffer_limits(high=room_bytes)
                 if time.monotonic() - client.stream.sent_at > self._config.noop_interval_ms / 1000:
                     client.stream.noop()
             for session in list(self._sessions.values()):
@@ -231,14 +234,14 @@ class TapServer:
         assert task is not None
         self._tasks.add(task)
         address = str(writer.get_extra_info("peername"))
-        self.connection_count += 1
+        self._count_connections(+1)
         why, is_stuck = "", False
         try:
             if self.connection_count > self._config.clients_max:
                 self.refused_count += 1
                 why = f"there are {self._config.clients_max} connections already (tap.clients_max)"
                 return
-            writer.transport.set_write_buffer_limits(high=_WRITE_BYTES)
+            writer.transport.set_write_buffer_limits(high=self._room_bytes)
             packets = Packets()
             wish, why = await self._greet(reader, writer, packets)
             if wish is not None:
@@ -262,9 +265,17 @@ class TapServer:
                     await self._let_go(writer)
             finally:
                 writer.transport.abort()
-                self.connection_count -= 1
+                self._count_connections(-1)
                 self._ended_count += 1
                 self._tasks.discard(task)
+
+    def _count_connections(self, change: int) -> None:
+        self.connection_count += change
+        self.feed.client_count = self.connection_count
+
+    @property
+    def _room_bytes(self) -> int:
+        return min(_WRITE_BYTES, self.feed.share_bytes)
 
     async def _let_go(self, writer: asyncio.StreamWriter) -> None:
         """Close a connection whose client may still take what is on its way; it counts until then."""
@@ -316,7 +327,7 @@ class TapServer:
         stream = ClientStream(
             session, self.feed, self, writer.writelines, writer.drain, window, stall_seconds, lambda: taken_bytes(writer)
         )
-        client = self.clients[session.name] = Client(session, stream, address, task)
+        client = self.clients[session.name] = Client(session, stream, address, task, writer.transport)
         self._log.info("a client has connected", name=session.name, client=address, seq=session.place.seq)
         listening = asyncio.create_task(_listen_to(reader, packets, stream))
         sending = asyncio.create_task(stream.run())

@@ -27,10 +27,8 @@ from cdc.feeds.tap.session import Cursor, Place, Session
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import EngineMessage, VBucketState
 
-_PIECE_BYTES: Final = 512 * 1024
-"""Sent at a time, unless one message is larger."""
 _PIECE_MESSAGES: Final = 1_000
-"""The same, to clients that don't acknowledge."""
+"""Sent at a time to clients that don't acknowledge."""
 _CHANGED_BYTES_MAX: Final = 32 * 1024 * 1024
 _KEY_BYTES: Final = 100
 NEW: Final = -1
@@ -89,6 +87,10 @@ class Source(Protocol):
     @property
     def all_vbuckets(self) -> frozenset[int]:
         """That there are."""
+
+    @property
+    def share_bytes(self) -> int:
+        """What one client may be sent at a time, unless one message is larger."""
 
 
 class Sessions(Protocol):
@@ -362,7 +364,7 @@ class ClientStream:
         self._reached(place)
 
     async def _send_piece(self, frames: list[bytes], place: Place) -> None:
-        if len(frames) > 1 and sum(map(len, frames)) > _PIECE_BYTES:
+        if len(frames) > 1 and sum(map(len, frames)) > self._source.share_bytes:
             middle = len(frames) // 2
             await self._send_piece(frames[:middle], self._place)
             await self._send_piece(frames[middle:], place)

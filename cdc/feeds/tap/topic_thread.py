@@ -30,6 +30,8 @@ HOLE_SECONDS: Final = 10.0
 _RETRY_SECONDS: Final = 1.0
 _WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
 """Of changes that wait for one of another partition; past it partitions that are ahead aren't read."""
+AHEAD_BYTES: Final = 32 * 1024 * 1024
+"""That librdkafka fetches before it is asked."""
 
 
 class TopicThread(ABC):
@@ -44,6 +46,7 @@ class TopicThread(ABC):
         self.error: str | None = None
         """Why nothing comes, for now."""
         self._paused: set[Place] = set()
+        self._waiting_bytes_max = _WAITING_BYTES_MAX
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -70,11 +73,11 @@ class TopicThread(ABC):
 
     def _hold_back(self, consumer: Consumer, waiting_bytes: int, heads: Mapping[Place, int], limit: int) -> None:
         """Bound what waits: don't read partitions whose newest number is past the limit."""
-        if waiting_bytes > _WAITING_BYTES_MAX:
+        if waiting_bytes > self._waiting_bytes_max:
             ahead = {place for place, seq in heads.items() if seq > limit} - self._paused
             consumer.pause([TopicPartition(*place) for place in ahead])
             self._paused |= ahead
-        elif self._paused and waiting_bytes < _WAITING_BYTES_MAX // 2:
+        elif self._paused and waiting_bytes < self._waiting_bytes_max // 2:
             consumer.resume([TopicPartition(*place) for place in self._paused])
             self._paused.clear()
 

@@ -32,8 +32,13 @@ class Told(NamedTuple):
 class TapClient:
     """One connection."""
 
-    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None) -> None:
-        plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+    def __init__(self, port: int, *, tls: ssl.SSLContext | None = None, room_bytes: int | None = None) -> None:
+        """`room_bytes` is what the kernel takes for a client that doesn't read."""
+        plain = socket.socket()
+        if room_bytes is not None:
+            plain.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room_bytes)
+        plain.settimeout(60)
+        plain.connect(("127.0.0.1", port))
         self.socket = plain if tls is None else tls.wrap_socket(plain, server_hostname="localhost")
         self.told: list[Told] = []
         self.contents: dict[str, bytes] = {}

@@ -265,6 +265,93 @@ def test_what_has_been_read_is_nothing_new_though_it_is_still_gathered(tmp_path:
     asyncio.run(follow())
 
 
+def _followed_through(tmp_path: Path, *, is_stuck: bool) -> tuple[list[int], Feed]:
+    """What one client gets of far more than the ring has room for, that comes at once, while a thousand follow."""
+
+    async def follow() -> tuple[list[int], Feed]:
+        broker = _shop()
+        feed = _feed(broker, tmp_path, buffer_bytes_max=1 << 20)
+        feed._store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
+        assert await feed.start(asyncio.Event())
+        await feed.wait_until_at_end()
+        feed._follower_count = 1_000  # they are told ten times a second
+        told: list[int] = []
+        async with asyncio.timeout(30):
+            stuck = feed.batches(Session(Wish("stuck"), Place(0, None), 0.0, 0.0), 0)
+            if is_stuck:
+                await anext(stuck)
+            following = feed.batches(Session(Wish("good"), Place(0, None), 0.0, 0.0), 0)
+            told.append((await anext(following)).last)
+            for seq in range(4, 5_004):
+                broker.change(seq, seq, "x" * 2_000)
+            while told[-1] < 5_003:
+                batch = await anext(following)
+                assert batch.first == told[-1] + 1
+                told.append(batch.last)
+            await following.aclose()
+            if is_stuck:
+                with pytest.raises(SlowError):
+                    await anext(stuck)
+            await stuck.aclose()
+        await feed.stop()
+        return told, feed
+
+    return asyncio.run(follow())
+
+
+def test_who_follows_loses_nothing_however_much_comes_at_once(tmp_path: Path) -> None:
+    """As after a time without Kafka: ten times as much as the ring has room for, before anybody was told of the first of it."""
+    told, feed = _followed_through(tmp_path, is_stuck=False)
+    assert len(told) > 10
+    assert feed.ring.byte_count < 2 << 20
+
+
+def test_who_stands_still_is_waited_for_no_longer_than_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.feed._HOLD_SECONDS", 0.3)
+    _followed_through(tmp_path, is_stuck=True)
+
+
+def test_nobody_is_dropped_for_kafkas_being_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clients that were filled from a store that is ahead of the topics, and one with a date: Kafka is asked once for many."""
+    monkeypatch.setattr("cdc.feeds.tap.feed._START_RETRY_SECONDS", 0.01)
+    broker = _shop()
+    asked: list[str] = []
+
+    async def follow() -> None:
+        feed = _feed(broker, tmp_path)
+        assert await feed.start(asyncio.Event())
+        await feed.wait_until_at_end()
+        newest_seq, since = feed._topics.newest_seq, feed._topics.since
+
+        def asks(what: str, look: Callable[..., Any]) -> Callable[..., Any]:
+            def ask(*arguments: Any) -> Any:
+                asked.append(what)
+                if len(asked) < 4:
+                    raise ConnectionLostError("Kafka can't be reached")
+                return look(*arguments)
+
+            return ask
+
+        monkeypatch.setattr(feed._topics, "newest_seq", asks("end", newest_seq))
+        monkeypatch.setattr(feed._topics, "since", asks("date", since))
+        async with asyncio.timeout(30):
+            following = [feed.batches(Session(Wish(f"{n}"), Place(4, None), 0.0, 0.0), 4) for n in range(100)]
+            coming = [asyncio.ensure_future(anext(one)) for one in following]
+            since_when = asyncio.ensure_future(feed.since(1))
+            while len(asked) < 2:
+                await asyncio.sleep(0.01)
+            broker.change(4, 4, "x")
+            broker.change(5, 5, "x")
+            assert {(await one).last for one in coming} == {5}
+            await since_when
+            for one in following:
+                await one.aclose()
+        await feed.stop()
+
+    asyncio.run(follow())
+    assert asked.count("end") < 10
+
+
 def test_who_takes_little_keeps_nobody_from_reading_the_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc.feeds.tap.catching_up._PLACES", 1)
     monkeypatch.setattr("cdc.feeds.tap.catching_up._TURN_SECONDS", 0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import ssl
@@ -253,6 +254,22 @@ def test_who_takes_nothing_is_dropped_and_costs_nothing(tmp_path: Path) -> None:
         assert "stalled" in served.server._sessions
         stalled.close()
         mute.close()
+
+
+def test_many_who_take_nothing_share_what_one_would_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What waits for all of them together is bounded."""
+    monkeypatch.setattr("cdc.feeds.tap.feed._SHARED_BYTES", 1 << 20)
+    rows = {f"users:{number}": b"x" * 10_000 for number in range(1_000)}
+    with Served(tmp_path, rows) as served, contextlib.ExitStack() as stack:
+        for _ in range(30):
+            stack.enter_context(TapClient(served.server.port, room_bytes=4_096)).connect(has_acks=False)
+        wait_for("all of them", lambda: len(served.server.clients) == 30, 20)
+
+        def waiting() -> list[int]:
+            return [client.transport.get_write_buffer_size() for client in served.server.clients.values()]
+
+        wait_for("all of them to stand still", lambda: all(waiting()), 20)
+        assert sum(waiting()) < 4 << 20
 
 
 def test_vbuckets_that_are_taken_over(tmp_path: Path) -> None:
