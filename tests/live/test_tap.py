@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
 
 from cdc.events import topics
 from cdc.feeds.tap.wire import Opcode
@@ -175,6 +176,37 @@ def test_from_a_store_of_its_own(scene: Scene, tap: TapProcess) -> None:
     # Of the other spaces nothing had been missed, so that their rows aren't on the topics any more.
     expected = _of_spaces(expected_contents(scene), incomplete)
     wait_for("a dump of all rows", lambda: _of_spaces(decoded(tap.dumped().contents), incomplete) == expected)
+
+
+def test_a_topic_that_is_made_again_by_hand(scene: Scene, tap: TapProcess) -> None:
+    """The server's own store has what the topic had until it was away; what came then and is lost is said, and healed."""
+    tap.keep_rows()
+    scene.tarantool.eval("box.schema.space.create('made'):create_index('pk') for id = 1, 3 do box.space.made:replace{id} end")
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.catch_up()
+    tap.start()
+    assert tap.dumped().contents.keys() == {"made:1", "made:2", "made:3"}
+    tap.process.kill()
+    scene.tarantool.eval("box.space.made:replace{4} box.space.made:delete{1}")
+    scene.catch_up()
+    _make_again(scene, f"{scene.prefix}.made")
+    scene.tarantool.eval("for id = 5, 20 do box.space.made:replace{id} end")
+    scene.catch_up()
+    tap.start()
+    assert wait_for("the loss to be noticed", lambda: tap.status()["store"]["incomplete"]) == ["made"]
+    asked = command(scene.daemon, "snapshot", "made")
+    assert asked.returncode == 0, asked.stdout + asked.stderr
+    wait_for("all rows", lambda: not tap.status()["store"]["incomplete"])
+    assert tap.dumped().contents.keys() == {f"made:{number}" for number in range(2, 21)}
+
+
+def _make_again(scene: Scene, topic: str) -> None:
+    admin = AdminClient({"bootstrap.servers": scene.kafka.bootstrap_servers})
+    count = len(admin.list_topics(timeout=30).topics[topic].partitions)
+    admin.delete_topics([topic])[topic].result()
+    wait_for("the topic to be gone", lambda: topic not in admin.list_topics(timeout=30).topics)
+    admin.create_topics([NewTopic(topic, count)])[topic].result()
 
 
 def _of_spaces(contents: dict[str, Any], spaces: list[str]) -> dict[str, Any]:

@@ -10,8 +10,9 @@ number stays away, it begins again as at the start.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
@@ -20,6 +21,7 @@ from cdc.errors import CdcError, ConfigurationError
 from cdc.events.topics import TopicNames
 from cdc.feeds.tap.changes import MalformedError
 from cdc.feeds.tap.folding import Emptied, Fold, Row, SchemaRecord, SnapshotRecord, SpaceState, event_of, schema_of, snapshot_of
+from cdc.feeds.tap.identity import Identity
 from cdc.feeds.tap.live import Topics, begins_of, check_error
 from cdc.feeds.tap.topic_store import StorePosition, TopicStore
 from cdc.feeds.tap.topic_thread import (
@@ -38,8 +40,14 @@ _COMMIT_SECONDS: Final = 0.1
 _LOAD_BYTES: Final = 16 * 1024 * 1024
 """Of changes, in one commit while everything is read."""
 _WAITING_BYTES: Final = 300
+_NUMBERS_MAX: Final = 1_000_000
+"""So many are remembered to see whether any is missing."""
 _UNORDERED_SECONDS: Final = 5.0
 """At least once: so long a message of one partition may come after a later one of another."""
+
+
+class _ClearedError(Exception):
+    """The store is empty: it is to be filled from the beginning of all topics."""
 
 
 class Keeper(TopicThread):
@@ -63,6 +71,9 @@ class Keeper(TopicThread):
         self._is_wanted = is_wanted
         self._on_reset = on_reset
         self._malformed_count = 0
+        self._has_begun = False
+        """Whether it has been up to date since the process began: clients have been filled then."""
+        self.looked_seq = 0
         self._begin_anew({}, StorePosition(0))
 
     def _begin_anew(self, spaces: dict[int, SpaceState], position: StorePosition) -> None:
@@ -84,32 +95,60 @@ class Keeper(TopicThread):
         self._ended: dict[Place, int] = {}
         self._paused.clear()
         self._gaps: dict[Place, int] = {}
-        """Partitions that have lost messages, with the offset up to which they had been read; until the first one comes."""
+        """Partitions that have lost messages, with the offset up to which they had been read."""
+        self._behind_gaps: dict[Place, int] = {}
+        """Up to which number these may lack changes."""
+        self._numbers: set[int] = set()
+        """Of the changes that have come and that the store may not have had; only where something is lost."""
         self._topics: dict[str, set[int]] = {}
+        self._identity = Identity(position.cluster, dict(position.topic_ids))
+        """Of what is in the store."""
+        self.looked_seq = max(position.looked_seq, self.looked_seq)
+        """Changes up to here came from the topics that these are."""
+        self._complete_seq = 0 if position.is_loading else position.seq
+        """Nothing is missing up to here, whatever became of the topics since."""
+        self._gone: set[str] = set()
+        self._made_again: set[str] = set()
+        """Topics that aren't those any more that the store was filled from."""
         self._missed_sweeps = 0
         """Rows up to here may be gone: what told of it has expired."""
         self._is_late = False
         self._is_changed = False
 
+    @property
+    def places(self) -> Collection[Place]:
+        """Partitions of rows that it reads."""
+        return self._offsets.keys()
+
     # One life of a consumer.
 
     def _follow(self) -> None:
+        with contextlib.suppress(_ClearedError):
+            self._keep()
+
+    def _keep(self) -> None:
         source, store = self._source, self._store
+        admin = source.clients.admin()
+        identity = source.identity(admin, source.listed(admin))
+        self._check_cluster(identity)
         position = store.position
         self._begin_anew(store.spaces(), position)
         is_first = not position.places
         self._target = max(source.newest_seq(), position.seq)
         if source.config.delivery == "at_least_once":
             self._stopping.wait(_UNORDERED_SECONDS)
-        admin = source.clients.admin()
         listed = source.listed(admin)
+        identity = source.identity(admin, listed)
+        self._look_at(identity, gone=self._identity.topics.keys() - listed.rows.keys() - {place[0] for place in listed.controls})
         begins = source.begins(admin, listed.rows)
         ends = written_ends(admin, listed.rows) if begins else {}
         for place, begin in begins.items():
             offset, seq = position.places.get(_name(place), (0, 0))
-            if offset < begin or offset > ends[place]:
+            if offset < begin or offset > ends[place] or place[0] in self._made_again:
                 self._gaps[place], offset = offset, begin
             self._offsets[place], self._heads[place] = offset, seq
+        if is_first:
+            self._identity = identity
         consumer = source.clients.consumer("read_committed", AHEAD_BYTES)
         try:
             self._read_controls(admin, consumer, listed.controls, position)
@@ -121,7 +160,7 @@ class Keeper(TopicThread):
                 self._take(consumer.consume(MESSAGES, POLL_SECONDS))
                 self._hold_back(consumer, self._waiting_bytes, self._heads, self._target)
                 if self._is_loaded(ends):
-                    self._finish_load()
+                    self._finish_load(identity)
                 elif self._fold.byte_count > _LOAD_BYTES:
                     self._commit(is_loading=True)
             self._stay(admin, consumer)
@@ -172,7 +211,8 @@ class Keeper(TopicThread):
                 return
             if now - looked_at > (HOLE_TOPICS_SECONDS if self._waiting else TOPICS_SECONDS):
                 looked_at = now
-                self._look_for_topics(admin, consumer)
+                if self._look_for_topics(admin, consumer):
+                    return
 
     # Messages.
 
@@ -203,11 +243,16 @@ class Keeper(TopicThread):
                 if self._malformed_count == 1:
                     self._log.warning("a message is passed over", topic=place[0], offset=offset - 1, why=str(problem))
                 continue
-            if event is None or event.seq <= heads.get(place, 0):
+            if event is None:
                 continue
-            if place in gaps:
-                del gaps[place]
-                self._lacks(place, event.seq - 1)
+            if event.seq <= self.looked_seq and place[0] in self._made_again:
+                self._check_numbers(place[0], event.seq)
+            if event.seq <= heads.get(place, 0):
+                continue
+            if (gaps or self._gone) and event.seq > self._complete_seq:
+                self._behind_gaps.setdefault(place, event.seq - 1)
+                if len(self._numbers) < _NUMBERS_MAX:
+                    self._numbers.add(event.seq)
             heads[place] = event.seq
             if event.seq <= self._seq or (self._is_loading and event.seq <= self._target):
                 self._take_old(event)
@@ -220,8 +265,8 @@ class Keeper(TopicThread):
         if is_well:
             self._goes_on()
 
-    def _lacks(self, place: Place, gap: int) -> None:
-        for space_id in self._topics.get(place[0], ()):
+    def _lacks(self, topic: str, gap: int) -> None:
+        for space_id in self._topics.get(topic, ()):
             self._fold.lacks(space_id, min(gap, self._target))
 
     def _take_old(self, event: Row | Emptied) -> None:
@@ -283,11 +328,19 @@ class Keeper(TopicThread):
         heads, ended, target = self._heads, self._ended, self._target
         return all(heads.get(place, 0) > target or ended.get(place, -1) >= end for place, end in ends.items())
 
-    def _finish_load(self) -> None:
+    def _finish_load(self, identity: Identity) -> None:
         self._seq = self._target
-        for place in self._gaps:
-            self._lacks(place, self._target)
+        # Numbers have no gap: where all of them have come, whatever was deleted had been read.
+        if len([seq for seq in self._numbers if seq <= self._target]) < self._target - self._complete_seq:
+            for place in self._gaps:
+                self._lacks(place[0], self._behind_gaps.get(place, self._target))
+            for topic in self._gone:
+                self._lacks(topic, self._target)
         self._gaps.clear()
+        self._numbers.clear()
+        self._identity = Identity(identity.cluster or self._identity.cluster, self._identity.topics | identity.topics)
+        self._made_again.clear()
+        self._has_begun = True
         for space_id in self._fold.spaces:
             self._fold.lacks(space_id, self._missed_sweeps)
         self._tell_controls()
@@ -313,12 +366,15 @@ class Keeper(TopicThread):
             store.position.epoch + is_reset,
             store.position.seq if is_loading else self._seq,
             is_loading,
-            # What is missing before a partition's first message is noticed again as long as none has come.
+            # What is missing is noticed again if this load comes to no end.
             {
                 _name(place): (self._gaps.get(place, offset), min(self._heads.get(place, 0), limit))
                 for place, offset in self._offsets.items()
             }
             | {_name(place): (offset, 0) for place, offset in self._controls_kept.items()},
+            self._identity.cluster,
+            self._identity.topics,
+            self.looked_seq,
         )
         if is_ordered is None:
             is_ordered = not is_loading and not self._is_late
@@ -331,10 +387,58 @@ class Keeper(TopicThread):
         if was_incomplete and not store.incomplete:
             self._log.info("all rows are there again", seq=self._seq)
 
-    # Partitions.
+    # Topics.
 
-    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
-        counts, controls = self._source.listed(admin)
+    def _check_cluster(self, identity: Identity) -> None:
+        known = self._store.position.cluster
+        if known and identity.cluster and identity.cluster != known:
+            self._is_of_another_time(f"it was filled from the Kafka cluster {known}, and this is {identity.cluster}")
+
+    def _check_numbers(self, topic: str, seq: int) -> None:
+        """A topic that was made again has an older number than was there before it: the daemon counts anew."""
+        if self._source.config.delivery == "at_least_once" and self._source.newest_seq() >= self.looked_seq:
+            return  # it has repeated something
+        self._is_of_another_time(
+            f"the topic {topic} was deleted and made again, and its changes count from {seq} on, where the store had come to "
+            f"{self.looked_seq}: the daemon has begun anew"
+        )
+
+    def _is_of_another_time(self, why: str) -> None:
+        """What the store has is no older state of what is there now."""
+        self._store.clear(why)
+        self.looked_seq = 0
+        if self._has_begun:  # what is in memory is of that time too
+            raise CdcError(
+                f"the server's own store {self._store.path} is of another time: {why}",
+                "Start the server again: it fills the store, and its clients, anew.",
+            )
+        self._on_reset(self._store.position.epoch)
+        raise _ClearedError
+
+    def _look_at(self, identity: Identity, gone: Collection[str]) -> None:
+        """What became of the topics since the store was filled from them."""
+        self._gone = set(gone)
+        self._made_again = identity.made_again(self._identity.topics)
+        # Who followed may have been told what nobody knows any more, or lack what the new topic has.
+        self._fold.is_reset |= bool(self._made_again)
+        if self._made_again or self._gone:
+            self._log.warning(
+                "topics that the server's own store was filled from were deleted: what they had and the store hasn't is lost",
+                made_again=", ".join(sorted(self._made_again)),
+                gone=", ".join(sorted(self._gone)),
+            )
+
+    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> bool:
+        """Whether one was made again, so that it must be read from its beginning."""
+        listed = self._source.listed(admin)
+        identity = self._source.identity(admin, listed)
+        self._check_cluster(identity)
+        if identity.made_again(self._identity.topics):
+            return True
+        self._identity.topics.update(identity.topics)
+        self._is_changed |= self.looked_seq != self._seq
+        self.looked_seq = self._seq
+        counts, controls = listed
         rows = {(name, number) for name, count in counts.items() for number in range(count)}
         new, gone = rows - self._offsets.keys(), self._offsets.keys() - rows
         if gone:
@@ -352,6 +456,7 @@ class Keeper(TopicThread):
             added += [TopicPartition(*place, begin) for place, begin in begins_of(admin, controls - self._control_places).items()]
             self._control_places = controls
             consumer.incremental_assign(added)
+        return False
 
 
 def _name(place: Place) -> str:

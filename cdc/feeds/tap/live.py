@@ -17,6 +17,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
 from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, Renaming, renamed, swept_at
+from cdc.feeds.tap.identity import Identity, identity_of
 from cdc.feeds.tap.merging import Batch, Merger
 from cdc.feeds.tap.topic_thread import (
     AHEAD_BYTES,
@@ -76,6 +77,10 @@ class Topics:
     def counts(self, admin: Admin) -> dict[str, int]:
         """Topics that may have rows, with their numbers of partitions."""
         return self.listed(admin).rows
+
+    def identity(self, admin: Admin, listed: Listed) -> Identity:
+        """Which they are."""
+        return identity_of(admin, [*listed.rows, *(topic for topic, _ in listed.controls)])
 
     def newest_seq(self) -> int:
         """The highest number that readers can reach."""

@@ -64,6 +64,12 @@ class StorePosition(msgspec.Struct):
     is_loading: bool = True
     places: dict[str, tuple[int, int]] = {}
     """By topic and partition: the next message's offset, and the seq of the last one before it."""
+    cluster: str = ""
+    """The id of Kafka's cluster, where it is known."""
+    topic_ids: dict[str, str] = {}
+    """The same of topics."""
+    looked_seq: int = 0
+    """Changes up to here came from topics of these ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,8 +159,10 @@ class TopicStore(RowStore):
         with self._telling(), self._opened_environment.begin() as txn:
             return decoded_spaces(txn.get(b"spaces", b"", db=self._databases[0]))
 
-    def clear(self) -> None:
+    def clear(self, why: str = "") -> None:
         """Forget everything."""
+        if why:
+            self._say_anew(why)
         about, rows, gone = self._databases
         position = StorePosition(self.position.epoch + 1)
         with self._telling(), self._opened_environment.begin(write=True) as txn:

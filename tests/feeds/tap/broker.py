@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import KafkaError, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc import config
@@ -76,14 +76,30 @@ class Broker:
     def __init__(self, *, lockstep: bool = False) -> None:
         self.lockstep = lockstep
         self.logs: dict[Place, Log] = {}
+        self.cluster_id = "first"
+        self.ids: dict[str, int] = {}
         self.turn = threading.Condition()
         self.readers: list[Reader] = []
         """Those that are open."""
 
     def create(self, topic: str, partitions: int = 1) -> None:
         """A new topic."""
+        self.ids.setdefault(topic, len(self.ids) + 1)
         for number in range(partitions):
             self.logs.setdefault((topic, number), Log())
+
+    def delete(self, topic: str) -> int:
+        """A topic, with what it has; returns its number of partitions."""
+        gone = [place for place in self.logs if place[0] == topic]
+        for place in gone:
+            del self.logs[place]
+        return len(gone)
+
+    def make_again(self, topic: str) -> None:
+        """A topic is deleted, and made again under the same name."""
+        count = self.delete(topic)
+        self.ids[topic] += 1_000
+        self.create(topic, count)
 
     def write(self, topic: str, key: bytes | None, value: Any, partition: int = 0) -> None:
         """One message; a value that isn't bytes becomes JSON."""
@@ -134,6 +150,14 @@ class Broker:
 
     # For librdkafka's classes.
 
+    def describe_cluster(self, **_: Any) -> Future[Any]:
+        """Its id."""
+        return _done(SimpleNamespace(cluster_id=self.cluster_id))
+
+    def describe_topics(self, names: TopicCollection, **_: Any) -> dict[str, Future[Any]]:
+        """Their ids."""
+        return {name: _done(SimpleNamespace(topic_id=Uuid(0, self.ids[name]))) for name in names.topic_names}
+
     def list_topics(self, **_: Any) -> Any:
         """Of the cluster."""
         names = {name for name, _ in self.logs}
@@ -145,8 +169,7 @@ class Broker:
         found: dict[TopicPartition, Future[Any]] = {}
         for place, spec in wanted.items():
             log = self.logs[place.topic, place.partition]
-            found[place] = Future()
-            found[place].set_result(SimpleNamespace(offset=log.begin if isinstance(spec, _EARLIEST) else len(log.messages)))
+            found[place] = _done(SimpleNamespace(offset=log.begin if isinstance(spec, _EARLIEST) else len(log.messages)))
         return found
 
     def topics(self, **settings: Any) -> Topics:
@@ -156,6 +179,12 @@ class Broker:
         topics = Topics(PREFIX, config.parse(values, "the test").kafka)
         topics.clients = Clients(self)
         return topics
+
+
+def _done(what: Any) -> Future[Any]:
+    answer: Future[Any] = Future()
+    answer.set_result(what)
+    return answer
 
 
 class Clients(KafkaClients):

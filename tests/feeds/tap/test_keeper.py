@@ -190,6 +190,125 @@ def test_what_comes_late_makes_clients_begin_anew(tmp_path: Path, broker: Broker
         assert kept.epochs
 
 
+def test_a_topic_that_was_made_again_while_it_was_away(tmp_path: Path, broker: Broker) -> None:
+    for seq in (1, 2):
+        broker.change(seq, seq, "a")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+    broker.change(3, 3, "a")
+    broker.change(4, 1, None)
+    broker.make_again(_USERS)
+    for seq in range(5, 9):  # at the offsets of those that are gone
+        broker.change(seq, seq, "b")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(8)
+        assert kept.store.incomplete == ["users"], "nobody knows what became of 3 and 4"
+        assert kept.epochs
+        broker.snapshot(1, 8)
+        for seq in range(9, 15):
+            broker.change(seq, seq - 7, "c", snapshot=1)
+        broker.snapshot(1, 14, rows=6)
+        wait_for("the rows", lambda: not kept.store.incomplete)
+        assert kept.rows() == {f"users:{seq - 7}": (seq, "c") for seq in range(9, 15)}
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(14)
+        assert not kept.store.incomplete
+        assert not kept.epochs, "it is told once"
+
+
+@pytest.mark.parametrize("is_away", [False, True], ids=["there", "away"])
+@pytest.mark.parametrize("is_seen", [False, True], ids=["at once", "seen gone"])
+def test_a_topic_that_was_made_again_when_all_of_it_was_read(
+    tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch, *, is_away: bool, is_seen: bool
+) -> None:
+    monkeypatch.setattr(keeper_module, "TOPICS_SECONDS", 0.05)
+    for seq in (1, 2, 3):
+        broker.change(seq, seq, "a")
+
+    def make_again() -> None:
+        if is_seen:
+            broker.delete(_USERS)
+            wait_for("a look at the topics", lambda: is_away or (_USERS, 0) not in kept.keeper.places)
+        broker.create(_USERS, 2)
+        broker.make_again(_USERS)
+        broker.change(4, 4, "b")
+
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(3)
+        if not is_away:
+            make_again()
+            kept.wait(4)
+    if is_away:
+        make_again()
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(4)
+        assert kept.rows() == {f"users:{seq}": (seq, "a") for seq in (1, 2, 3)} | {"users:4": (4, "b")}
+        assert not kept.store.incomplete, "numbers tell that nothing is missing"
+
+
+def test_a_topic_that_is_gone_lacks_what_it_had(tmp_path: Path, broker: Broker) -> None:
+    broker.form(0, 1, "goods", space_id=513)
+    broker.change(1, 1, "a")
+    broker.change(2, 1, "a", space="goods", space_id=513)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+    broker.delete(_USERS)
+    broker.change(4, 1, "b", space="goods", space_id=513)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(4)
+        assert kept.store.incomplete == ["users"]
+
+
+def test_a_daemon_that_counts_anew(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All topics are gone, and the daemon's state with them: later numbers say less than earlier ones did."""
+    monkeypatch.setattr(keeper_module, "TOPICS_SECONDS", 0.05)
+
+    def begin_anew(value: str) -> None:
+        for topic in (_USERS, _SNAPSHOTS, f"{PREFIX}.schema"):
+            broker.make_again(topic)
+        broker.form(0, 1, "users")
+        for seq in (1, 2):
+            broker.change(seq, 10 + seq, value)
+
+    for seq in range(1, 6):
+        broker.change(seq, seq, "old")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(5)
+        wait_for("a look at the topics", lambda: kept.keeper.looked_seq == 5)
+        broker.change(6, 6, "old")
+        kept.wait(6)
+    begin_anew("new")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+        assert kept.epochs
+        assert kept.rows() == {"users:11": (1, "new"), "users:12": (2, "new")}
+        wait_for("a look at the topics", lambda: kept.keeper.looked_seq == 2)
+        begin_anew("newer")
+        kept.keeper.join()
+        assert "Start the server again" in str(kept.ends.pop())
+        kept.ends.append(None)
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(2)
+        assert kept.rows() == {"users:11": (1, "newer"), "users:12": (2, "newer")}
+        assert not kept.store.incomplete
+
+
+def test_a_store_of_another_cluster_is_made_anew(tmp_path: Path, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+    broker.change(1, 1, "there")
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(1)
+    other = Broker()
+    other.cluster_id = "second"
+    other.create(_SNAPSHOTS)
+    other.form(0, 1, "users")
+    other.change(1, 2, "here")
+    with Kept(tmp_path, other) as kept:
+        wait_for("another epoch", lambda: kept.epochs)
+        kept.wait(1)
+        assert kept.rows() == {"users:2": (1, "here")}
+    assert "it was filled from the Kafka cluster first, and this is second" in capsys.readouterr().out
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_is_told(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody was told of it, clients waited for a thread that had ended."""
