@@ -50,5 +50,12 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert anchor in anchors(file), target
 
 
+def test_what_contributors_are_sent_to_is_there() -> None:
+    """Of paths from the top: a file that moves takes its name here along."""
+    named = set(re.findall(r"`((?:cdc|docs|spark_jobs|tests)/[\w./-]+)`", (ROOT / ".github" / "CONTRIBUTING.md").read_text()))
+    assert len(named) > 40
+    assert not [name for name in named if not (ROOT / name).exists()]
+
+
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= README_BYTES_MAX

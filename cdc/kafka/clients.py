@@ -41,8 +41,8 @@ _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
 _SECRET_KEY: Final = re.compile(r"password|secret|pem|oauthbearer|token|jwt")
-_STATE: Final = re.compile(r" \(after \d+ms in state \w+[^)]*\)$")
-"""How librdkafka ends a complaint."""
+_STATE: Final = re.compile(r" \(after \d+ms in state \w+.*\)$")
+"""How librdkafka ends a complaint; in it may be "1 identical error(s) suppressed"."""
 _LONG_VALUE: Final = 8
 """A value as long as that is no part of a sentence by chance."""
 

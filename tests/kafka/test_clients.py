@@ -7,11 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from confluent_kafka import KafkaError
 
 from cdc.config import TRANSACTION_TIMEOUT_MAX_MS, KafkaSection
 from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
-from cdc.kafka.clients import ANSWER_TIMEOUT_MS, KafkaClients, queue_kbytes, time_outs
+from cdc.kafka.clients import ANSWER_TIMEOUT_MS, KafkaClients, _trouble, queue_kbytes, time_outs
 from tests.fakes.secrets import told
 
 NOBODY = "127.0.0.1:1"
@@ -124,3 +125,9 @@ def test_no_client_has_a_broker_make_topics(monkeypatch: pytest.MonkeyPatch) -> 
     some.admin(), some.prober(1000), some.consumer("read_committed"), some.passing()
     some.transactional(lambda _: None, 1000), some.idempotent(lambda _: None, lambda *_: None)
     assert [given["allow.auto.create.topics"] for given in settings] == [False] * 6
+
+
+@pytest.mark.parametrize("end", ["after 0ms in state CONNECT", "after 12ms in state CONNECT, 1 identical error(s) suppressed"])
+def test_a_complaint_is_told_without_what_only_librdkafka_wants_to_know(end: str) -> None:
+    said = f"Connect to ipv4#127.0.0.1:9092 failed: Connection refused ({end})"
+    assert _trouble("127.0.0.1:9092", said, KafkaError._TRANSPORT) == "Connect to 127.0.0.1:9092 failed: Connection refused"
