@@ -30,8 +30,8 @@ from cdc.events import topics
 from cdc.events.topics import TopicNames
 from cdc.kafka.clients import Complain, KafkaClients
 from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
-from cdc.kafka.hand_over import CALL_TIMEOUT_SECONDS, HandOver
 from cdc.kafka.hanging import FILLER_KEY, Place
+from cdc.kafka.sender import CALL_TIMEOUT_SECONDS, Sender
 from cdc.stream.batch import Batch, Broadcast, Part
 
 INIT_TIMEOUT_SECONDS: Final = 10.0
@@ -167,7 +167,7 @@ class ExactlyOnce:
     ) -> None:
         self._producer = producer
         self._transactions = _Transactions(producer, is_stopping)
-        self._messages = HandOver(producer, is_stopping, row_work_lock, first_error=self._transactions.first_error)
+        self._sender = Sender(producer, is_stopping, row_work_lock, first_error=self._transactions.first_error)
         self._checkpoint_topic = topic
         # Topics that the open transaction has written to.
         self._written: set[str] = set()
@@ -182,17 +182,17 @@ class ExactlyOnce:
         self._transactions.begin()
         topics = _topics(batch.parts)
         self._written |= topics
-        self._messages.send(batch.parts, topics)
+        self._sender.send(batch.parts, topics)
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
         self._transactions.begin()
-        self._messages.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
+        self._sender.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
         self._transactions.commit()
         written, self._written = self._written, set()
         return written | {self._checkpoint_topic}
 
     def abort(self) -> None:
-        self._messages.forget()
+        self._sender.forget()
         self._transactions.abort()
         self._written.clear()
 
@@ -219,12 +219,12 @@ class AtLeastOnce:
     ) -> None:
         self._producer = producer
         self._is_stopping = is_stopping
-        self._messages = HandOver(producer, is_stopping, row_work_lock, check=self._check)
+        self._sender = Sender(producer, is_stopping, row_work_lock, check=self._check)
         self._schema_topic = schema_topic
         self._checkpoint_producer = checkpoint_producer
         self._transactions = _Transactions(checkpoint_producer, is_stopping)
         first_error = self._transactions.first_error
-        self._records = HandOver(checkpoint_producer, is_stopping, row_work_lock, first_error=first_error)
+        self._checkpoint_sender = Sender(checkpoint_producer, is_stopping, row_work_lock, first_error=first_error)
         self._checkpoint_topic = topic
         # The first failed delivery since the start, or since an abort; nothing after it may be settled.
         self.failure: KafkaError | None = None
@@ -247,28 +247,28 @@ class AtLeastOnce:
         if batch.stored:  # only then it may have new forms
             for is_form, parts in itertools.groupby(batch.parts, lambda part: _topic(part) == self._schema_topic):
                 if is_form:
-                    self._messages.flush()
+                    self._sender.flush()
                 self._send(list(parts))
                 if is_form:
-                    self._messages.flush()
+                    self._sender.flush()
         else:
             self._send(batch.parts)
         self._check()
 
     def _send(self, parts: list[Part]) -> None:
-        self._messages.send(parts, _topics(parts))
+        self._sender.send(parts, _topics(parts))
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
-        self._messages.flush()
+        self._sender.flush()
         self._transactions.begin()
-        self._records.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
+        self._checkpoint_sender.send([(self._checkpoint_topic, key, value) for key, value in records], {self._checkpoint_topic})
         self._transactions.commit()
         return [self._checkpoint_topic]
 
     def abort(self) -> None:
         """Throw away what waits, and know what became of the rest, so that nothing of it arrives behind what comes next."""
-        self._messages.forget()
-        self._records.forget()
+        self._sender.forget()
+        self._checkpoint_sender.forget()
         self._transactions.abort()
         while True:
             self._producer.purge(in_queue=True, in_flight=False)

@@ -24,7 +24,7 @@ from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer, by_batch
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.delivery import ExactlyOnce
-from cdc.kafka.hand_over import HandOver
+from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
@@ -314,7 +314,7 @@ def test_what_is_taken_neither_by_the_batch_nor_refused_goes_by_itself(seed: int
     """Where the queue has room again in the meantime, anywhere within a part: nothing is passed over, nothing comes twice."""
     some = random.Random(seed)
     sparing = Sparing([some.choice([0, 0, 1, 2, 50]) for _ in range(5000)])
-    messages_to = HandOver(BatchProducer(settings()), lambda: False, nullcontext())
+    sender = Sender(BatchProducer(settings()), lambda: False, nullcontext())
     parts = [*messages("shop.users", 3), *compiled_parts(300), *messages("shop.pets", 3)]
     taken: list[Message | Broadcast] = []
     sparing.taken = taken  # in the order of both ways
@@ -322,9 +322,9 @@ def test_what_is_taken_neither_by_the_batch_nor_refused_goes_by_itself(seed: int
     def produce(topic: str, value: bytes | None, key: bytes | None) -> None:
         taken.append((topic, key, value))
 
-    messages_to._by_batch = sparing
-    messages_to._producer = SimpleNamespace(produce=produce, poll=lambda _: 0)  # type: ignore[assignment]  # what is asked of it
-    messages_to._put(parts)
+    sender._by_batch = sparing
+    sender._producer = SimpleNamespace(produce=produce, poll=lambda _: 0)  # type: ignore[assignment]  # what is asked of it
+    sender._put(parts)
     assert taken == Batch(parts, 0, 0, 0, Position(), True, {}, [], 0.0).messages
 
 
@@ -357,7 +357,7 @@ def test_a_stop_does_not_wait_for_room_in_the_queue(*, is_by_batch: bool) -> Non
     if not is_by_batch:
         producer.by_batch = None
     with pytest.raises(PublishAborted, match="the producer's queue was full"):
-        HandOver(producer, lambda: True, nullcontext())._put(messages("a", 3))
+        Sender(producer, lambda: True, nullcontext())._put(messages("a", 3))
     assert len(producer) == 2
     producer.purge()
 

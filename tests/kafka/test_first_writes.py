@@ -31,7 +31,7 @@ class Log:
         self.number = 0
 
     def send(self, *parts: Part, now_seconds: float = 0.0) -> tuple[int, int]:
-        """As `HandOver.send`; returns how many messages went in which round."""
+        """As `Sender.send`; returns how many messages went in which round."""
         topics = {part.topic if isinstance(part, Broadcast) else part[0] for part in parts if isinstance(part, Broadcast | tuple)}
         first_writes = self.first_writes
         lacking = first_writes.lacking(topics, now_seconds)

@@ -23,8 +23,8 @@ _FEW_TOPICS: Final = 20
 """Of more, all topics of the cluster are asked for at once."""
 
 
-class HandOver:
-    """Hands messages to one producer, in order. Not thread-safe: one thread owns it."""
+class Sender:
+    """Gives messages to one producer, in order. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from cdc.errors import PublishAborted, PublishError
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.delivery import ExactlyOnce
-from cdc.kafka.hand_over import HandOver
+from cdc.kafka.sender import Sender
 from cdc.positions.position import Position
 from cdc.stream.batch import Batch, Broadcast, Part
 from tests.fakes.mock_cluster import PRODUCE, MockCluster, mock_cluster
@@ -92,34 +92,34 @@ class Asked:
         return 0
 
 
-def asking(*answers: int | None, is_stopping: bool = False) -> tuple[HandOver, Asked]:
+def asking(*answers: int | None, is_stopping: bool = False) -> tuple[Sender, Asked]:
     """One that asks a producer with these answers."""
     asked = Asked(*(None if code is None else KafkaError(code) for code in answers))
-    return HandOver(cast(Producer, asked), lambda: is_stopping, nullcontext()), asked
+    return Sender(cast(Producer, asked), lambda: is_stopping, nullcontext()), asked
 
 
 def test_while_nobody_answers_the_partitions_are_waited_for() -> None:
     away, unknown = KafkaError._TRANSPORT, KafkaError.UNKNOWN_TOPIC_OR_PART
-    messages, asked = asking(away, unknown, KafkaError._TIMED_OUT, None)
-    assert messages._counted(["a"]) == {"a": 1}
+    sender, asked = asking(away, unknown, KafkaError._TIMED_OUT, None)
+    assert sender._counted(["a"]) == {"a": 1}
     assert asked.polls == 3
 
 
 def test_a_stop_does_not_wait_for_partitions() -> None:
-    messages, _ = asking(KafkaError._TRANSPORT, is_stopping=True)
+    sender, _ = asking(KafkaError._TRANSPORT, is_stopping=True)
     with pytest.raises(PublishAborted, match="stopped before Kafka had said which partitions there are"):
-        messages._counted(["a"])
+        sender._counted(["a"])
 
 
 def test_who_may_not_see_a_topic_is_told_at_once() -> None:
-    messages, _ = asking(KafkaError.TOPIC_AUTHORIZATION_FAILED)
+    sender, _ = asking(KafkaError.TOPIC_AUTHORIZATION_FAILED)
     with pytest.raises(PublishError, match=r"a message for a was refused: .*authorization failed"):
-        messages._counted(["a"])
+        sender._counted(["a"])
 
 
 def test_a_topic_that_stays_unknown_ends_the_transaction(monkeypatch: pytest.MonkeyPatch) -> None:
-    messages, _ = asking(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 10)
+    sender, _ = asking(*[KafkaError.UNKNOWN_TOPIC_OR_PART] * 10)
     times = iter(range(0, 1000, 10))
     monkeypatch.setattr(time, "monotonic", lambda: float(next(times)))
     with pytest.raises(PublishAborted, match="the brokers don't know the topic a"):
-        messages._counted(["a"])
+        sender._counted(["a"])
