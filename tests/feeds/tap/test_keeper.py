@@ -309,6 +309,18 @@ def test_a_store_of_another_cluster_is_made_anew(tmp_path: Path, broker: Broker,
     assert "it was filled from the Kafka cluster first, and this is second" in capsys.readouterr().out
 
 
+def test_a_row_takes_as_much_room_as_is_documented(tmp_path: Path, broker: Broker) -> None:
+    """docs/tap.md: 300 to 600 bytes a row of 70 bytes, once all have changed."""
+    count, value = 10_000, "x" * 37
+    with Kept(tmp_path, broker) as kept:
+        for life in range(3):
+            for number in range(count):
+                broker.change(life * count + number + 1, (number * 7919) % count, value, partition=number % 2)
+            kept.wait((life + 1) * count)
+        assert kept.store.row_count == count
+        assert 70 < kept.store.size_bytes / count < 600
+
+
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_fault_is_told(tmp_path: Path, broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody was told of it, clients waited for a thread that had ended."""
