@@ -24,18 +24,9 @@ AHEAD: Final = 4
 
 
 class _Turn:
-    """A place to read the topics for one client alone."""
+    """One client's time to read the topics for itself alone."""
 
-    def __init__(self, places: asyncio.Semaphore) -> None:
-        self._places = places
-        self._is_there = True
-        self.is_over = False
-
-    def leave(self) -> None:
-        """The place is the next one's."""
-        if self._is_there:
-            self._is_there = False
-            self._places.release()
+    is_over = False
 
 
 class CatchingUp:
@@ -57,8 +48,7 @@ class CatchingUp:
             await self._places.acquire()
         finally:
             self._turns_wanted -= 1
-        turn = _Turn(self._places)
-        ending = asyncio.create_task(self._end_turn(turn, session))
+        turn = _Turn()
         queue: asyncio.Queue[Batch | CdcError | None] = asyncio.Queue()
         ahead = threading.Semaphore(AHEAD)
 
@@ -68,14 +58,20 @@ class CatchingUp:
                     return
             call_soon(loop, queue.put_nowait, batch)
 
+        def ended(failure: CdcError | None) -> None:
+            # Not before: while Kafka is away a thread ends late, and who comes and goes would leave one each time.
+            self._places.release()
+            queue.put_nowait(failure)
+
         reader = LiveReader(
             self._topics(),
             self._changes,
             after,
             hand_over,
-            on_end=lambda failure: call_soon(loop, queue.put_nowait, failure),
+            on_end=lambda failure: call_soon(loop, ended, failure),
         )
         reader.start()
+        ending = asyncio.create_task(self._end_turn(turn, session, reader, queue))
         try:
             while isinstance(found := await queue.get(), Batch):
                 ahead.release()
@@ -87,18 +83,21 @@ class CatchingUp:
         finally:
             reader.stop()
             ending.cancel()
-            turn.leave()
             self._overdue.discard(session.name)
 
-    async def _end_turn(self, turn: _Turn, session: Session) -> None:
+    async def _end_turn(
+        self, turn: _Turn, session: Session, reader: LiveReader, queue: asyncio.Queue[Batch | CdcError | None]
+    ) -> None:
         """Once others wait: a client that takes what it has comes to the end of the line; one that doesn't loses its place."""
         await asyncio.sleep(_TURN_SECONDS)
         while not self._turns_wanted:
             await asyncio.sleep(_TURN_SECONDS)
         turn.is_over = True
+        if queue.empty():
+            queue.put_nowait(None)  # nothing comes to it
         await asyncio.sleep(_TURN_SECONDS)
         self._overdue.add(session.name)
-        turn.leave()
+        reader.stop()
 
     def check_turn(self, session: Session) -> None:
         """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""

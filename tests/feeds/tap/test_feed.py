@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +19,7 @@ from cdc.errors import ConnectionLostError
 from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
+from cdc.feeds.tap.live import Topics
 from cdc.feeds.tap.merging import Batch
 from cdc.feeds.tap.rows import FILL_OPAQUE, Rows
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
@@ -350,6 +352,45 @@ def test_nobody_is_dropped_for_kafkas_being_away(tmp_path: Path, monkeypatch: py
 
     asyncio.run(follow())
     assert asked.count("end") < 10
+
+
+def test_who_comes_and_goes_while_kafka_is_away_leaves_no_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each that came left one that waited for Kafka's answer, with a client of Kafka's: hundreds, and 2 GB, within seconds."""
+    broker, is_back = _shop(), threading.Event()
+    listed = Topics.listed
+
+    def listed_late(topics: Topics, admin: Any) -> Any:
+        is_back.wait(30)
+        return listed(topics, admin)
+
+    def reading() -> int:
+        return sum(thread.name == "tap-live" for thread in threading.enumerate())
+
+    async def follow() -> None:
+        feed = _feed(broker, tmp_path)
+        assert await feed.start(asyncio.Event())
+        await feed.wait_until_at_end()
+        before = reading()
+        monkeypatch.setattr(Topics, "listed", listed_late)
+        for number in range(40):
+            one = feed.batches(Session(Wish(f"{number}"), Place(0, None), 0.0, 0.0), 0)
+            coming = asyncio.ensure_future(anext(one))
+            await asyncio.sleep(0.01)
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
+            await one.aclose()
+        assert reading() - before <= 4
+        is_back.set()
+        async with asyncio.timeout(30):
+            last = feed.batches(Session(Wish("last"), Place(0, None), 0.0, 0.0), 0)
+            assert (await anext(last)).first == 1
+            await last.aclose()
+        await feed.stop()
+
+    try:
+        asyncio.run(follow())
+    finally:
+        is_back.set()
 
 
 def test_who_takes_little_keeps_nobody_from_reading_the_topics(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
