@@ -38,10 +38,16 @@ class FileSpool:
         return self.part(0, sys.maxsize)
 
     def part(self, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from offset `start` up to `stop` again, in pieces of CHUNK_BYTES; others may be read in between."""
+        """The bytes from offset `start` up to `stop` again, in pieces of CHUNK_BYTES; others may be read in between.
+
+        Raises ConfigurationError if the disk has no room for the last of them, which haven't left memory before.
+        """
         while start < stop:
-            self._file.seek(start)
-            chunk = self._file.read(min(CHUNK_BYTES, stop - start))
+            try:
+                self._file.seek(start)
+                chunk = self._file.read(min(CHUNK_BYTES, stop - start))
+            except OSError as error:
+                raise _unusable(error) from error
             if not chunk:
                 return
             yield chunk
