@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import PipelineRunner, Server
+from cdc.daemon.runner import Noticed, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
@@ -67,6 +67,7 @@ class Way:
         self.is_stopping = threading.Event()
         self.checkpoint = Checkpoint(BEGIN, {512: SPACE})
         self.config = config
+        self.noticed = Noticed()
         self.queued: list[int] = []
         submit = self.publisher.submit
 
@@ -96,6 +97,7 @@ class Way:
             Server(SERVER, (2, 6, 0), "m"),
             status=self.status,
             is_stopping=self.is_stopping,
+            noticed=self.noticed,
             writer=self.writer,
         )
 

@@ -1,0 +1,122 @@
+"""What a stream hands over when there is a state store: where the rows go, what is acknowledged, and what a stop leaves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from structlog.testing import capture_logs
+
+from cdc.config import Config, parse
+from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.positions.vclock import VClock
+from cdc.stream.batch import Batch, Broadcast
+from cdc.stream.limbo import LimboState
+from cdc.stream.pipeline import Pipeline
+from tests.daemon.test_back_pressure import BEGIN, Way, rows
+from tests.fakes.pipelines import frames_of
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Config:
+    kafka = {"bootstrap_servers": "127.0.0.1:1", "topic_prefix": "shop", "commit_interval_ms": 1}
+    source = {"uris": ["a@127.0.0.1:1"], "ack_interval_ms": 10}
+    return parse({"name": "x", "source": source, "kafka": kafka, "state": {"path": str(tmp_path)}}, "the test")
+
+
+@pytest.fixture
+def way(config: Config, monkeypatch: pytest.MonkeyPatch) -> Iterator[Way]:
+    """Kafka takes nothing at first; the store has three rows, as of the checkpoint."""
+    way = Way(config, monkeypatch)
+    way.fill(3)
+    yield way
+    way.delivery.gate.set()
+    way.publisher.stop(20)
+    way.writer.close()
+
+
+def ids(way: Way) -> list[int]:
+    """Of the rows whose events are committed."""
+    return [
+        msgspec.json.decode(message[1] or b"")["id"]
+        for message in way.delivery.committed
+        if not isinstance(message, Broadcast) and message[0] == "shop.users"
+    ]
+
+
+def test_nothing_is_acknowledged_before_kafka_and_the_store_have_it(way: Way) -> None:
+    runner = way.runner()
+    runner.take(runner.pipeline.feed(frames_of(rows(11, 5)), 1))
+    runner.collect_commits(is_forced=True)
+    assert runner.published == way.status.published == VClock({1: 15})
+    assert (runner.pipeline.ledger.acknowledged, runner.needed().logs_from) == (VClock({1: 10}), VClock({1: 10}))
+    assert way.writer.store.row_count == 3
+    way.delivery.gate.set()
+    assert runner.wait_until_settled()
+    assert ids(way) == [11, 12, 13, 14, 15]
+    assert (runner.pipeline.ledger.acknowledged, runner.needed().logs_from) == (VClock({1: 15}), VClock({1: 15}))
+    assert way.writer.store.row_count == way.status.state_rows == 8
+    assert way.status.stored == way.status.checkpoint == VClock({1: 15})
+
+
+def test_what_lies_between_store_and_checkpoint_goes_to_the_store_alone(way: Way) -> None:
+    way.checkpoint.position = replace(BEGIN, vclock=VClock({1: 20}), seq=10)
+    runner = way.runner()
+    assert (runner.needed().published, runner.needed().logs_from) == (VClock({1: 20}), VClock({1: 10}))
+    way.delivery.gate.set()
+    runner.take(runner.pipeline.feed(frames_of(rows(11, 15)), 1))
+    assert runner.wait_until_settled()
+    assert ids(way) == [21, 22, 23, 24, 25]
+    assert way.writer.store.row_count == 18
+    assert (way.status.row_count, way.status.seq) == (15, 15)
+
+
+def test_a_stop_ends_between_batches_and_waits_for_nothing(way: Way) -> None:
+    runner = way.runner()
+    way.is_stopping.set()
+    with pytest.raises(PublishAborted, match="stopped before all that was to come had been handed over"):
+        runner.take(runner.pipeline.feed(frames_of(rows(11, 6000)), 1))
+    assert runner.published.covers(VClock({1: 11}))
+    assert not runner.published.covers(VClock({1: 6010}))
+    assert not runner.wait_until_settled()
+    with pytest.raises(PublishAborted, match="stopped while a space's rows"):
+        runner.submit(Batch.pause(BEGIN))
+
+
+def test_with_events_beyond_the_checkpoint_a_snapshot_compares_with_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[int | ConnectionLostError] = [ConnectionLostError("Kafka is away"), 57]
+    way.config = way.config.model_copy(update={"kafka": way.config.kafka.model_copy(update={"delivery": "at_least_once"})})
+    runner = way.runner()
+
+    def newest() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, ConnectionLostError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(way.publisher, "newest_seq", newest)
+    monkeypatch.setattr(way.is_stopping, "wait", lambda _: False)
+    with capture_logs() as said:
+        assert runner.prepare_snapshot() == 57
+    assert [line["event"] for line in said] == ["waiting", "filling the state store anew, from a snapshot"]
+    assert way.writer.store.row_count == 0
+    way.is_stopping.set()
+    assert runner.prepare_snapshot() == 0  # nobody asks any more
+
+
+def test_a_wait_for_a_quorum_is_told_once_however_many_streams_it_lasts(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    waiting = LimboState(1, 1, 100, 0, 1, 1, 45)
+    monkeypatch.setattr(Pipeline, "limbo", property(lambda _: waiting))
+    with capture_logs() as said:
+        for _ in range(2):
+            way.status.overdue = None  # what is shown decides nothing
+            way.runner().show()
+            assert way.status.overdue is not None
+        waiting = LimboState()
+        way.runner().show()
+        way.runner().show()
+    assert [line["event"] for line in said] == ["waiting for a quorum", "the wait for a quorum is over"]
+    assert way.status.overdue is None
