@@ -29,6 +29,8 @@ STORE_RATIO: Final = 1.5
 LATENCY_P50_MS: Final = 40.0
 LATENCY_P99_MS: Final = 100.0
 LATENCY_CPU_US: Final = 8.0
+SEEN_SECONDS: Final = 4.0
+"""The worst time until a reader of `current` sees a few changes of full tables."""
 
 
 @dataclass(kw_only=True)
@@ -137,6 +139,9 @@ def floors(results: Sequence[Result]) -> list[Floor]:
                 if figure is not None:
                     name = f"commit to visible, {result.what}: {what} {bound:.0f} {unit}"
                     found.append(Floor(name, f"{figure:.1f} {unit}", figure <= bound))
+        if result.section == "spark" and result.max_ms is not None:
+            worst = result.max_ms / 1000
+            found.append(Floor(f"{result.what}: {SEEN_SECONDS:.0f} s", f"{worst:.2f} s at worst", worst <= SEEN_SECONDS))
     return found
 
 

@@ -275,6 +275,7 @@ def spark(bench: Bench) -> Iterator[Result]:
         whole = 0.0
         for phase in _run_spark(bench, directory, job):
             whole += phase["seconds"]
+            worst = phase.get("max_seconds")
             yield Result(
                 section="spark",
                 what=f"{job}, {phase['phase']}",
@@ -282,6 +283,8 @@ def spark(bench: Bench) -> Iterator[Result]:
                 seconds=phase["seconds"],
                 whole_seconds=whole,
                 cpu_seconds=phase["cpu_seconds"],
+                max_ms=None if worst is None else worst * 1000,
+                note="" if worst is None else f"the median of {len(phase['rounds'])} rounds; the worst took {worst:.2f} s",
             )
 
 

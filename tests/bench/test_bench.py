@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cdc.local.servers import LocalServers
+from tests.bench import sections, spark_load
 from tests.bench.__main__ import measure, parse
 from tests.bench.results import Result, compare, floors
 from tests.bench.store import update_stored
@@ -16,9 +20,9 @@ ROWS = 10_000
 @pytest.mark.timeout(600)
 def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    sections = "tail-500,tail-1,snapshot,replay,latency,backlog"
+    chosen = "tail-500,tail-1,snapshot,replay,latency,backlog"
     sizes = ["--rows", str(ROWS), "--backlog", str(ROWS), "--rate", "2000", "--latency-seconds", "1"]
-    results = measure(parse(["--only", sections, *sizes, "--json", str(file)]), servers, tmp_path)
+    results = measure(parse(["--only", chosen, *sizes, "--json", str(file)]), servers, tmp_path)
 
     # The measurements themselves compare Kafka with the master, and end with an error where they differ.
     found = {(result.section, result.what): result for result in results}
@@ -94,3 +98,65 @@ def test_floors_are_of_rates_of_processor_time_of_memory_and_of_latency() -> Non
     what = "exactly_once with images at 20,000 rows/s"
     latency = result("latency", what, 1, p50_ms=39.0, p99_ms=101.0, cpu_seconds=7.9)
     assert [floor.is_reached for floor in floors([latency])] == [True, False, True]
+    seen = [result("spark", "current, 256 records until they are seen", 2, max_ms=worst) for worst in (3_900.0, 4_100.0)]
+    assert [(floor.figure, floor.is_reached) for floor in floors(seen)] == [("3.90 s at worst", True), ("4.10 s at worst", False)]
+
+
+class Seen:
+    """A load, a clock and all tables of `current`. In round N each answer takes N seconds, and the first one is an old one."""
+
+    def __init__(self) -> None:
+        self.prefix = "shop"
+        self.seq = self.rounds = self.stops = 0
+        self.now = 0.0
+        self.isActive = True
+        self._shown = 0
+
+    def change(self, count: int) -> None:
+        self.rounds += 1
+        self._shown, self.seq = self.seq, self.seq + count
+
+    def where(self, _: str) -> Seen:
+        return self
+
+    def agg(self, _: dict[str, str]) -> Seen:
+        return self
+
+    def collect(self) -> list[tuple[int | None]]:
+        self.now += self.rounds
+        shown, self._shown = self._shown, self.seq
+        return [(shown or None,)]
+
+    def count(self) -> int:
+        return 7
+
+    def stop(self) -> None:
+        self.stops += 1
+
+
+def test_how_soon_changes_are_seen_is_told_by_the_median_and_the_worst_round(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: Any = Seen()
+    monkeypatch.setattr(spark_load, "_SPACES", ("users",))
+    monkeypatch.setattr(spark_load, "time", SimpleNamespace(monotonic=lambda: seen.now))
+    monkeypatch.setattr(spark_load, "cpu_seconds", lambda _: seen.now / 2)
+    monkeypatch.setattr(spark_load, "read_current", lambda *_: seen)
+    monkeypatch.setattr("spark_jobs.run.start", lambda *_: seen)
+    options = argparse.Namespace(job="current", path="lake")
+    phases = list(spark_load._until_seen(seen, seen, seen, options))
+    # The first four of fourteen rounds are for warming up. In each the second answer has the changes.
+    assert phases[0]["rounds"] == [2.0 * number for number in range(5, 15)]
+    assert (phases[0]["seconds"], phases[0]["max_seconds"], phases[0]["cpu_seconds"]) == (19.0, 28.0, 9.5)
+    assert (phases[1]["records"], seen.stops) == (7, 1)
+
+    monkeypatch.setattr(sections, "_SPARK_JOBS", ("current",))
+    monkeypatch.setattr(sections, "_run_spark", lambda *_: phases)
+    bench: Any = SimpleNamespace(directory=tmp_path)
+    told, whole = sections.spark(bench)
+    assert (told.seconds, told.max_ms, told.note) == (19.0, 28_000.0, "the median of 10 rounds; the worst took 28.00 s")
+    assert (whole.max_ms, whole.note) == (None, "")
+
+    seen.isActive, seen.exception = False, lambda: "gone"
+    with pytest.raises(RuntimeError, match="the job has ended: gone"):
+        list(spark_load._until_seen(seen, seen, seen, options))
