@@ -7,8 +7,35 @@ from typing import Any
 
 import pytest
 
+from tests.bench.process import Usage
 from tests.live.scene import Scene, Watcher
-from tests.live.waiting import wait_for
+from tests.live.waiting import PATIENCE_SECONDS, wait_for
+
+_AWAY_SECONDS = 600
+_OWN_MEMORY_BYTES_MAX = 250_000_000
+# Random updates of 100,000 rows, as many as 50 every hundredth of a second.
+_FILL = """
+local space = box.schema.space.create('away', {format = {{'id', 'unsigned'}, {'name', 'string'}, {'value', 'unsigned'}}})
+space:create_index('primary')
+for first = 1, 100000, 1000 do
+    box.begin()
+    for id = first, first + 999 do space:insert{id, string.format('%016x', id), 1} end
+    box.commit()
+end
+"""
+_LOAD = """
+local fiber, space = require('fiber'), box.space.away
+away_changes, is_away_loaded = 0, true
+fiber.create(function()
+    while is_away_loaded do
+        box.begin()
+        for _ = 1, 50 do space:update(math.random(100000), {{'+', 3, 1}}) end
+        box.commit()
+        away_changes = away_changes + 50
+        fiber.sleep(0.01)
+    end
+end)
+"""
 
 
 def rows_flow(scene: Scene, count: int) -> None:
@@ -83,6 +110,44 @@ def test_kafka_stands_still_for_longer_than_a_transaction_may_take(frail_scene: 
     scene.workload.stop()
     scene.catch_up()
     scene.check_as_promised()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(_AWAY_SECONDS + 1200)
+def test_memory_stays_bounded_while_kafka_is_away_under_load(frail_scene: Scene) -> None:
+    """What the master writes meanwhile waits in its log, not in the daemon's memory, and doesn't come all at once afterwards."""
+    scene = frail_scene
+    scene.tarantool.eval(_FILL)
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    scene.catch_up()
+    scene.tarantool.eval(_LOAD)
+    rows_flow(scene, 5_000)
+    usage = Usage(scene.daemon.run.pid)
+    try:
+        scene.kafka.stop()
+        try:
+            (changes_before,) = scene.tarantool.eval("return away_changes")
+            away_since = scene.daemon.wait_until("it answers", bool)["uptime_seconds"]
+            scene.daemon.wait_until(
+                "Kafka has been away for long enough",
+                lambda status: status["uptime_seconds"] > away_since + _AWAY_SECONDS,
+                _AWAY_SECONDS + PATIENCE_SECONDS,
+            )
+            away_bytes = usage.peak_anonymous_bytes
+        finally:
+            scene.kafka.start()
+        rows_flow(scene, 5_000)
+        (changes,) = scene.tarantool.eval("is_away_loaded = false return away_changes")
+        scene.catch_up(600)
+    finally:
+        usage.close()
+    print(
+        f"\n{changes - changes_before:,} changes from Kafka's stop on; own memory at most {away_bytes / 1e6:.0f} MB "
+        f"while Kafka was away, {usage.peak_anonymous_bytes / 1e6:.0f} MB with what followed"
+    )
+    assert changes - changes_before > 500 * _AWAY_SECONDS, "there was no load"
+    assert usage.peak_anonymous_bytes < _OWN_MEMORY_BYTES_MAX
 
 
 def test_ready_means_that_changes_become_durable(frail_scene: Scene) -> None:
