@@ -15,11 +15,11 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are do
 )
 
 from cdc.config import KafkaSection
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import ANSWER_TIMEOUT_MS, KafkaClients
 from cdc.kafka.publisher import Publisher
 from cdc.local.interface import KafkaServer
 from cdc.stream.checkpoint import Writer
-from tests.fakes.kafka import Cluster, Record, clients
+from tests.fakes.kafka import SILENCE_SECONDS, Cluster, Record, clients
 from tests.live.kafka_proxy import KafkaProxy
 from tests.live.topics import TopicReader
 
@@ -31,6 +31,8 @@ class Ground(Protocol):
 
     name: str
     prefix: str
+    silence_seconds: float
+    """A silence that is longer than requests wait for their answers."""
 
     def clients(self, config: KafkaSection) -> KafkaClients:
         """For a publisher with this section."""
@@ -81,6 +83,7 @@ class FakeGround:
 
     name = "x"
     prefix = "shop"
+    silence_seconds = 50 * SILENCE_SECONDS
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -151,6 +154,8 @@ class LosingCluster:
 
 class RealGround:
     """A broker that may be frozen, with names of its own."""
+
+    silence_seconds = 1.5 * ANSWER_TIMEOUT_MS / 1000
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka

@@ -225,7 +225,7 @@ def test_kafka_falls_silent_for_longer_than_requests_wait(ground: Ground, start:
         for number in (1, 2):
             one.submit(batch(ground, number))
         with pytest.raises(AssertionError, match="was not settled"):
-            wait(one, 1, patience_seconds=6)
+            wait(one, 1, patience_seconds=ground.silence_seconds)
     wait(one, 2)
     one.submit(batch(ground, 3))
     wait(one, 3)
