@@ -49,6 +49,8 @@ PROOF_SECONDS: Final = 5.0
 """After so long without a commit the position is committed again. Only a commit tells that another daemon has taken the name, and
 Kafka forgets a transactional id that writes nothing for seven days (transactional.id.expiration.ms)."""
 COMPLAINT_SECONDS: Final = 10.0
+TOPICS_AGAIN_SECONDS: Final = 0.2
+"""Between two attempts to make topics while Kafka is away."""
 MANY_BYTES: Final = 512 * 1024
 """A batch of more is one of several that were read at once: others follow it, though they may not wait yet."""
 
@@ -362,7 +364,7 @@ class Publisher:
                     last = self._commit(open_)
                     self._open = open_ = OpenTransaction()
                     self._await_readers()
-                self._topic_admin.ensure(batch.topics, batch.begins_anew)
+                self._make_topics(batch)
                 self._delivery.produce(batch)
                 open_.add(batch, time.monotonic())
                 with self._lock:
@@ -394,6 +396,24 @@ class Publisher:
                 raise PublishAborted("stopped before everything was committed")
             if not open_.began_at:
                 self._lost_topics.look()
+
+    def _make_topics(self, batch: Batch) -> None:
+        """Make sure of the topics of a batch. With nothing open this waits while Kafka is away, as a delivery does: there is
+        nothing to abort, for which the daemon would have to leave its connection and go back to the checkpoint.
+        """
+        while True:
+            try:
+                self._topic_admin.ensure(batch.topics, batch.begins_anew)
+            except PublishAborted as error:
+                if self._open.began_at or self._is_stopping.is_set():
+                    raise
+                self._tell_trouble(error.message)
+            else:
+                return
+            with self._lock:
+                self._lock.wait_for(lambda: self._shared.abandoned or self._is_stopping.is_set(), TOPICS_AGAIN_SECONDS)
+            if self._shared.abandoned is not None:
+                raise PublishAborted(self._shared.abandoned)
 
     def _await_readers(self, *, may_end: bool = False) -> None:
         """Wait until readers can reach the last commit, as nothing may be written before; or until nothing is left to write."""
@@ -505,12 +525,15 @@ class Publisher:
 
     def _complain(self, error: KafkaError) -> None:
         """librdkafka's trouble with brokers, which it goes on trying to end."""
-        self.statistics.trouble = error.str()
-        now = time.monotonic()
         self._readability.complained()
+        self._tell_trouble(error.str())
+
+    def _tell_trouble(self, reason: str) -> None:
+        self.statistics.trouble = reason
+        now = time.monotonic()
         if now >= self._next_complaint:
             self._next_complaint = now + COMPLAINT_SECONDS
-            structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=error.str())
+            structlog.get_logger().warning("trouble with Kafka", name=self._name, reason=reason)
 
     def _make_delivery(self) -> Delivery:
         limits = broker_limits(self._clients.admin())

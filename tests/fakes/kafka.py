@@ -230,7 +230,19 @@ class FakeAdmin:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self.list_topics = cluster.topics
+        self.refusals: list[KafkaError] = []
+        self.troubles: dict[str, str] = {}
+
+    def list_topics(self, topic: str | None = None, **_: object) -> object:
+        """As for everybody."""
+        if self._cluster.is_silent:
+            time.sleep(SILENCE_SECONDS)
+            raise KafkaException(NO_ANSWER)
+        return self._cluster.topics(topic)
+
+    def poll(self, _: float) -> int:
+        """It complains of nothing."""
+        return 0
 
     def describe_topics(self, names: TopicCollection, **_: object) -> dict[str, Future[Any]]:
         """Each by its name: also those that this client may not see are told of, by a refusal."""
@@ -242,7 +254,10 @@ class FakeAdmin:
         }
 
     def create_topics(self, new: list[Any], **_: object) -> dict[str, Future[None]]:
-        """At once."""
+        """At once, or not at all."""
+        if self._cluster.is_silent:
+            time.sleep(SILENCE_SECONDS)
+            return {topic.topic: _failed(NO_ANSWER) for topic in new}
         self._cluster.created_within += [topic.topic for topic in new if self._cluster.is_open]
         self._cluster.partitions |= {topic.topic: topic.num_partitions for topic in new}
         return {topic.topic: _done(None) for topic in new}

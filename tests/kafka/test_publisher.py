@@ -13,7 +13,7 @@ from confluent_kafka import KafkaError, KafkaException
 
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
-from cdc.kafka import readability, readers_view
+from cdc.kafka import readability, readers_view, topic_admin
 from cdc.kafka.errors import ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
@@ -127,6 +127,63 @@ def test_topics_are_made_after_a_commit(cluster: Cluster, start: Start, mode: Mo
     publisher.stop(20)
     assert {"shop.1", "shop.1b", "shop.2", "shop.2b"} <= cluster.partitions.keys()
     assert not cluster.created_within
+
+
+def new_topic(number: int, *, is_boundary: bool = True) -> Batch:
+    """One row of a space that has no topic yet."""
+    found = batch(number, is_boundary=is_boundary)
+    found.topics.append("shop.new")
+    return found
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_topics_are_made_when_kafka_is_back(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch, mode: Mode) -> None:
+    """What waits for them isn't aborted, for which the daemon would leave its master; and why it waits is told."""
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 0.05)
+    publisher = start(mode)
+    publisher.submit(batch(1))
+    wait(publisher)
+    # Until then it would wait for that, not for the topic.
+    until(lambda: publisher._readability.is_seen)
+    cluster.is_silent = True
+    publisher.submit(new_topic(2))
+    until(lambda: (publisher.statistics.trouble or "").startswith("Kafka can't be reached at x:1: "))
+    assert publisher.statistics.backlog.stalled_since() is not None, "what `stalled` in the status is made of"
+    cluster.is_silent = False
+    assert [position.seq for position in wait(publisher)] == [2]
+    assert "shop.new" in cluster.partitions
+    assert (publisher.statistics.abort_count, publisher.statistics.trouble) == (0, None)
+
+
+@pytest.mark.parametrize("ends", [Publisher.abandon, Publisher.stop])
+def test_what_ends_the_wait_for_topics(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch, ends: Callable[[Publisher, object], object]
+) -> None:
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 0.05)
+    publisher = start("exactly_once")
+    cluster.is_silent = True
+    publisher.submit(new_topic(1))
+    until(lambda: publisher.statistics.trouble is not None)
+    ends(publisher, {Publisher.abandon: "its rest won't come", Publisher.stop: 0.1}[ends])
+    with pytest.raises(PublishAborted, match=r"its rest won't come|Kafka can't be reached"):
+        wait(publisher)
+    assert "shop.new" not in cluster.partitions
+
+
+def test_a_topic_that_a_large_source_transaction_needs_is_not_waited_for(
+    cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka's transaction is open by then, and would run out of its time."""
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 0.05)
+    publisher = start("exactly_once")
+    publisher.submit(batch(1, is_boundary=False))
+    until(lambda: cluster.is_open)
+    cluster.is_silent = True
+    publisher.submit(new_topic(2))
+    until(lambda: publisher.statistics.abort_count > 0)
+    cluster.is_silent = False
+    with pytest.raises(PublishAborted, match="Kafka can't be reached"):
+        wait(publisher)
 
 
 @pytest.mark.parametrize("code", [KafkaError._MSG_TIMED_OUT, KafkaError._UNKNOWN_PARTITION])
