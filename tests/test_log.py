@@ -48,7 +48,8 @@ def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("style", ["json", "console"])
 def test_the_error_that_ends_the_daemon(tmp_path: Path, style: str) -> None:
     """A port that is taken, say: the last line of the log, in the log's format."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and doesn't listen: whoever looks what answers there knows at once
         file = tmp_path / "shop.toml"
         file.write_text(CONFIGURATION % (taken.getsockname()[1], style))
         run = subprocess.run(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import cast
@@ -312,19 +312,27 @@ def talker() -> socket.socket:
 def test_why_kafka_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
     """librdkafka itself says the same of everything: that its transport failed."""
     monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 3.0)
-    with talker() as listener:
+
+    def check(servers: str, words: str) -> None:
+        clients = KafkaClients("x", KafkaSection(bootstrap_servers=servers, topic_prefix="shop"))
+        told: list[str] = []
+        with pytest.raises(ConnectionLostError) as caught:
+            list_topics(clients.admin(), servers, told.append)
+        assert [words in reason for reason in told] == [True]
+        text = str(caught.value)
+        assert text.startswith(f"Kafka can't be reached at {servers}: {words}"), text
+        assert "in state" not in text
+        assert text.endswith("Check kafka.bootstrap_servers, and that the brokers run.")
+
+    with talker() as listener, ThreadPoolExecutor() as at_once:
         tarantool = f"127.0.0.1:{listener.getsockname()[1]}"
-        for servers, words in (
-            ("127.0.0.1:1", "Connect to 127.0.0.1:1 failed: Connection refused"),
-            ("kafka.invalid:9092", "Failed to resolve 'kafka.invalid:9092'"),
-            (tarantool, f"what answers at {tarantool} doesn't speak Kafka's protocol"),
-        ):
-            clients = KafkaClients("x", KafkaSection(bootstrap_servers=servers, topic_prefix="shop"))
-            told: list[str] = []
-            with pytest.raises(ConnectionLostError) as caught:
-                list_topics(clients.admin(), servers, told.append)
-            assert [words in reason for reason in told] == [True]
-            text = str(caught.value)
-            assert text.startswith(f"Kafka can't be reached at {servers}: {words}"), text
-            assert "in state" not in text
-            assert text.endswith("Check kafka.bootstrap_servers, and that the brokers run.")
+        checks = [
+            at_once.submit(check, servers, words)
+            for servers, words in (
+                ("127.0.0.1:1", "Connect to 127.0.0.1:1 failed: Connection refused"),
+                ("kafka.invalid:9092", "Failed to resolve 'kafka.invalid:9092'"),
+                (tarantool, f"what answers at {tarantool} doesn't speak Kafka's protocol"),
+            )
+        ]
+        for done in checks:
+            done.result()

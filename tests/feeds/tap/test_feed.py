@@ -93,8 +93,8 @@ def test_what_a_client_gets_by_its_name_is_there_from_the_first_row(tmp_path: Pa
         client.connect("few").start()
         client.wait_filled()
         assert client.contents.keys() == {"users:1", "users:2"}
-        broker.form(4, 2, "people", former="users")
-        broker.change(5, 2, "new", space="people")
+        broker.form(3, 2, "people", former="users")
+        broker.change(4, 2, "new", space="people")
         wait_for("the other name", lambda: client.contents.keys() == {"people:1", "people:2"})
 
 
