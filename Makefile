@@ -8,14 +8,17 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
-PYTEST := $(BIN)/python -m pytest --dist=loadgroup
+PYTEST = $(BIN)/python -m pytest --dist=loadgroup $(DURATIONS)
+# How long each test took is kept by goal, path and commit, so that two commits can be compared.
+COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
+DURATIONS = --junitxml=build/durations/$@-$(COMMIT).xml
 # Empty is as good as not set. With it, which some machines set for everybody, nothing compiled would be kept of the sources here:
 # each of some hundred starts of the daemon would compile all of them again, and each process of pytest the tests.
 export PYTHONDONTWRITEBYTECODE :=
 # There is no other make for which it would tell how many jobs there are, and cargo takes what it can't use for a mistake.
 unexport MAKEFLAGS MFLAGS
 # What the compiled row path has taken over runs in Python as well, where that is all there is.
-PYTHON_PATH := TARANTOOL_CDC_PURE=1 $(PYTEST) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
+PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
 .PHONY: help setup demo check check-native test coverage soak bench lint lock wheel spark-zip system clean
 
