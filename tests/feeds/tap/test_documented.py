@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.config.tap import TapSection
 from cdc.feeds.tap import catching_up, feed, live, server, stream, topic_thread
 
 _TEXT = " ".join((Path(__file__).parents[3] / "docs" / "tap.md").read_text().split())
@@ -36,3 +37,10 @@ def test_bounds(sentence: str) -> None:
 def test_acks_are_on_the_disk_within_a_second() -> None:
     assert server._SAVE_SECONDS == 1
     assert "at most a second of ACKs is asked for again" in _TEXT
+
+
+def test_what_others_rely_on() -> None:
+    """Whoever connects without a word of configuration finds the server here, and keys and values of this form."""
+    tap = TapSection()
+    assert (tap.listen, tap.spaces, tap.key, tap.value) == ("127.0.0.1:11210", [".*"], "{space}:{key}", "json")
+    assert (tap.session_timeout_ms, tap.users, tap.tls_certificate) == (600_000, {}, None)

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc import config
 from cdc.errors import ConnectionLostError
@@ -165,7 +166,11 @@ def test_other_keys_than_before_are_told_to_all(tmp_path: Path) -> None:
 
 def test_a_row_without_the_keys_field_harms_nobody(tmp_path: Path) -> None:
     broker = _shop()
-    with Served(tmp_path, broker=broker, key="{space}/{value}") as served, served.connect() as client:
+    with (
+        capture_logs() as said,
+        Served(tmp_path, broker=broker, key="{space}/{value}") as served,
+        served.connect() as client,
+    ):
         client.connect("a").start()
         client.wait_filled()
         expected = {"users/a", "users/b", "others/x"}
@@ -179,6 +184,8 @@ def test_a_row_without_the_keys_field_harms_nobody(tmp_path: Path) -> None:
             dumped.connect("dump", is_dump=True).start()
             dumped.wait_closed()
             assert dumped.contents.keys() >= expected
+    # Once, however many rows lack it.
+    assert [(line["space"], line["field"]) for line in said if "field" in line] == [("users", "value")]
 
 
 def test_another_name_concerns_those_who_get_the_space(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.commands.status import readable_tap
 from cdc.feeds.tap import wire
@@ -330,20 +331,29 @@ def test_a_client_that_waits_is_filled_again_when_a_space_is_renamed(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("data", "opcode"),
+    ("data", "opcode", "reason"),
     [
-        (b"GET / HTTP/1.1\r\n\r\n................", None),
-        (struct.pack(">BBHBBHIIQ", 0x80, 0x40, 0, 4, 0, 0, 2**31, 0, 0), None),
-        (wire.request(Opcode.TAP_CONNECT, b"a", (4).to_bytes(4, "big"), b"\xff\xff"), Opcode.TAP_CONNECT),
-        (wire.response(Opcode.TAP_MUTATION, Status.OK, 1), None),
-        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.request(Opcode.GET, b"k"), None),
-        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + b"\x81\x41" + b"\xff" * 22, None),
-        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.response(Opcode.TAP_MUTATION, Status.OUT_OF_MEMORY, 1), None),
+        (b"GET / HTTP/1.1\r\n\r\n................", None, "0x47"),
+        (struct.pack(">BBHBBHIIQ", 0x80, 0x40, 0, 4, 0, 0, 2**31, 0, 0), None, "2147483648 bytes"),
+        (
+            wire.request(Opcode.TAP_CONNECT, b"a", (4).to_bytes(4, "big"), b"\xff\xff"),
+            Opcode.TAP_CONNECT,
+            "65535 vbuckets in 2 bytes",
+        ),
+        (wire.response(Opcode.TAP_MUTATION, Status.OK, 1), None, "sent an answer before it was asked"),
+        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.request(Opcode.GET, b"k"), None, "sends commands (0x00)"),
+        (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + b"\x81\x41" + b"\xff" * 22, None, "4294967295 bytes"),
+        (
+            wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.response(Opcode.TAP_MUTATION, Status.OUT_OF_MEMORY, 1),
+            None,
+            "refuses a message, with status 0x82",
+        ),
     ],
 )
-def test_who_lies_is_let_go_of_and_nobody_else(tmp_path: Path, data: bytes, opcode: Opcode | None) -> None:
-    with Served(tmp_path, ROWS) as served, served.connect() as good, served.connect() as liar:
+def test_who_lies_is_let_go_of_and_nobody_else(tmp_path: Path, data: bytes, opcode: Opcode | None, reason: str) -> None:
+    with capture_logs() as said, Served(tmp_path, ROWS) as served, served.connect() as good, served.connect() as liar:
         good.connect("good").start()
+        address = str(liar.socket.getsockname())
         liar.socket.sendall(data)
         received = b""
         while part := liar.socket.recv(65536):
@@ -353,6 +363,9 @@ def test_who_lies_is_let_go_of_and_nobody_else(tmp_path: Path, data: bytes, opco
         good.wait_filled()
         served.tell(("1", b"x"))
         wait_for("the change", lambda: good.contents.get("users:1") == b"x")
+        closed = [line for line in said if line["event"] == "a connection was closed"]
+        assert [line["client"] for line in closed] == [address]
+        assert reason in closed[0]["why"]
 
 
 def test_an_ack_that_nobody_asked_for_changes_nothing(tmp_path: Path) -> None:
