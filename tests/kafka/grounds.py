@@ -161,7 +161,8 @@ class RealGround:
         self._kafka = kafka
         self._bootstrap_servers = kafka.bootstrap_servers
         self.name = self.prefix = f"ground-{uuid.uuid4().hex[:12]}"
-        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+        # It is still there when the broker ends, and what it asks for tells its own failures: nothing is said on standard error.
+        self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
 
     def clients(self, config: KafkaSection) -> KafkaClients:
         """As `Ground.clients`."""
