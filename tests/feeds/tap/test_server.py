@@ -398,6 +398,15 @@ def test_who_must_log_in(tmp_path: Path) -> None:
         for user, password in (("cache", "wrong"), ("other", "secret"), ("cache", ""), ("", "")):
             with served.connect() as client:
                 assert client.log_in(user, password) == Status.AUTH_ERROR
+        for mechanism, value in (
+            (b"PLAIN", b"other\0cache\0secret"),  # nobody acts as somebody else
+            (b"PLAIN", b"cache\0secret"),
+            (b"CRAM-MD5", b"\0cache\0secret"),
+        ):
+            with served.connect() as client:
+                client.socket.sendall(wire.request(Opcode.SASL_AUTH, mechanism, value=value))
+                assert client.answer()[0] == Status.AUTH_ERROR
+                assert client.socket.recv(1) == b""
         with served.connect() as client:
             client.connect("a")
             assert client.answer()[0] == Status.AUTH_ERROR
@@ -439,6 +448,20 @@ def test_there_can_be_too_many(tmp_path: Path) -> None:
             fourth.wait_filled()
         for client in clients:
             client.close()
+
+
+@pytest.mark.parametrize("said", [b"", wire.request(Opcode.TAP_CONNECT, b"a", bytes(4))[:20], wire.request(Opcode.NOOP)])
+def test_who_asks_for_no_feed_keeps_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: bytes) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.server._HANDSHAKE_SECONDS", 0.2)
+    with capture_logs() as log, Served(tmp_path, clients_max=1) as served, served.connect() as silent:
+        silent.socket.sendall(said)
+        while silent.socket.recv(65_536):
+            pass
+        wait_for("the connection's end", lambda: served.server.connection_count == 0)
+        assert ["no feed within 0.2 s" in line["why"] for line in log if line["event"] == "a connection was closed"] == [True]
+        with served.connect() as another:
+            another.connect("another").start()
+            another.wait_filled()
 
 
 def test_a_silent_client_hears_that_the_server_is_there(tmp_path: Path) -> None:
