@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -63,10 +64,18 @@ SESSIONS = [
         frozenset({1}),
         begun_seq=3,
         begun_version=4,
+        begun_offset=5,
         is_reset=True,
         is_replaying=True,
+        is_ended=True,
     ),
 ]
+
+
+def test_all_that_a_session_has_is_among_the_examples() -> None:
+    """Else a field could be left out of what is kept, and nobody would see it."""
+    plain, full = SESSIONS
+    assert not [field.name for field in fields(Session) if getattr(plain, field.name) == getattr(full, field.name)]
 
 
 @pytest.mark.parametrize("session", SESSIONS)
