@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+import pyspark
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
@@ -41,6 +43,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
     "spark.scheduler.mode": "FAIR",
     # A job that has nothing to do asks Kafka so seldom whether there is something; a hundred times a second by default.
     "spark.sql.streaming.pollingDelay": "100ms",
+    # Java programs that Spark has compiled for queries; 100 by default, while two batches and the merges of three spaces have
+    # some 150. Whatever was forgotten is compiled anew, and slow for its first thousands of rows.
+    "spark.sql.codegen.cache.maxEntries": "1000",
     # Half as many bytes as by default, in the same time.
     "spark.sql.parquet.compression.codec": "zstd",
     # A dictionary is given up after a megabyte of values; finding out costs a third of what writing an event does.
@@ -57,6 +62,12 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
+
+_COLLECTOR: Final = "-XX:+UseParallelGC"
+"""The garbage collector that takes the least CPU; its pauses, which Java's default avoids, delay nobody here."""
+
+_JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
 """What PySpark and the jobs ask Java for by name, some thousand times for a few batches."""
@@ -81,7 +92,7 @@ def build_session(
         master = master or given.get("spark.master", "local[*]")
         chosen["spark.master"] = master
         if master.startswith("local") and SparkSession.getActiveSession() is None:  # one that is there has its own
-            chosen |= _LOCAL_SETTINGS
+            chosen |= {**_LOCAL_SETTINGS, **_collector(given)}
             # Workers would take the first python3 on PATH. PySpark asks the environment alone, and not its configuration.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
@@ -92,6 +103,16 @@ def build_session(
     _keep_names(session)
     _send_package(session)
     return session
+
+
+def _collector(given: Mapping[str, str]) -> dict[str, str]:
+    """The setting for `_COLLECTOR`; empty where one is chosen anywhere, as Java doesn't start with two."""
+    home = os.environ.get("SPARK_HOME") or pyspark.__path__[0]
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
+    texts = [*(given.get(name, "") for name in _JAVA_OPTIONS), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    if defaults.is_file():
+        texts.append(defaults.read_text())
+    return {} if any(re.search(r"-XX:\+Use\w+GC\b", text) for text in texts) else {"spark.driver.defaultJavaOptions": _COLLECTOR}
 
 
 def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch
 from tests.bench.raw_drain import drain
 from tests.bench.replica import Replica
 from tests.bench.results import STORE_FACTOR, Result
+from tests.bench.spark_peers import PEERS
 from tests.bench.store import update_stored
 from tests.bench.workload import SPACE, Master, start_master
 
@@ -30,6 +31,8 @@ _WARM_UP_ROWS: Final = 20_000
 _SETTLE_SECONDS: Final = 5.0
 _SPARK_TIMEOUT_SECONDS: Final = 1800.0
 _SPARK_JOBS: Final = ("changes", "changelog", "current", "history")
+_FEED_SHARE: Final = 5
+"""Of as many documents or keys as this share of the stored rows, changes are measured: OpenSearch takes its time."""
 
 
 @dataclass
@@ -270,28 +273,53 @@ def backlog(bench: Bench) -> Iterator[Result]:
 def spark(bench: Bench) -> Iterator[Result]:
     """The Spark jobs, warm and into tables that are full already (spark_load.py)."""
     for job in _SPARK_JOBS:
-        directory = bench.directory / f"spark-{job}"
-        directory.mkdir()
-        whole = 0.0
-        for phase in _run_spark(bench, directory, job):
-            whole += phase["seconds"]
-            worst = phase.get("max_seconds")
-            yield Result(
-                section="spark",
-                what=f"{job}, {phase['phase']}",
-                rows=phase["records"],
-                seconds=phase["seconds"],
-                whole_seconds=whole,
-                cpu_seconds=phase["cpu_seconds"],
-                max_ms=None if worst is None else worst * 1000,
-                note="" if worst is None else f"the median of {len(phase['rounds'])} rounds; the worst took {worst:.2f} s",
-            )
+        yield from _spark_job(bench, "spark", job, job, bench.rows)
 
 
-def _run_spark(bench: Bench, directory: Path, job: str) -> list[dict[str, Any]]:
+def spark_peers(bench: Bench) -> Iterator[Result]:
+    """What `current` is compared with (spark_peers.py)."""
+    for name in PEERS:
+        yield from _spark_job(bench, "spark-peers", name, name, bench.rows)
+
+
+def feeds(bench: Bench) -> Iterator[Result]:
+    """The Spark jobs that keep an index and caches, into full ones. The CPU is that of the job, without theirs."""
+    search = bench.servers.start_opensearch("bench-opensearch", heap="1g", is_lasting=True)
+    with closing(search):
+        yield from _spark_job(bench, "feeds", "search_index", "search_index", bench.rows // _FEED_SHARE, search.url)
+    redis = bench.servers.start_redis("bench-redis")
+    with closing(redis):
+        yield from _spark_job(bench, "feeds", "cache_invalidation", "redis", bench.rows, redis.url)
+    memcached = bench.servers.start_memcached("bench-memcached")
+    with closing(memcached):
+        url = f"memcached://{memcached.address}"
+        yield from _spark_job(bench, "feeds", "cache_invalidation", "memcached", bench.rows, url)
+
+
+def _spark_job(bench: Bench, section: str, job: str, name: str, changes: int, to: str | None = None) -> Iterator[Result]:
+    directory = bench.directory / f"spark-{name}"
+    directory.mkdir()
+    whole = 0.0
+    for phase in _run_spark(bench, directory, job, changes, to):
+        whole += phase["seconds"]
+        worst = phase.get("max_seconds")
+        yield Result(
+            section=section,
+            what=f"{name}, {phase['phase']}",
+            rows=phase["records"],
+            seconds=phase["seconds"],
+            whole_seconds=whole,
+            cpu_seconds=phase["cpu_seconds"],
+            max_ms=None if worst is None else worst * 1000,
+            note="" if worst is None else f"the median of {len(phase['rounds'])} rounds; the worst took {worst:.2f} s",
+        )
+
+
+def _run_spark(bench: Bench, directory: Path, job: str, changes: int, to: str | None) -> list[dict[str, Any]]:
     command = [sys.executable, "-m", "tests.bench.spark_load", "--job", job]
-    command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", f"bench-{bench.token}-{job}"]
-    command += ["--directory", str(directory), "--rows", str(bench.rows), "--changes", str(bench.rows)]
+    command += ["--bootstrap-servers", bench.kafka.bootstrap_servers, "--prefix", f"bench-{bench.token}-{directory.name}"]
+    command += ["--directory", str(directory), "--rows", str(bench.rows), "--changes", str(changes)]
+    command += [] if to is None else ["--to", to]
     file = directory / "phases.log"
     environment = spark_environment()
     # They are for programs that end before better code would have paid for its compilation.
@@ -376,6 +404,8 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "replay": replay,
     "latency": latency,
     "spark": spark,
+    "spark-peers": spark_peers,
+    "feeds": feeds,
     "backlog": backlog,
     "tap": tap,
 }

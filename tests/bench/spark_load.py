@@ -15,7 +15,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ from spark_jobs import run
 from spark_jobs.current import read_current
 from spark_jobs.session import build_session
 from spark_jobs.source import Topics
+from tests.bench.spark_peers import PEERS
 
 PARTITIONS: Final = 4
 BATCH: Final = 500_000
@@ -128,39 +130,60 @@ def _event(op: str, number: int, space: str, seq: int, first: int) -> str:
     )
 
 
-def cpu_seconds(session: SparkSession) -> float:
-    """User and system time of Java and of this process."""
-    gateway: Any = session.sparkContext._gateway
-    stats = (Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in (os.getpid(), gateway.proc.pid))
-    return sum(int(stat[11]) + int(stat[12]) for stat in stats) / _TICKS
+def cpu_seconds() -> float:
+    """User and system time of this process, of Java, and of Java's Python workers, those that have ended included."""
+    stats = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has ended meanwhile
+            stats[int(file.parent.name)] = file.read_text().rpartition(")")[2].split()
+    family = {os.getpid()}
+    while more := {pid for pid, stat in stats.items() if int(stat[1]) in family} - family:
+        family |= more
+    return sum(int(ticks) for pid in family for ticks in stats[pid][11:15]) / _TICKS
 
 
 def measure(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The phases, each with its records, seconds and CPU seconds."""
+    peer = PEERS.get(options.job)
     settings = {"spark.driver.memory": "2g", "spark.hadoop.fs.file.impl": "org.apache.hadoop.fs.RawLocalFileSystem"}
+    settings |= {} if peer is None else peer.settings(options.directory)
     session = build_session("bench", master="local[2]", jars_directory=str(jar_folder(SPARK)), settings=settings)
     session.sparkContext.setLogLevel("ERROR")
     load = Load(options.bootstrap_servers, options.prefix, options.rows)
-    given = ["--bootstrap-servers", options.bootstrap_servers, "--prefix", options.prefix, "--available-now"]
-    places = ["--path", f"{options.directory}/lake", "--checkpoint", f"{options.directory}/checkpoint"]
-    job = run.parse_options(options.job, [*given, *places])
+    checkpoint = f"{options.directory}/checkpoint"
+    if peer is not None:
+        spaces = sorted(set(_SPACES))
+        yield from _phases(
+            options,
+            load,
+            lambda: peer.process(session, options.bootstrap_servers, options.prefix, spaces, checkpoint, BATCH),
+            [FRESH] * 3,
+        )
+        return
+    given = ["--bootstrap-servers", options.bootstrap_servers, "--prefix", options.prefix, "--checkpoint", checkpoint]
+    given += ["--path", f"{options.directory}/lake"] if options.to is None else ["--to", options.to]
+    job = run.parse_options(options.job, [*given, "--available-now"])
     topics = replace(Topics.of(job), max_offsets_per_trigger=BATCH)
+    yield from _phases(options, load, lambda: run.start(session, run.JOBS[options.job], topics, job).awaitTermination())
+    if options.job == "current":
+        yield from _until_seen(session, load, topics, run.parse_options(options.job, given))
 
-    def process() -> None:
-        run.start(session, run.JOBS[options.job], topics, job).awaitTermination()
 
+def _phases(
+    options: argparse.Namespace, load: Load, process: Callable[[], object], more: Iterable[int] = ()
+) -> Iterator[dict[str, Any]]:
+    """What is processed into empty tables, into full ones, and again when all is warm; then after some more changes each."""
     phases = [
         ("fill", load.fill, options.rows),
         ("warm up", load.change, options.changes),
         ("warm", load.change, options.changes),
+        *((f"{count} records", load.change, count) for count in more),
     ]
     for name, send, count in phases:
         send() if name == "fill" else send(count)  # type: ignore[operator]
-        started, used = time.monotonic(), cpu_seconds(session)
+        started, used = time.monotonic(), cpu_seconds()
         process()
-        yield _phase(name, count, time.monotonic() - started, cpu_seconds(session) - used)
-    if options.job == "current":
-        yield from _until_seen(session, load, topics, run.parse_options(options.job, [*given[:-1], *places]))
+        yield _phase(name, count, time.monotonic() - started, cpu_seconds() - used)
 
 
 def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -176,7 +199,7 @@ def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse
     for number in range(_WARM_UPS + _ROUNDS):
         before = load.seq
         load.change(FRESH)
-        started, used, seen = time.monotonic(), cpu_seconds(session), before
+        started, used, seen = time.monotonic(), cpu_seconds(), before
         while seen < load.seq:
             asked = (read_current(session, space).where(f"_seq > {before}").agg({"_seq": "max"}) for space in spaces)
             seen = max(frame.collect()[0][0] or 0 for frame in asked)
@@ -184,14 +207,14 @@ def _until_seen(session: SparkSession, load: Load, topics: Topics, job: argparse
                 raise RuntimeError(f"the job has ended: {query.exception()}")
         if number >= _WARM_UPS:
             rounds.append(time.monotonic() - started)
-            cpu += cpu_seconds(session) - used
+            cpu += cpu_seconds() - used
     query.stop()
     seen_phase = _phase(f"{FRESH} records until they are seen", FRESH, statistics.median(rounds), cpu / _ROUNDS)
     yield {**seen_phase, "max_seconds": max(rounds), "rounds": [round(seconds, 2) for seconds in rounds]}
     for _ in range(2):
-        started, used = time.monotonic(), cpu_seconds(session)
+        started, used = time.monotonic(), cpu_seconds()
         rows = sum(read_current(session, space).where("_row is not null").count() for space in spaces)
-    yield _phase("a read of all rows", rows, time.monotonic() - started, cpu_seconds(session) - used)
+    yield _phase("a read of all rows", rows, time.monotonic() - started, cpu_seconds() - used)
 
 
 def _phase(name: str, records: int, seconds: float, cpu: float) -> dict[str, Any]:
@@ -204,9 +227,10 @@ def main() -> int:
     parser.add_argument("--bootstrap-servers", required=True)
     parser.add_argument("--prefix", required=True)
     parser.add_argument("--directory", required=True)
-    parser.add_argument("--job", required=True, choices=sorted(run.JOBS))
+    parser.add_argument("--job", required=True, choices=sorted([*run.JOBS, *PEERS]))
     parser.add_argument("--rows", type=int, required=True, help="so many keys are stored first")
     parser.add_argument("--changes", type=int, required=True, help="so many changes of them are measured")
+    parser.add_argument("--to", metavar="URL", help="the index or the cache of a job that writes no tables")
     for phase in measure(parser.parse_args()):
         print(json.dumps(phase), flush=True)
     return 0

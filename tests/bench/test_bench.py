@@ -100,6 +100,8 @@ def test_floors_are_of_rates_of_processor_time_of_memory_and_of_latency() -> Non
     assert [floor.is_reached for floor in floors([latency])] == [True, False, True]
     seen = [result("spark", "current, 256 records until they are seen", 2, max_ms=worst) for worst in (3_900.0, 4_100.0)]
     assert [(floor.figure, floor.is_reached) for floor in floors(seen)] == [("3.90 s at worst", True), ("4.10 s at worst", False)]
+    merged = floors([result("spark", "current, warm", 26, cpu_seconds=99.0)])
+    assert [(floor.figure, floor.is_reached) for floor in merged] == [("38,462 rows/s", False)], "its CPU has no bound"
 
 
 class Seen:
@@ -140,7 +142,7 @@ def test_how_soon_changes_are_seen_is_told_by_the_median_and_the_worst_round(
     seen: Any = Seen()
     monkeypatch.setattr(spark_load, "_SPACES", ("users",))
     monkeypatch.setattr(spark_load, "time", SimpleNamespace(monotonic=lambda: seen.now))
-    monkeypatch.setattr(spark_load, "cpu_seconds", lambda _: seen.now / 2)
+    monkeypatch.setattr(spark_load, "cpu_seconds", lambda: seen.now / 2)
     monkeypatch.setattr(spark_load, "read_current", lambda *_: seen)
     monkeypatch.setattr("spark_jobs.run.start", lambda *_: seen)
     options = argparse.Namespace(job="current", path="lake")
@@ -152,7 +154,7 @@ def test_how_soon_changes_are_seen_is_told_by_the_median_and_the_worst_round(
 
     monkeypatch.setattr(sections, "_SPARK_JOBS", ("current",))
     monkeypatch.setattr(sections, "_run_spark", lambda *_: phases)
-    bench: Any = SimpleNamespace(directory=tmp_path)
+    bench: Any = SimpleNamespace(directory=tmp_path, rows=7)
     told, whole = sections.spark(bench)
     assert (told.seconds, told.max_ms, told.note) == (19.0, 28_000.0, "the median of 10 rounds; the worst took 28.00 s")
     assert (whole.max_ms, whole.note) == (None, "")
