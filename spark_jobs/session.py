@@ -66,7 +66,8 @@ _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
 _COLLECTOR: Final = "-XX:+UseParallelGC"
 """The garbage collector that takes the least CPU; its pauses, which Java's default avoids, delay nobody here."""
 
-_JAVA_OPTIONS: Final = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
+_IS_CHOSEN: Final = re.compile(r"-XX:\+Use\w+GC\b|spark\.driver\.defaultJavaOptions")
+"""What says so: another collector, or options that the setting of this one would take the place of."""
 _JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
@@ -106,13 +107,13 @@ def build_session(
 
 
 def _collector(given: Mapping[str, str]) -> dict[str, str]:
-    """The setting for `_COLLECTOR`; empty where one is chosen anywhere, as Java doesn't start with two."""
+    """The setting for `_COLLECTOR`; none where one is chosen, as Java doesn't start with two, or where its place is taken."""
     home = os.environ.get("SPARK_HOME") or pyspark.__path__[0]
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
-    texts = [*(given.get(name, "") for name in _JAVA_OPTIONS), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    texts = [given.get("spark.driver.extraJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
     if defaults.is_file():
         texts.append(defaults.read_text())
-    return {} if any(re.search(r"-XX:\+Use\w+GC\b", text) for text in texts) else {"spark.driver.defaultJavaOptions": _COLLECTOR}
+    return {} if any(_IS_CHOSEN.search(text) for text in texts) else {"spark.driver.defaultJavaOptions": _COLLECTOR}
 
 
 def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:

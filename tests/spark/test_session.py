@@ -38,6 +38,11 @@ def test_one_that_the_settings_of_spark_choose_stays(nothing_chosen: Path) -> No
     assert _collector({}) == {}
 
 
+def test_options_in_its_place_stay(nothing_chosen: Path) -> None:
+    nothing_chosen.write_text("spark.driver.defaultJavaOptions -Dcompany=here\n")
+    assert _collector({}) == {}
+
+
 def test_other_options_of_java_choose_none(monkeypatch: pytest.MonkeyPatch, nothing_chosen: Path) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseStringDeduplication -Xmx1g")
     nothing_chosen.write_text("spark.driver.memory 2g\n")
