@@ -147,7 +147,7 @@ def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[floa
         lsns = [header[_LSN] for header in headers]
         timestamps = [header[_TIMESTAMP] for header in headers]
         if (
-            set(map(type, origins)) == _INTEGERS == set(map(type, lsns))
+            set(map(type, origins)) == _INTEGERS == set(map(type, lsns)) == set(map(type, kinds))
             and set(map(type, timestamps)) <= _NUMBERS
             and min(origins) > 0
             and max(origins) <= _ORIGIN_MAX

@@ -151,6 +151,10 @@ def test_memory_is_bounded() -> None:
 
 
 WRONG_HEADERS: list[Header] = [
+    {0: None},
+    {0: []},
+    {0: {}},
+    {0: True},
     {3: None},
     {3: 0},
     {3: -1},
