@@ -12,6 +12,8 @@ query with an error that names its topic, partition and offset; `sorted_out` fin
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from pyspark.sql import Column, DataFrame
@@ -214,6 +216,8 @@ def _is_change() -> Column:
         F.col(_UNREADABLE).isNull()
         & F.expr("endswith(rtrim(text), '}')")  # the reader passes over what follows the object
         & has_images
+        & _is_null_or("{", "before", "after", "upsert")
+        & _is_null_or("[", "patch")
         & source["table"].isNotNull()
         & source["space_id"].isNotNull()
         & source["seq"].isNotNull()
@@ -221,6 +225,12 @@ def _is_change() -> Column:
         & (F.col("key").isNotNull() | (op == "t")),
         F.lit(False),
     )
+
+
+def _is_null_or(begin: str, *names: str) -> Column:
+    """Whether these texts begin so; one that doesn't would end every job that makes something of it later."""
+    each = [F.coalesce(F.startswith(F.col(name), F.lit(begin)), F.lit(True)) for name in names]
+    return reduce(and_, each)
 
 
 def _complaint() -> Column:

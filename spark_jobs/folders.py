@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from typing import Final
 
 _FOREIGN: Final = re.compile(rb"^\.|[^A-Za-z0-9._-]")
@@ -28,13 +29,13 @@ _LOOKS_HASHED: Final = re.compile(r"__[0-9a-f]{12}$")
 _CATALOG_LETTERS_MAX: Final = 100
 
 
-def folder(space: str) -> str:
-    """The name of the folder that a space's table has."""
+def folder(space: str, own: Collection[str] = ()) -> str:
+    """The name of the folder that a space's table has; `own` are other folders there, in small letters with `_` in front."""
     if not space:
         return "~"
     name = space.encode("utf-8", "surrogatepass")
     written = _FOREIGN.sub(lambda found: b"~%02x" % ord(found[0]), name).decode("ascii")
-    if space in _TAKEN:
+    if space in _TAKEN or space.lower() in own:
         written = f"~{ord(space[0]):02x}{space[1:]}"
     if len(written) <= _BYTES_MAX:
         return written

@@ -100,12 +100,12 @@ class Form:
         Spark tells names apart without regard to case, so a name that is taken gets its place as a suffix.
         """
         names: list[str] = []
-        taken = {*META_COLUMNS, _RESERVED}
+        taken = {same_name(name) for name in (*META_COLUMNS, _RESERVED)}
         for place, field in enumerate(self.fields, 1):
             name = column_name(field.name)
-            while name.lower() in taken:
+            while same_name(name) in taken:
                 name = f"{name}__{place}"
-            taken.add(name.lower())
+            taken.add(same_name(name))
             names.append(name)
         return tuple(names)
 
@@ -136,6 +136,15 @@ class Form:
 def column_name(field: str) -> str:
     """What a field is called in tables if nothing else is: without the characters that Parquet or SQL has no room for."""
     return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field)
+
+
+def same_name(name: str) -> str:
+    """One text for all names of columns that are one for Spark: as Java compares them, letter by letter in both cases.
+
+    There the sign of kelvin is k, the long s is s, an i without a dot is i, and both small sigmas are one; but ß isn't ss.
+    """
+    upper = (letter.upper() if len(letter.upper()) == 1 else letter for letter in name)
+    return "".join(letter.lower()[0] for letter in upper)
 
 
 class Forms:

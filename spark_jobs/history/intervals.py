@@ -14,7 +14,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.envelope import CONTROL
-from spark_jobs.forms import Form
+from spark_jobs.forms import Form, same_name
 from spark_jobs.transforms import relabel, typed
 
 SOURCE_FIELDS: Final = ("ts_us",)
@@ -125,8 +125,22 @@ def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> Dat
     apart = found.select("_key", row.alias("_row"), F.col("_begin_seq").alias("_seq"), F.struct(*META_COLUMNS).alias(_APART))
     read = typed(apart, form)
     interval = [F.col("_row") if name == "_row" else F.col(f"`{_APART}`")[name].alias(name) for name in META_COLUMNS]
-    fields = [read[f"`{name}`"].alias(f"{name}__" if name in META_COLUMNS else name) for name in form.column_names()]
+    fields = [read[f"`{name}`"].alias(shown) for name, shown in _names_beside_meta_columns(form).items()]
     return read.select(*interval, *fields)
+
+
+def _names_beside_meta_columns(form: Form) -> dict[str, str]:
+    """What a form's columns are called beside META_COLUMNS."""
+    names, own = form.column_names(), {same_name(name) for name in META_COLUMNS}
+    taken = own | {same_name(name) for name in names}
+    found = {}
+    for name in names:
+        free = f"{name}__" if same_name(name) in own else name
+        while free != name and same_name(free) in taken:
+            free += "_"
+        taken.add(same_name(free))
+        found[name] = free
+    return found
 
 
 def as_of(found: DataFrame, seq: int) -> DataFrame:

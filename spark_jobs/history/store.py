@@ -21,6 +21,7 @@ from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown
 
+_VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"
 _APPENDED: Final = "tarantool_cdc.appended"
 _FEED: Final = "delta.enableChangeDataFeed"
@@ -54,7 +55,7 @@ class History:
         """Of the folder that job `history` writes to."""
         self._session = session
         self._path = path.rstrip("/")
-        self.versions_path = f"{self._path}/_versions"
+        self.versions_path = f"{self._path}/{_VERSIONS}"
 
     def prepare(self) -> None:
         """Have the table of versions tell what was appended since some commit; it costs nothing where rows are only appended."""
@@ -113,7 +114,7 @@ class History:
 
     def bring_up_to_date(self, name: str) -> str:
         """The space's table of intervals, whose path is returned; what is done again does nothing."""
-        space, path = self.space(name), f"{self._path}/{folder(name)}"
+        space, path = self.space(name), f"{self._path}/{folder(name, (_VERSIONS,))}"
         appended = tables.version(self._session, self.versions_path)
         is_new = not tables.exists(self._session, path)
         known = {} if is_new else tables.describe(self._session, path)[0]

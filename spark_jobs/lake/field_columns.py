@@ -18,7 +18,7 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.forms import COLUMN_TYPES, Form, Version, column_name
+from spark_jobs.forms import COLUMN_TYPES, Form, Version, column_name, same_name
 from spark_jobs.transforms import as_type, fields_of
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
@@ -90,12 +90,12 @@ def _typed_fields(form: Form) -> list[tuple[str, str]]:
 
 def _free_name(field: str, kind: str, columns: Iterable[FieldColumn]) -> str:
     """Spark tells names apart without regard to case."""
-    taken = {column.name.lower() for column in columns}
+    taken = {same_name(column.name) for column in columns}
     name = column_name(field)
     if any(column.field == field for column in columns):
         name = f"{name}__{kind.partition('(')[0]}"
     free, number = name, 2
-    while free.lower() in taken:
+    while same_name(free) in taken:
         free, number = f"{name}__{number}", number + 1
     return free
 

@@ -183,8 +183,7 @@ class Lake:
 
 def lake_folder(space: str) -> str:
     """The folder of a space's table (folders.py), but for spaces that are called as the lake's own."""
-    name = folder(space)
-    return f"~5f{name[1:]}" if name.lower() in (CHANGES, _WATERMARK) else name
+    return folder(space, (CHANGES, _WATERMARK))
 
 
 def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:

@@ -87,6 +87,10 @@ def test_a_truncation_needs_no_key(spark: SparkSession) -> None:
         '{"op":"x",VALID',
         '{"op":5,VALID',
         '{"op":"u",VALID',
+        '{"op":"c","before":null,"after":[1],SOURCE',
+        '{"op":"c","before":null,"after":5,SOURCE',
+        '{"op":"u","before":"text","after":{"id":1},SOURCE',
+        '{"op":"u","before":null,"after":null,"patch":{"op":"="},SOURCE',
         '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":"x","schema_version":1}}',
         '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"schema_version":1}}',
         '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}',
@@ -95,7 +99,8 @@ def test_a_truncation_needs_no_key(spark: SparkSession) -> None:
 )
 def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession, value: str) -> None:
     rest = '"before":null,"after":null,"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}}'
-    bad = Message("shop.users", '{"id":1}', value.replace("VALID", rest))
+    source = rest.partition('"after":null,')[2]
+    bad = Message("shop.users", '{"id":1}', value.replace("VALID", rest).replace("SOURCE", source))
     with pytest.raises(PySparkException) as raised:
         read(spark, put("c", {"id": 3}, 1), bad)
     partition = sum(b'{"id":1}') % 2

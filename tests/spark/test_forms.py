@@ -47,3 +47,10 @@ def test_columns_get_names_that_tables_can_have() -> None:
     names = ("ID", "_row", "a b;c", "a_b_c", "a`b", "_deleted")
     form = forms(schema(0, columns=[("id", "unsigned"), *((name, "string") for name in names)]).value).of(512, 1)
     assert form.column_names() == ("id", "ID__2", "_row__3", "a_b_c", "a_b_c__5", "a_b", "_deleted__7")
+
+
+def test_names_that_java_takes_for_one_get_columns_of_their_own() -> None:
+    alike = ["k", "\u212a", "s", "\u017f", "i", "\u0131", "\u0130", "\u00b5", "\u03bc", "\u03c3", "\u03c2", "\u00df", "ss"]
+    form = forms(schema(0, columns=[(name, "string") for name in alike]).value).of(512, 1)
+    second = (2, 4, 6, 7, 9, 11)
+    assert form.column_names() == tuple(f"{name}__{n}" if n in second else name for n, name in enumerate(alike, 1))

@@ -134,3 +134,16 @@ def test_a_change_without_its_row_is_refused(spark: SparkSession) -> None:
     with pytest.raises(PySparkException) as raised:
         versions(changes).collect()
     assert sentence(raised.value).startswith("Seq 1 of users has an UPDATE without its row")
+
+
+def test_a_space_and_fields_that_are_called_as_what_a_history_has_itself(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path, space = FakeTopics(spark), str(tmp_path), "_versions"
+    columns = [(name, "string") for name in ("id", "_Begin", "_begin__", "_begin___")]
+    sink = HistorySink(spark, Topics("nowhere:9092", "shop"), path, publish_every=1)
+    values = {name: name for name, _ in columns}
+    sink.write(topics.send(schema(0, space=space, columns=columns), put("c", values, 1, space=space)), 0, "query")
+    sink.write(topics.send(put("u", values, 2, space=space)), 1, "query")
+    found = History(spark, path).intervals(space)
+    assert found.columns[8:] == ["id", "_Begin____", "_begin__", "_begin___"]
+    assert [row[8:] for row in found.orderBy("_begin_seq").collect()] == [tuple(values.values())] * 2
+    assert spark.read.format("delta").load(f"{path}/~5fversions").count() == 2
