@@ -39,6 +39,7 @@ from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.progress import observed
+from spark_jobs.reachable import refusals
 from spark_jobs.registered import Names, job_folder
 from spark_jobs.report import Log, metrics
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
@@ -174,6 +175,12 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     job = JOBS[options.job]
     job.prepare(session, options)
     topics = Topics.of(options)
+    if options.bootstrap_servers is not None and (reasons := refusals(options.bootstrap_servers)):
+        print(
+            f"{job.name}: no connection to --bootstrap-servers from here ({reasons}). If Spark can't reach it either, the job"
+            " ends after about three minutes.",
+            file=sys.stderr,
+        )
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:
         stack.callback(sink.close)

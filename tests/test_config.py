@@ -384,6 +384,18 @@ def test_the_key_that_was_meant_is_told(values: dict[str, Any], suggestion: str)
     assert line.endswith(f"; did you mean {suggestion}?")
 
 
+@pytest.mark.parametrize(
+    ("template", "mistake"),
+    [
+        ("{space}:{key", "has a brace that isn't one of a pair"),
+        ("{space}:{}", "has a pair of braces without a field's name in it"),
+        ("{space}", "names no field, so that all rows would have one key"),
+    ],
+)
+def test_a_template_of_keys_that_makes_no_key_is_a_mistake(template: str, mistake: str) -> None:
+    assert f"tap.key: '{template}' {mistake}" in mistakes(tap={"key": template})
+
+
 def test_nothing_is_suggested_for_what_looks_like_nothing() -> None:
     assert "did you mean" not in mistakes(kafka={"zookeeper": 1})
 

@@ -18,6 +18,8 @@ def _key_template(template: str) -> str:
     rest = KEY_FIELD.sub("", template)
     if "{" in rest or "}" in rest:
         raise ValueError(f"{template!r} has a brace that isn't one of a pair")
+    if "" in KEY_FIELD.findall(template):
+        raise ValueError(f"{template!r} has a pair of braces without a field's name in it")
     if not set(KEY_FIELD.findall(template)) - {"space"}:
         raise ValueError(f"{template!r} names no field, so that all rows would have one key")
     return template

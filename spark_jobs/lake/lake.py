@@ -125,6 +125,11 @@ class Lake:
         for space in self.control_table.read().forms.names():
             if lake_folder(space) == name:
                 return space
+        if self._changes_version() is None:
+            raise JobError(
+                f"There is no table {self.path}/{name}, nor any other of the job `current` in {self.path}. Name one as"
+                " <--path>/<space>, and --path as that job was given it, once it has processed a batch."
+            )
         raise JobError(f"No space has its table in {self.path}/{name}: the events in {self.changes_path} know no such one.")
 
     def check_folder(self, space: str) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from pyspark.sql import SparkSession
 
 from spark_jobs import show
+from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
 
 
@@ -25,3 +28,8 @@ def test_its_session_is_told_where_the_tables_are(monkeypatch: pytest.MonkeyPatc
         {"master": "local[1]", "jars_directory": "jars", "settings": {"spark.hadoop.fs.s3a.secret.key": "s3cret"}},
     ]
     assert "no Spark here" in capsys.readouterr().err
+
+
+def test_a_place_without_any_table_is_named_with_what_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=rf"^There is no table {tmp_path}/lake/users, .* Name one as <--path>/<space>"):
+        read_current(spark, f"{tmp_path}/lake/users")
