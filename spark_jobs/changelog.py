@@ -46,15 +46,15 @@ class Changelog(Job):
         always = options.deduplicate == "always"
         if options.typed:
             return TypedEventsSink(session, topics, options.location, always=always)
-        return ChangelogSink(session, options.location.only(self.name), topics.prefix, always=always)
+        return ChangelogSink(session, options.location.only(self.name), topics.prefix, spaces=topics.spaces, always=always)
 
 
 class ChangelogSink(Sink):
     """Appends batches, each once."""
 
-    def __init__(self, session: SparkSession, path: Table, prefix: str, *, always: bool = False) -> None:
-        """`always` looks for each event in the table first."""
-        self._table = EventTable(session, path, prefix, _PARTITIONS, looks_for_all=always)
+    def __init__(self, session: SparkSession, path: Table, prefix: str, *, spaces: str = ".*", always: bool = False) -> None:
+        """`spaces` as `--spaces` says it; `always` looks for each event in the table first."""
+        self._table = EventTable(session, path, prefix, _PARTITIONS, spaces=spaces, looks_for_all=always)
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""

@@ -113,7 +113,9 @@ class CurrentSink(Sink):
         self._positions = positions
         self._changes = None
         if changes_path is None:
-            self._changes = ChangesSink(session, topics, self._lake.changes_path, positions, always=always)
+            late = self._lake.is_former()
+            place = self._lake.changes_path
+            self._changes = ChangesSink(session, topics, place, positions, always=always, may_begin_late=late)
         if share is None:
             share = SHARE if is_background else SHARE_OF_BACKLOG
         if not is_background:

@@ -14,6 +14,7 @@ Micro-batches leave small files, and merges leave files that no version needs an
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Iterator
 from typing import Any, Final
@@ -54,7 +55,7 @@ class Maintain(Task):
         )
         parser.add_argument(
             "--vacuum-hours",
-            type=float,
+            type=_hours,
             default=_WEEK_HOURS,
             metavar="N",
             help="keep the files of all versions that were current in the last N hours: longer than any reader reads"
@@ -62,7 +63,7 @@ class Maintain(Task):
         )
         parser.add_argument(
             "--forget-events-after-days",
-            type=int,
+            type=_count,
             metavar="N",
             help="take events out of a changelog that are older than N days; by default they stay",
         )
@@ -84,6 +85,18 @@ class Maintain(Task):
         if not found:
             raise JobError(f"There are no tables in {options.location}. Name the --path or the --catalog that the jobs write to.")
         return 0
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of days, 0 or more")
+    return int(text)
+
+
+def _hours(text: str) -> float:
+    if not (0 <= (hours := float(text)) < math.inf):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours, 0 or more")
+    return hours
 
 
 def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) -> Iterator[str]:

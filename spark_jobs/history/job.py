@@ -58,7 +58,7 @@ class HistorySink(Sink):
     def __init__(self, session: SparkSession, topics: Topics, path: str, *, publish_every: int = _PUBLISH_EVERY) -> None:
         """With `publish_every` 0 there are no tables of intervals."""
         self._history = History(session, path)
-        self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",))
+        self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces)
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
         self._publish_every = publish_every
         self._unpublished = 0

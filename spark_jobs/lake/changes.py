@@ -71,11 +71,21 @@ class ChangesSink(Sink):
         *,
         always: bool = False,
         by_date: bool = False,
+        may_begin_late: bool = False,
     ) -> None:
-        """`always` looks for each event in the table first; `by_date` partitions by day too."""
+        """`always` looks for each event in the table first; `by_date` partitions by day too; `may_begin_late` as `EventTable`."""
         self._columns = {**CHANGES_COLUMNS, "date": DATE} if by_date else CHANGES_COLUMNS
         partitions = ("space", "date") if by_date else ("space",)
-        self._table = EventTable(session, path, topics.prefix, partitions, looks_for_all=always, properties=_PROPERTIES)
+        self._table = EventTable(
+            session,
+            path,
+            topics.prefix,
+            partitions,
+            spaces=topics.spaces,
+            looks_for_all=always,
+            may_begin_late=may_begin_late,
+            properties=_PROPERTIES,
+        )
         self._control_topics = [topics.control(kind) for kind in KINDS]
         self._positions = positions
         self._path = path

@@ -11,7 +11,7 @@ for its merged rows is done by the job; until then nobody looks behind that poin
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -99,6 +99,16 @@ class Lake:
     def has_watermark(self) -> bool:
         """Whether one is published."""
         return delta_log.state(self.session, self._published) is not None
+
+    def is_former(self) -> bool:
+        """Whether all tables here are of an earlier version of the job, which has kept no events."""
+        if self.has_watermark():
+            return False
+        jvm: Any = self.session.sparkContext._jvm
+        place = jvm.org.apache.hadoop.fs.Path(self.path)
+        files = place.getFileSystem(self.session.sparkContext._jsc.hadoopConfiguration())
+        found = files.listStatus(place) if files.exists(place) else ()
+        return any(files.exists(jvm.org.apache.hadoop.fs.Path(one.getPath(), "_delta_log")) for one in found)
 
     def watermark(self) -> int:
         """The published watermark. Raises JobError if none is."""

@@ -46,7 +46,7 @@ class TypedEventsSink(Sink):
         Raises JobError.
         """
         self._session = session
-        self._prefix = topics.prefix
+        self._topics = topics
         self._location = location
         self._always = always
         self._schema_topic = topics.control("schema")
@@ -78,7 +78,7 @@ class TypedEventsSink(Sink):
     def _table(self, space: str) -> TypedEventTable:
         if space not in self._tables:
             table = self._location.of(space)
-            self._tables[space] = TypedEventTable(self._session, table, self._prefix, always=self._always)
+            self._tables[space] = TypedEventTable(self._session, table, self._topics, always=self._always)
         return self._tables[space]
 
     def _forms_of(self, rows: DataFrame) -> dict[str, dict[Version, Form]]:
@@ -97,11 +97,13 @@ class TypedEventsSink(Sink):
 class TypedEventTable:
     """The table of one space."""
 
-    def __init__(self, session: SparkSession, table: tables.Table, prefix: str, *, always: bool = False) -> None:
+    def __init__(self, session: SparkSession, table: tables.Table, topics: Topics, *, always: bool = False) -> None:
         """Nothing is made yet."""
         self._session = session
         self._table = table
-        self._events = EventTable(session, table, prefix, _PARTITIONS, looks_for_all=always, gets_columns=True)
+        self._events = EventTable(
+            session, table, topics.prefix, _PARTITIONS, spaces=topics.spaces, looks_for_all=always, gets_columns=True
+        )
         self._columns: FieldColumns | None = None
 
     def append(self, rows: DataFrame, forms: Mapping[Version, Form], batch: int, query: str) -> None:

@@ -86,7 +86,7 @@ class MaterializeSink(Sink):
         self._skip_missing = skip_missing
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
-        self._table = EventTable(session, self._path, topics.prefix, ("space",))
+        self._table = EventTable(session, self._path, topics.prefix, ("space",), spaces=topics.spaces)
         self._records: dict[str, list[str]] | None = None
         self._forms = Forms(self._control["schema"], ())
         self._has_learned = False

@@ -82,12 +82,33 @@ def test_a_batch_that_comes_again_changes_nothing(spark: SparkSession, tmp_path:
 
 def test_a_lost_checkpoint_repeats_nothing_and_loses_nothing(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
-    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 7, "query")
+    ChangelogSink(spark, str(tmp_path), "shop").write(topics.send(*FIRST), 0, "query")
     topics.send(*SECOND)
     everything = topics.read("shop.users")
     sink = ChangelogSink(spark, str(tmp_path), "shop")
     sink.write(everything, 0, "another query")
     sink.write(topics.send(put("c", {"id": 3}, 6)), 1, "another query")
+    assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_lost_table_whose_checkpoint_is_there_is_told_of(spark: SparkSession, tmp_path: Path) -> None:
+    later = FakeTopics(spark).send(*SECOND)
+    with pytest.raises(JobError, match=r"is gone, and the checkpoint goes on behind batch 0"):
+        ChangelogSink(spark, str(tmp_path), "shop").write(later, 1, "query")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_two_jobs_with_the_same_events_the_first_ends_and_none_is_there_twice(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    former, later, other = (ChangelogSink(spark, str(tmp_path), "shop", spaces=spaces) for spaces in (".*", ".*", "orders"))
+    first, second = topics.send(*FIRST), topics.send(*SECOND)
+    for sink, query in ((former, "former"), (later, "later")):
+        sink.write(first, 0, query)
+    with pytest.raises(JobError, match="Run only one of the two"):
+        former.write(second, 1, "former")
+    # One of other spaces may share the table.
+    other.write(topics.send(put("c", {"id": 1}, 6, space="orders")), 0, "other")
+    later.write(second, 1, "later")
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5, 6]
 
 

@@ -45,7 +45,7 @@ class Job:
         self.session = session
         self.path = path
         self.topics = FakeTopics(session)
-        self.batch = 0
+        self.batch = -1
         self._sink: CurrentSink | None = None
 
     def take(self, records: DataFrame, **options: Any) -> None:
@@ -481,7 +481,7 @@ def test_a_table_that_an_earlier_version_made(job: Job) -> None:
         (f'{{"id":{number}}}', None if number == 2 else f'{{"id":{number}}}', number, None, number == 2, None)
         for number in (1, 2)
     ]
-    table = f"{job.path}/users"
+    table, job.batch = f"{job.path}/users", 7
     job.session.createDataFrame(rows, columns).write.format("delta").save(table)
     tables.set_properties(job.session, table, {f"tarantool_cdc.{name}": value for name, value in former.items()})
     id_only = [("id", "unsigned")]

@@ -105,3 +105,13 @@ def test_it_runs_beside_a_query_that_merges(spark: SparkSession, tmp_path: Path)
 
 def _size(spark: SparkSession, path: str) -> int:
     return int(tables.delta(spark, path).detail().collect()[0]["sizeInBytes"])
+
+
+@pytest.mark.parametrize(
+    "option", ["--forget-events-after-days=-1", "--vacuum-hours=-1", "--vacuum-hours=nan", "--vacuum-hours=inf"]
+)
+def test_an_age_that_is_none_is_refused(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A negative one would forget today's events too."""
+    with pytest.raises(SystemExit):
+        run.main(["maintain", "--path", "nowhere", option])
+    assert "0 or more" in capsys.readouterr().err
