@@ -6,6 +6,7 @@ For looking at a table without a notebook, and for comparing it with its master.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 
@@ -37,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         marks = {place: watermark(session, place) if options.as_of else None for place in map(_parent, paths.values())}
         for path, found in paths.items():
             rows = read_current(session, found, marks[_parent(found)]).select("_key", "_row", "_seq")
+            name = json.dumps(path, ensure_ascii=False)
             for row in rows.toLocalIterator():
-                print(f'{{"path":"{path}","key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
+                print(f'{{"path":{name},"key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
     except (JobError, PySparkException) as error:
         print(f"show: {sentence(error)}", file=sys.stderr)
         return 1

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import show
+from spark_jobs import show, tables
 from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
 
@@ -28,6 +29,23 @@ def test_its_session_is_told_where_the_tables_are(monkeypatch: pytest.MonkeyPatc
         {"master": "local[1]", "jars_directory": "jars", "settings": {"spark.hadoop.fs.s3a.secret.key": "s3cret"}},
     ]
     assert "no Spark here" in capsys.readouterr().err
+
+
+def test_what_it_prints_is_json_wherever_the_table_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Rows:
+        def select(self, *_: str) -> Rows:
+            return self
+
+        def toLocalIterator(self) -> list[dict[str, Any]]:  # noqa: N802 - Spark's
+            return [{"_key": '{"id":1}', "_row": '{"id":1}', "_seq": 5}]
+
+    monkeypatch.setattr(show, "build_session", lambda *_, **__: None)
+    monkeypatch.setattr(tables, "qualified", lambda _, path: path)
+    monkeypatch.setattr(show, "read_current", lambda *_: Rows())
+    assert show.main(['a"b\\c/users']) == 0
+    assert json.loads(capsys.readouterr().out) == {"path": 'a"b\\c/users', "key": {"id": 1}, "row": {"id": 1}, "seq": 5}
 
 
 def test_a_place_without_any_table_is_named_with_what_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
