@@ -18,6 +18,11 @@ _MEANINGS: Final = tuple(
             f"{_REPEATED}",
         ),
         (
+            r"Mkdirs failed to create|File name too long",
+            "A folder can't be made. See that this user may write there. If its last part is space=…, the space's name has"
+            f" more than 255 bytes as that of a folder. Leave that space out with --spaces. {_REPEATED}",
+        ),
+        (
             r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
             r"Failed to (?:construct|create new) Kafka\w*",
             "Kafka doesn't answer at --bootstrap-servers. See that it runs and is reached from here and from Spark's workers, "

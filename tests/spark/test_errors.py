@@ -23,6 +23,7 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
             "java.lang.IllegalStateException: Partitions Set(shop.users-0) were gone. Some data may have been missed.",
             "Kafka no longer has what the checkpoint goes on from",
         ),
+        ("Caused by: java.io.IOException: Mkdirs failed to create file:/lake/changes/space=users", "A folder can't be made"),
         ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table has other columns"),
         ("org.apache.hadoop.hive.ql.metadata.HiveException: Unable to instantiate", "The catalog doesn't answer"),
         ("java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "Spark has no file system"),
