@@ -49,6 +49,7 @@ from spark_jobs.audit.state import (
     Finding,
     Part,
     State,
+    further_gaps,
     gap,
     place,
 )
@@ -60,7 +61,7 @@ from spark_jobs.source import Topics
 from spark_jobs.state_files import StateFiles
 
 _FINDINGS_MAX: Final = 1000
-"""Of one kind in one batch; how many more there are is told."""
+"""Of one kind in one batch. Of gaps, which later batches don't tell again, it is said how many more there are."""
 _COMPACT_EVERY: Final = 20
 _SAID_MAX: Final = 10
 _EVERYTHING: Final = ".*"
@@ -185,9 +186,10 @@ class AuditSink(Sink):
             else:
                 found = self._settle_waiting(self._state)
             found += self._judge_counts(self._state, self._state.transactions)
-            self._save(self._state, batch, query, found)
-            # Under a name of its own: the batch's findings are there already, and Delta would take these for them.
+            # Before they count as told. Under a name of its own: the batch's findings are there already, and Delta would take
+            # these for them.
             self._publish(found, batch, f"{query}/end")
+            self._save(self._state, batch, query, found)
         total = sum(self._found.values())
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._found.items())) or "nothing"
         _say(f"found {told}" + (f"; the table {self._path}/findings has them" if total else ""))
@@ -357,7 +359,8 @@ class AuditSink(Sink):
             numbers = sorted({number for start, end in told for number in (start - 1, end + 1)})
             beside = {row["seq"]: row for row in places(changes, numbers, 2 * _FINDINGS_MAX)}
         lacking = self._source.lacking
-        return [gap(interval, beside.get(interval[0] - 1), beside.get(interval[1] + 1), lacking) for interval in told]
+        found = [gap(interval, beside.get(interval[0] - 1), beside.get(interval[1] + 1), lacking) for interval in told]
+        return found + further_gaps(lost[_FINDINGS_MAX:])
 
     def _settle_waiting(self, state: State, changes: DataFrame | None = None) -> list[Finding]:
         """Numbers that have been missing for long enough."""
@@ -389,7 +392,10 @@ class AuditSink(Sink):
         return self._gaps(state, without(missing, on_their_way), changes)
 
     def _transactions(self, cached: DataFrame, changes: DataFrame, state: State) -> list[Part]:
-        """Those that aren't whole yet, or not by what their END counts; the last ones first."""
+        """Those that aren't whole yet, or not by what their END counts; the last ones first.
+
+        Where retention has taken the events, their ENDs may still be there, and stay without any: newer ones come before these.
+        """
         if not self._source.knows_transactions:
             return []
         records = cached.where((F.col("op") == CONTROL) & (F.col("topic") == self._topics.control("transaction")))
@@ -399,7 +405,8 @@ class AuditSink(Sink):
             parts = parts.unionByName(self._session.createDataFrame(carried, TRANSACTION_SCHEMA))
         behind = state.complete_up_to() - TRANSACTIONS_BEHIND
         is_open = f"if(expected is null, last > {behind}, expected <> seen)"
-        return [Part(*row) for row in summed(parts).where(is_open).orderBy(F.desc("last")).limit(TRANSACTIONS_MAX + 1).collect()]
+        newest_first = F.desc("last"), F.desc(F.expr("try_cast(substring_index(id, ':', -1) AS bigint)"))
+        return [Part(*row) for row in summed(parts).where(is_open).orderBy(*newest_first).limit(TRANSACTIONS_MAX + 1).collect()]
 
     def _judge_counts(self, state: State, parts: Sequence[Part]) -> list[Finding]:
         """What transactions and snapshots count."""
@@ -410,7 +417,7 @@ class AuditSink(Sink):
             chosen = {space for known in state.snapshots.values() for space in known["rows"]}
         complete = state.complete_up_to()
         found = state.judge_transactions(parts, complete, repeats=self._repeats)
-        return found + state.judge_snapshots(complete, chosen)
+        return found + state.judge_snapshots(complete, chosen, repeats=self._repeats)
 
 
 def _at(row: Any, kind: str, sentence: str, other: Any = None) -> Finding:

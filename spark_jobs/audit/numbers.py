@@ -62,8 +62,9 @@ class Numbers:
 
     def settle(self, intervals: Iterable[Interval]) -> None:
         """These numbers are not waited for any more; should they come, it is for the first time."""
-        for start, end in intervals:
-            self._settled = _merged([*self._settled, (start, end)])[-_SETTLED_MAX:]
+        given = list(intervals)
+        self._settled = _merged([*self._settled, *given])[-_SETTLED_MAX:]
+        for start, end in given:
             for bucket in range(start >> BUCKET_BITS, (end >> BUCKET_BITS) + 1):
                 if bucket < self._low or bucket in self._full:
                     continue
@@ -108,15 +109,20 @@ def numbers_of(bucket: int, bits: int) -> list[int]:
 
 
 def without(intervals: Iterable[Interval], found: Iterable[int]) -> list[Interval]:
-    """Intervals without some numbers."""
-    left = list(intervals)
-    for number in found:
-        left = [
-            piece
-            for start, end in left
-            for piece in ([(start, number - 1), (number + 1, end)] if start <= number <= end else [(start, end)])
-            if piece[0] <= piece[1]
-        ]
+    """Intervals, in order, without some numbers. There may be millions of these, so each is looked at once."""
+    left: list[Interval] = []
+    numbers = iter(sorted(found))
+    number = next(numbers, None)
+    for interval in intervals:
+        start, end = interval
+        while number is not None and number <= end:
+            if number >= start:
+                if number > start:
+                    left.append((start, number - 1))
+                start = number + 1
+            number = next(numbers, None)
+        if start <= end:
+            left.append((start, end))
     return left
 
 

@@ -190,10 +190,11 @@ class State:
             del self.snapshots[next(iter(self.snapshots))]
         return self.snapshots.setdefault(snapshot_id, {"rows": {}, "started": None, "completed": None, "spaces": []})
 
-    def judge_snapshots(self, complete_up_to: int, chosen: Iterable[str] | None) -> list[Finding]:
+    def judge_snapshots(self, complete_up_to: int, chosen: Iterable[str] | None, *, repeats: bool) -> list[Finding]:
         """Compare what complete snapshots say of spaces with the rows that came, once all of them must have come.
 
-        Only of snapshots that repeat all rows: others leave out what consumers have already.
+        Only of snapshots that repeat all rows: others leave out what consumers have already. `repeats`: as in
+        `judge_transactions`.
         """
         found: list[Finding] = []
         for snapshot_id, known in list(self.snapshots.items()):
@@ -204,7 +205,8 @@ class State:
                 continue
             for space, rows, sweep_seq in known["spaces"]:
                 came = known["rows"].get(space, 0)
-                if sweep_seq == known["started"] and came != rows and (chosen is None or space in chosen):
+                is_wrong = came < rows if repeats else came != rows
+                if sweep_seq == known["started"] and is_wrong and (chosen is None or space in chosen):
                     found.append(
                         Finding(
                             "snapshot",
@@ -221,12 +223,12 @@ class State:
     def judge_transactions(self, parts: Sequence[Part], complete_up_to: int, *, repeats: bool) -> list[Finding]:
         """Compare transactions with what their END counts, and keep those that may still get more.
 
-        Of `parts` there are at most TRANSACTIONS_MAX + 1, the last ones. `repeats`: events and records may come several times,
-        so only what is too little is told.
+        Of `parts` there are at most TRANSACTIONS_MAX + 1, the last ones, and behind them ENDs whose events are nowhere.
+        `repeats`: events and records may come several times, so only what is too little is told.
         """
-        if len(parts) > TRANSACTIONS_MAX:
-            last = min((part.last for part in parts if part.last is not None), default=0)
-            self.judged_from = max(self.judged_from, last)
+        lasts = [part.last for part in parts if part.last is not None]
+        if len(lasts) > TRANSACTIONS_MAX:
+            self.judged_from = max(self.judged_from, min(lasts))
         spans: dict[str, Interval] = {}
         for part in parts:
             if part.start is not None and part.last is not None:
@@ -289,3 +291,13 @@ def gap(interval: Interval, before: Any, after: Any, lacking: Lacking) -> Findin
         partition=None if known is None else known["partition"],
         offset=None if known is None else known["offset"],
     )
+
+
+def further_gaps(intervals: Sequence[Interval]) -> list[Finding]:
+    """Those that there is no room to tell one by one, as one finding; none of none."""
+    if not intervals:
+        return []
+    start, end = intervals[0][0], intervals[-1][1]
+    count = sum(last - first + 1 for first, last in intervals)
+    sentence = f"Further gaps between seq {start} and {end}: {len(intervals)}, of {count} events together."
+    return [Finding("gap", sentence, seq=start, other_seq=end)]

@@ -12,6 +12,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from spark_jobs import run
+from spark_jobs.audit import job, state
 from spark_jobs.audit.job import AuditSink
 from spark_jobs.audit.sources import TableSource, TopicSource
 from spark_jobs.errors import JobError
@@ -232,6 +233,32 @@ def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor) -> None
     assert auditor.kinds() == [("duplicate", 1), ("gap", 4), ("image", 3), ("image", 7), ("order", 5)]
 
 
+def test_killed_at_the_end_it_has_told_what_it_found(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
+    auditor.take(put("c", row(1), 1), put("c", row(3), 3))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(auditor.sink, "_save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        auditor.sink.finish()
+    assert auditor.kinds() == [("gap", 2)]
+    auditor.restart()
+    assert auditor.records is not None
+    auditor.sink.write(auditor.records, auditor.batch, "query")
+    auditor.sink.finish()
+    assert auditor.kinds() == [("gap", 2)]
+
+
+def test_of_too_many_gaps_it_says_how_many_more_there_are(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_FINDINGS_MAX", 2)
+    auditor.take(*(put("c", row(number), number) for number in (1, 3, 5, 7, *range(11, 19))))
+    auditor.sink.finish()
+    assert auditor.kinds() == [("gap", 2), ("gap", 4), ("gap", 6)]
+    last = auditor.findings()[-1]
+    assert (last["sentence"], last["other_seq"]) == ("Further gaps between seq 6 and 10: 2, of 4 events together.", 10)
+
+
 def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_path: Path) -> None:
     begun = {"shop.users": {"0": 7, "1": 0}, "shop.orders": {"0": 3, "1": 0}}
     auditor = Auditor(spark, tmp_path, first_offsets=lambda: begun)
@@ -242,6 +269,22 @@ def test_numbers_that_retention_has_taken_are_no_gap(spark: SparkSession, tmp_pa
     auditor.take(*both, put("c", row(4), 14), put("c", row(6), 13), put("c", row(5), 18), put("c", row(8), 19))
     assert auditor.sink.finish() == 1
     assert auditor.kinds() == [("gap", 17), ("order", 13)]
+
+
+def test_transactions_are_judged_where_retention_has_taken_others_and_left_their_ends(
+    auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (job, state):
+        monkeypatch.setattr(module, "TRANSACTIONS_MAX", 3)
+    # The space's topic has nothing of these any more.
+    ends = [message for lsn in range(1, 8) for message in together(f"1:{lsn}", put("c", row(1), lsn))[1:]]
+    auditor.take(*ends)
+    # One that comes as a whole, and one whose END comes before its events.
+    first, second = (together(f"1:{lsn}", put("c", row(lsn), lsn - 9)) for lsn in (10, 11))
+    auditor.take(*first[:-1], altered(first[-1], '"event_count":1}', '"event_count":2}'))
+    auditor.take(altered(second[-1], '"event_count":1}', '"event_count":2}'))
+    auditor.take(second[0])
+    assert auditor.kinds() == [("transaction", 1), ("transaction", 2)]
 
 
 def test_what_is_on_its_way_is_no_gap(auditor: Auditor) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,3 +52,24 @@ def test_what_is_whole_takes_no_room() -> None:
 def test_intervals() -> None:
     assert numbers_of(1, 0b1011) == [BUCKET_SIZE, BUCKET_SIZE + 1, BUCKET_SIZE + 3]
     assert without([(1, 5), (8, 8)], [1, 3, 8, 9]) == [(2, 2), (4, 5)]
+    assert without([(1, 5), (8, 8)], [9, 3, 3, 8, 1, 0, 6]) == [(2, 2), (4, 5)]
+
+
+@given(st.sets(st.integers(1, 40)), st.lists(st.integers(0, 45)))
+def test_intervals_without_numbers_are_as_a_set_would_say(missing: set[int], found: list[int]) -> None:
+    numbers = Numbers()
+    numbers.add(0, sum(1 << number for number in set(range(42)) - missing))
+    left = without(numbers.missing(41), found)
+    assert [number for start, end in left for number in range(start, end + 1)] == sorted(missing - set(found))
+
+
+def test_many_numbers_that_are_on_their_way_take_no_hours() -> None:
+    began = time.monotonic()
+    count = 200_000
+    # As partitions give them: each has every fourth number.
+    on_their_way = [number for partition in range(4) for number in range(1 + partition, count + 1, 4)]
+    assert without([(1, count)], on_their_way) == []
+    numbers = Numbers()
+    numbers.settle([(number, number) for number in range(1, count, 4)])
+    assert numbers.missing(8) == [(2, 4), (6, 8)]
+    assert time.monotonic() - began < 20

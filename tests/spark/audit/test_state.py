@@ -44,8 +44,8 @@ def test_a_snapshot_is_judged_if_it_says_all_rows() -> None:
         state.note_snapshot(record("STARTED", snapshot_id, started))
         state.count_rows(snapshot_id, "users", came)
         state.note_snapshot(record("COMPLETED", snapshot_id, started + 5, rows=3, sweep_seq=sweep_seq))
-    assert [finding.seq for finding in state.judge_snapshots(34, None)] == [0]
-    assert [finding.seq for finding in state.judge_snapshots(35, {"orders"})] == []
+    assert [finding.seq for finding in state.judge_snapshots(34, None, repeats=False)] == [0]
+    assert [finding.seq for finding in state.judge_snapshots(35, {"orders"}, repeats=False)] == []
     assert state.floors == {512: [(20, 25), (30, 35)]}
 
 
@@ -81,7 +81,24 @@ def test_records_of_snapshots_beside_the_events_are_noted_once() -> None:
     ended = {"status": "COMPLETED", "snapshot_id": "1", "seq": 3, "spaces": []}
     state.note_snapshots([(4, started)])
     state.note_snapshots([(4, started), (7, ended)])
-    assert state.judge_snapshots(3, None) == []
+    assert state.judge_snapshots(3, None, repeats=False) == []
     state = State.from_json(state.to_json())
     state.note_snapshots([(4, started), (7, ended)])
     assert (state.snapshots, state.told_up_to) == ({}, 7)
+
+
+def test_ends_without_events_take_no_room_from_transactions_with_events() -> None:
+    """As where retention has taken the events, and not yet their counts."""
+    gone = [Part(f"1:{number}", "users", 0, 1, None, None) for number in range(TRANSACTIONS_MAX)]
+    state = State()
+    (found,) = state.judge_transactions([Part("2:99", "users", 1, 2, 99, 99), *gone], 99, repeats=False)
+    assert (found.kind, found.seq, state.judged_from) == ("transaction", 99, 0)
+
+
+def test_rows_of_a_snapshot_that_come_again_are_none_too_many() -> None:
+    for repeats, came, kinds in ((True, 4, []), (True, 2, ["snapshot"]), (False, 4, ["snapshot"]), (False, 3, [])):
+        state = State()
+        state.note_snapshot(record("STARTED", "1", 0))
+        state.count_rows("1", "users", came)
+        state.note_snapshot(record("COMPLETED", "1", 5, rows=3))
+        assert [finding.kind for finding in state.judge_snapshots(5, None, repeats=repeats)] == kinds
