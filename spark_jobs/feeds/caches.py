@@ -5,6 +5,7 @@ All is done when a call returns: the cache has answered for each key.
 
 from __future__ import annotations
 
+import math
 import ssl
 import time
 from abc import ABC, abstractmethod
@@ -168,7 +169,7 @@ class RedisCache(Cache):
 
     def _remove(self, glob: str, template: Template, *, is_lease: bool) -> None:
         found = (key.decode("utf-8", "surrogateescape") for key in self._client.scan_iter(match=glob, count=_SCAN_COUNT))
-        matching = (key for key in found if template.matches(_leased(key) if is_lease else key))
+        matching = (key for key in found if any(map(template.matches, _leased(key) if is_lease else (key,))))
         for some in _batches(matching):
             self._client.unlink(*(key.encode("utf-8", "surrogateescape") for key in some))
 
@@ -204,7 +205,8 @@ class MemcachedCache(Cache):
             for server in parts.netloc.split(",")
         ]
         super().__init__("memcached", address, (OSError, MemcacheUnexpectedCloseError), (MemcacheError, OSError))
-        self._hold = f"T{max(1, round(address.hold_seconds))}".encode() if address.hold_seconds else b""
+        # memcached counts the ticks of its clock, one a second, and the first of them may come at once.
+        self._hold = f"T{math.ceil(address.hold_seconds) + 1}".encode() if address.hold_seconds else b""
 
     def _invalidate(self, keys: list[str]) -> None:
         """Quiet commands, and one that is answered when all before it are done."""
@@ -247,10 +249,10 @@ class MemcachedCache(Cache):
         return int(client.stats()[b"time"])
 
 
-def _leased(lease: str) -> str:
-    """The key that a lease belongs to."""
+def _leased(lease: str) -> list[str]:
+    """The keys that a lease may belong to: `{u:1}:lease` is that of `u:1`, and that of `{u:1}`."""
     key = lease.removesuffix(LEASE_SUFFIX)
-    return key[1:-1] if key.startswith("{") and key.endswith("}") and redis_lease(key[1:-1]) == lease else key
+    return [one for one in (key, key[1:-1]) if redis_lease(one) == lease]
 
 
 def _batches(keys: Iterable[str]) -> Iterator[list[str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -192,6 +193,38 @@ def test_during_a_hold_nothing_is_kept(kind: str, request: pytest.FixtureRequest
     Address(f"{scheme}://{server.address}").connect().invalidate([key])
     fetch(client, key, lambda: b"new", ttl_seconds=60)
     assert side.shown(key) == b"new"
+
+
+@pytest.mark.live
+def test_a_hold_of_memcached_is_not_shorter_than_asked(memcached_server: Memcached) -> None:
+    client = Client(memcached_server.address)
+    held = Address(f"memcached://{memcached_server.address}", hold_seconds=1).connect()
+    for moment in range(3):  # of the second that its clock is in
+        time.sleep(0.3 * (moment > 0))
+        key = f"k:{uuid.uuid4().hex}"
+        began = time.monotonic()
+        held.invalidate([key])
+        while not client.add(fill.memcached_key(key), b"lease", expire=10, noreply=False):
+            time.sleep(0.01)
+        assert time.monotonic() - began >= 1
+
+
+@pytest.mark.live
+@pytest.mark.parametrize("text", ["{{k:{id}}}", "{{k:{id}", "k:{id}}}", "k:{{{id}}}", "{{k}}:{id}"])
+def test_a_truncation_removes_leases_whatever_braces_keys_have(redis_server: Redis, text: str) -> None:
+    template = Template.parsed(text.replace("k", uuid.uuid4().hex)).of("users")
+    client = redis.Redis.from_url(redis_server.url)
+    cache = Address(redis_server.url).connect()
+    for value in ("5", "{x}", "}", "{", "", "a b"):
+        key = template.render({"id": value}, None)
+        assert key is not None
+
+        def load() -> bytes:
+            cache.empty(template)
+            return b"old"
+
+        fill.from_redis(client, key, load, ttl_seconds=60)
+        assert client.get(key) is None
 
 
 def test_leases_stand_where_their_keys_stand_in_a_cluster() -> None:
