@@ -266,17 +266,19 @@ class SearchIndexSink(Sink):
         """All rows up to this seq are gone: at once for searches, and then from the index."""
         name = self._index(space_id)
         index = self._indexes.describe([name]).get(name)
-        if index is None or index.meta.get("floor", _NEVER) >= seq:
+        if index is None:
             return
-        meta = {**index.meta, "floor": seq}
-        self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": meta}})
-        self._indexes.change_aliases(
-            [
-                {"add": {"index": name, "alias": alias, "filter": documents.visible(seq)}}
-                for alias in meta.get("aliases", [])
-                if alias in index.aliases
-            ]
-        )
+        known = index.meta.get("floor", _NEVER)
+        seq = max(seq, known)
+        visible = documents.visible(seq)
+        aliases = [alias for alias in index.meta.get("aliases", []) if alias in index.aliases]
+        # A job that was killed in here may have left an alias behind the floor.
+        behind = [alias for alias in aliases if index.aliases[alias].get("filter") != visible]
+        if known == seq and not behind:
+            return
+        if known < seq:
+            self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": {**index.meta, "floor": seq}}})
+        self._indexes.change_aliases([{"add": {"index": name, "alias": alias, "filter": visible}} for alias in behind])
         self._indexes.remove_matching(name, documents.expired(seq, 0))
         assert self._plan is not None
         if space_id in self._plan.targets:

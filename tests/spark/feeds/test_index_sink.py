@@ -201,6 +201,33 @@ def test_names_change_and_documents_follow(bench: Bench) -> None:
     assert bench.found("users") == by_key({"id": 9, "name": "z"})
 
 
+def test_a_dropped_space_is_not_found_after_a_kill_between_floor_and_filter(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.send(schema(0), put("c", {"id": 1, "name": "a"}, 1))
+    dropped = {"source": {"table": "users", "space_id": SPACE_ID, "schema_version": 2, "seq": 2}}
+    drop = Message(f"{PREFIX}.schema", None, json.dumps({**dropped, "tableChanges": [{"type": "DROP", "id": "", "table": None}]}))
+    batch = bench.topics.send(truncate(2), drop)
+    put_mapping = Indexes.put_mapping
+
+    def killed(indexes: Indexes, name: str, body: Mapping[str, Any]) -> None:
+        put_mapping(indexes, name, body)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Indexes, "put_mapping", killed)
+        with pytest.raises(KeyboardInterrupt):
+            bench.sink.write(batch, 1, "query")
+    bench.started().write(batch, 1, "query")
+    assert bench.found() == {}
+
+    def left() -> int:
+        bench.client.indices.refresh(index=f"{bench.name}-space-{SPACE_ID}")
+        return int(bench.client.count(index=f"{bench.name}-space-{SPACE_ID}")["count"])
+
+    wait_until_none(left)
+
+
 def test_a_completed_snapshot_sweeps(bench: Bench) -> None:
     bench.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2))
     bench.send(snapshot("STARTED", 2), put("r", {"id": 2}, 3), snapshot("COMPLETED", 3, sweep_seq=2))
