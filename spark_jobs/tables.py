@@ -15,7 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from delta.exceptions import (
+# From where they are raised: without this module PySpark raises Java's error in their place.
+from delta.exceptions.captured import (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
     ConcurrentDeleteReadException,
@@ -220,7 +221,8 @@ def append_once(
 
 def overwrite(frame: DataFrame, table: Table) -> None:
     """Put these rows and columns in the place of all that are there, in one commit; `frame` may read the table itself."""
-    _save(frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true"), table)
+    writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
+    retried(lambda: _save(writer, table))
 
 
 def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrameWriter, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
@@ -72,3 +73,29 @@ def test_a_schema_that_is_not_there_and_a_table_of_another_kind(spark: SparkSess
     spark.sql("CREATE TABLE `lake_1`.other (a int) USING parquet")
     with pytest.raises(JobError, match="other isn't one of Delta"):
         tables.exists(spark, CatalogTable((*schema, "other")))
+
+
+def test_a_step_is_done_again_when_somebody_else_has_changed_the_table(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    java: Any = spark.sparkContext._jvm
+    conflicts = [
+        java.io.delta.exceptions.ConcurrentAppendException("appended"),
+        java.io.delta.exceptions.ConcurrentDeleteReadException("deleted"),
+        java.io.delta.exceptions.ConcurrentDeleteDeleteException("deleted"),
+    ]
+
+    def conflict() -> None:
+        if conflicts:
+            java.scala.util.Failure(conflicts.pop()).get()
+
+    save = tables._save
+
+    def late(writer: DataFrameWriter, table: Table) -> None:
+        conflict()
+        save(writer, table)
+
+    table = str(tmp_path / "table")
+    monkeypatch.setattr(tables, "_save", late)
+    tables.overwrite(spark.range(3), table)
+    assert (conflicts, tables.read(spark, table).count()) == ([], 3)
