@@ -98,7 +98,15 @@ CHANGELOG_COLUMNS: Final[Mapping[str, str]] = {
 """The columns of the changelog and what they are made of."""
 
 
+ONCE: Final = "op <> 't' or kafka_partition = 0"
+"""Of rows in which a truncation is as often as there are partitions, each event once."""
+
+
 def event_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:
     """One row per event of what `envelope.parse` gave; with more columns at the end."""
-    once = events.where("op <> 't' or partition = 0")
-    return once.select(*(F.expr(expression).alias(name) for name, expression in columns.items()), *more)
+    return record_rows(events.where("op <> 't' or partition = 0"), columns, *more)
+
+
+def record_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:
+    """One row per record: as `event_rows`, but a truncation is there for each partition, at its place in that one."""
+    return events.select(*(F.expr(expression).alias(name) for name, expression in columns.items()), *more)

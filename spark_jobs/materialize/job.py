@@ -22,7 +22,7 @@ from spark_jobs.codegen import varying
 from spark_jobs.envelope import SOURCE, parse
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Job, Sink
-from spark_jobs.lake.change_rows import CHANGES_COLUMNS, SOURCE_FIELDS_OF_CHANGES, event_rows
+from spark_jobs.lake.change_rows import CHANGES_COLUMNS, ONCE, SOURCE_FIELDS_OF_CHANGES, record_rows
 from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
 from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
@@ -87,8 +87,7 @@ class MaterializeSink(Sink):
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
         self._table = EventTable(session, self._path, topics.prefix, ("space",), spaces=topics.spaces)
-        self._records: dict[str, list[str]] | None = None
-        self._forms = Forms(self._control["schema"], ())
+        self._forms: Forms | None = None
         self._has_learned = False
         self._publication = None if publisher is None else Publication(publisher, topics, self._read_topic)
 
@@ -99,12 +98,13 @@ class MaterializeSink(Sink):
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """As `Sink.write`."""
         self._has_learned = False
-        if self._records is None or not records.where(F.col("topic").isin(*self._control.values())).isEmpty():
+        if self._forms is None or not records.where(F.col("topic").isin(*self._control.values())).isEmpty():
             self._learn()
         fields = SOURCE_FIELDS_OF_CHANGES if self._publication is None else SOURCE.names
         more = [] if self._publication is None else [self._publication.tail()]
         events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=fields)
-        rows = event_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
+        # One partition may be read ahead of another: a truncation empties its keys where it stands in it.
+        rows = record_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
         whole = None
         try:
             stored = self._stored(batch, query)
@@ -113,30 +113,34 @@ class MaterializeSink(Sink):
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
             if self._publication is not None:
                 self._publication.publish(whole, records, has_control=self._has_learned)
-            numbered = whole.drop(TAIL).withColumn("batch", varying(batch))
+            numbered = whole.where(ONCE).drop(TAIL).withColumn("batch", varying(batch))
             self._table.append(numbered, batch, query)
             left = last_rows(whole).withColumns({"query": F.lit(query), "batch": varying(batch)})
             left = left.unionByName(self._emptied(rows, batch, query))
+            if self._has_learned:
+                left = left.unionByName(self._swept(records, batch, query))
             tables.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
         finally:
             rows.unpersist()
             if whole is not None:
                 whole.unpersist()
 
-    def _learn(self) -> None:
-        """Read the control topics, and keep what they tell beside the events."""
+    def _learn(self) -> Forms:
+        """Read the control topics, and keep what they tell beside the events; the forms."""
         self._has_learned = True
-        self._records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
-        self._forms = Forms(self._control["schema"], self._records["schema"])
-        told = [(kind, place, text) for kind, texts in self._records.items() for place, text in enumerate(texts)]
+        records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
+        self._forms = Forms(self._control["schema"], records["schema"])
+        told = [(kind, place, text) for kind, texts in records.items() for place, text in enumerate(texts)]
         ControlTable(self._session, self._path).write(told)
+        return self._forms
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
         """The forms that events refer to, as far as they are known."""
         found = rows.select("space_id", "space", "schema_version").distinct().collect()
-        if not all(self._forms.has(row["space"], row["space_id"], row["schema_version"]) for row in found):
-            self._learn()
-        known = {(form.space_id, form.schema_version): form for history in self._forms.histories() for form in history}
+        forms = self._forms or self._learn()
+        if not all(forms.has(row["space"], row["space_id"], row["schema_version"]) for row in found):
+            forms = self._learn()
+        known = {(form.space_id, form.schema_version): form for history in forms.histories() for form in history}
         return {version: form for row in found if (form := known.get(version := (row["space_id"], row["schema_version"])))}
 
     def _stored(self, batch: int, query: str) -> DataFrame:
@@ -150,30 +154,48 @@ class MaterializeSink(Sink):
         if batch > 0 and batch % _COMPACT_EVERY == 0:
             # The batches before this one are done for good, so none of them needs what was before it.
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
-            truncations = tables.read(self._session, self._rows_path).where("key is null")
-            tables.overwrite(kept.where("row is not null").unionByName(truncations), self._rows_path)
+            endings = tables.read(self._session, self._rows_path).where("key is null")
+            tables.overwrite(kept.where("row is not null").unionByName(endings), self._rows_path)
         return stored
 
     def _endings(self, rows: DataFrame) -> DataFrame:
-        """What takes rows away without naming them: truncations, those of earlier batches too, and complete snapshots."""
+        """What takes rows away without naming them: truncations, and complete snapshots, those of earlier batches too.
+
+        A snapshot's end may be read later than what follows it, so the topic is asked; retention may have taken it from there.
+        """
         found = rows.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"))
         if tables.exists(self._session, self._rows_path):
             earlier = tables.read(self._session, self._rows_path).where("key is null")
-            found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at")))
-        ends = control_topics.completed((self._records or {}).get("snapshot", ()), self._control["snapshot"])
-        swept = [(sweep.space_id, sweep.up_to, ended.seq) for ended in ends for sweep in ended.sweeps]
+            at = F.expr("coalesce(cast(row AS bigint), seq)")
+            found = found.unionByName(earlier.select("space_id", F.col("seq").alias("up_to"), at.alias("at")))
+        swept = self._sweeps(self._read_topic(self._control["snapshot"]))
         return found.unionByName(self._session.createDataFrame(swept, ENDING_SCHEMA)).distinct()
+
+    def _sweeps(self, records: DataFrame) -> list[tuple[int, int, int]]:
+        """Of records of the snapshot topic, what they say is gone, as ENDING_SCHEMA."""
+        ends = control_topics.completed(control_topics.values(records), self._control["snapshot"])
+        return [(sweep.space_id, sweep.up_to, ended.seq) for ended in ends for sweep in ended.sweeps]
+
+    def _swept(self, records: DataFrame, batch: int, query: str) -> DataFrame:
+        """The ends of snapshots in a batch, as rows without a key: `row` tells after which seq they hold."""
+        sweeps = self._sweeps(records.where(F.col("topic") == self._control["snapshot"]))
+        kept = [(space_id, None, up_to, str(at), None, query) for space_id, up_to, at in sweeps]
+        return self._session.createDataFrame(kept, f"{STORED_SCHEMA}, query string").withColumn("batch", varying(batch))
 
     @staticmethod
     def _emptied(rows: DataFrame, batch: int, query: str) -> DataFrame:
         """The truncations of a batch, as rows without a key."""
         nothing = F.lit(None)
-        return rows.where("op = 't'").select(
-            "space_id",
-            nothing.cast("string").alias("key"),
-            "seq",
-            nothing.cast("string").alias("row"),
-            "schema_version",
-            F.lit(query).alias("query"),
-            varying(batch).alias("batch"),
+        return (
+            rows.where("op = 't'")
+            .dropDuplicates(["space_id", "seq"])
+            .select(
+                "space_id",
+                nothing.cast("string").alias("key"),
+                "seq",
+                nothing.cast("string").alias("row"),
+                "schema_version",
+                F.lit(query).alias("query"),
+                varying(batch).alias("batch"),
+            )
         )

@@ -33,10 +33,8 @@ class Publisher(Protocol):
 
     prefix: str
 
-    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
-        """Have topics ready for what comes from these: for each the number of partitions that it needs at least. How many there
-        are, by the same names.
-        """
+    def prepare(self, used: Mapping[str, int]) -> None:
+        """Have topics ready for what comes from these: for each the number of partitions that it needs at least."""
 
     def send(self, records: DataFrame) -> None:
         """Send records (RECORD_SCHEMA), those of a task in order; returns once Kafka has all of them."""
@@ -66,8 +64,8 @@ class Publication:
         found = whole.groupBy("kafka_topic").agg(F.max("kafka_partition").alias("last")).collect()
         used = {row["kafka_topic"]: row["last"] + 1 for row in found}
         if used:
-            counts = self._publisher.partitions(used)
-            self._publisher.send(event_records(whole, self._topics.prefix, self._publisher.prefix, counts))
+            self._publisher.prepare(used)
+            self._publisher.send(event_records(whole, self._topics.prefix, self._publisher.prefix))
         if has_control:
             of_snapshots = records.where((F.col("topic") == self._topics.control("snapshot")) & F.col("value").isNotNull())
             self._publisher.send(self._copied(of_snapshots, "snapshot"))
@@ -105,27 +103,21 @@ def tail(prefix: str) -> Column:
     return F.concat(F.lit(',"source":'), shown, F.lit(',"transaction":'), _shown(transaction), *times, F.lit("}")).alias(TAIL)
 
 
-def event_records(whole: DataFrame, source_prefix: str, prefix: str, partitions: Mapping[str, int]) -> DataFrame:
-    """Events (CHANGES_COLUMNS and TAIL) → RECORD_SCHEMA, with a tombstone behind each `d`, and each `t` once in every partition.
+def event_records(whole: DataFrame, source_prefix: str, prefix: str) -> DataFrame:
+    """Events (CHANGES_COLUMNS and TAIL) → RECORD_SCHEMA, with a tombstone behind each `d`. A `t` comes from each partition.
 
-    `partitions` tells how many there are, by the topic of the source. All of a partition are in one task, in the order of `seq`.
+    All of a partition are in one task, in the order of `seq`.
     """
     topic = F.concat(F.lit(prefix), F.substring("kafka_topic", len(source_prefix) + 1, 1000))
     value = F.concat(
         F.lit('{"op":"'), "op", F.lit('","before":'), _shown(F.col("before")), F.lit(',"after":'), _shown(F.col("after")), TAIL
     )
-    counts = F.create_map(*(F.lit(part) for place in partitions.items() for part in place))
 
-    def copy(partition: Column, text: Column) -> Column:
-        return F.struct(partition.cast("int").alias("partition"), text.alias("value"))
-
-    once = copy(F.col("kafka_partition"), value)
-    tombstone = copy(F.col("kafka_partition"), F.lit(None).cast("string"))
-    in_each = F.transform(F.sequence(F.lit(0), counts[F.col("kafka_topic")] - 1), lambda partition: copy(partition, value))
-    copies = F.when(F.col("op") == "t", in_each).when(F.col("op") == "d", F.array(once, tombstone)).otherwise(F.array(once))
-    sent = whole.select(topic.alias("topic"), "key", "seq", F.posexplode(copies).alias("place", "copy"))
-    placed = sent.select("topic", "copy.partition", "key", "copy.value", "seq", "place")
-    ordered = placed.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "seq", "place")
+    tombstone = F.lit(None).cast("string")
+    values = F.when(F.col("op") == "d", F.array(value, tombstone)).otherwise(F.array(value))
+    partition = F.col("kafka_partition").cast("int").alias("partition")
+    sent = whole.select(topic.alias("topic"), partition, "key", "seq", F.posexplode(values).alias("place", "value"))
+    ordered = sent.repartition("topic", "partition").sortWithinPartitions("topic", "partition", "seq", "place")
     return ordered.select("topic", "partition", "key", "value")
 
 
@@ -145,8 +137,8 @@ class KafkaPublisher:
             known = admin.counts(compacted)
             admin.create({name: (1, policy) for name, policy in compacted.items() if name not in known})
 
-    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
-        """As `Publisher.partitions`."""
+    def prepare(self, used: Mapping[str, int]) -> None:
+        """As `Publisher.prepare`."""
         if any(self._counts.get(topic, 0) < count for topic, count in used.items()):
             with _Admin(self._session, self._topics.bootstrap_servers, self._options) as admin:
                 # A topic may be deleted by now whose events were still read.
@@ -159,7 +151,6 @@ class KafkaPublisher:
                     {name: wanted[topic] for topic, name in names.items() if known.get(name, wanted[topic]) < wanted[topic]}
                 )
             self._counts |= {topic: max(known.get(name, 0), wanted[topic]) for topic, name in names.items()}
-        return {topic: self._counts[topic] for topic in used}
 
     def send(self, records: DataFrame) -> None:
         """As `Publisher.send`."""

@@ -53,9 +53,8 @@ class Published:
         """Nothing is sent yet."""
         self.records: list[Row] = []
 
-    def partitions(self, used: Mapping[str, int]) -> Mapping[str, int]:
-        """As `Publisher.partitions`."""
-        return dict.fromkeys(used, 2)
+    def prepare(self, used: Mapping[str, int]) -> None:
+        """As `Publisher.prepare`."""
 
     def send(self, records: DataFrame) -> None:
         """As `Publisher.send`."""
@@ -153,6 +152,22 @@ def test_events_get_both_rows_once_however_their_batches_come(spark: SparkSessio
     ]
 
 
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_a_truncation_empties_its_keys_whichever_partition_is_read_ahead(spark: SparkSession, tmp_path: Path, ahead: int) -> None:
+    topics, published = FakeTopics(spark), Published()
+    events = [put("c", {"id": 1, "name": "a", "balance": 1}, 1), put("c", {"id": 2, "name": "b", "balance": 2}, 2), truncate(3)]
+    rows = [{"id": identity, "name": "new", "balance": 0} for identity in (1, 2)]
+    topics.send(schema(0), *events, upsert(rows[0], add(5), 4), upsert(rows[1], add(5), 5))
+    begun = sink(spark, tmp_path / "whole", topics, publisher=published)
+    begun.write(topics.slice({("shop.schema", 0): (0, 1), ("shop.users", ahead): (0, 3)}), 0, "query")
+    begun.write(topics.slice({("shop.users", 1 - ahead): (0, 3)}), 1, "query")
+    found = [(row["seq"], row["op"], row["before"], row["after"]) for row in stored(spark, tmp_path / "whole")]
+    assert found[2:] == [(3, "t", None, None), *((seq, "c", None, compact(row)) for seq, row in zip((4, 5), rows, strict=True))]
+    for partition in (0, 1):
+        seqs = [json.loads(row["value"])["source"]["seq"] for row in published.of("whole.users", partition)]
+        assert seqs in ([1, 3, 4], [2, 3, 5])
+
+
 @pytest.mark.parametrize("prefix", ["shop", "shop.whole", "sh"])
 def test_a_job_reads_nothing_that_it_has_published(prefix: str) -> None:
     with pytest.raises(JobError, match="isn't apart from"):
@@ -215,3 +230,33 @@ def test_rows_are_those_that_live_servers_made() -> None:
                 wrong.append((version, text, patch, answer, after))
     assert not wrong, f"{len(wrong)}: {wrong[:3]}"
     assert equal > 5500
+
+
+def test_a_snapshot_s_end_is_heeded_though_it_is_read_later_than_what_follows_it(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    begun = sink(spark, tmp_path / "whole", topics)
+    begun.write(topics.send(schema(0), put("c", {"id": 2, "name": "b", "balance": 2}, 1), snapshot("STARTED", 1)), 0, "query")
+    topics.send(snapshot("COMPLETED", 1, sweep_seq=1))
+    begun.write(topics.send(upsert({"id": 2, "name": "new", "balance": 0}, add(5), 2)), 1, "query")
+    found = [(row["seq"], row["op"], row["before"]) for row in stored(spark, tmp_path / "whole")]
+    assert found[1:] == [(2, "c", None)]
+
+
+def test_a_snapshot_s_end_is_heeded_when_retention_has_taken_it(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    begun = sink(spark, tmp_path / "whole", topics)
+    begun.write(
+        topics.send(
+            schema(0),
+            put("c", {"id": 2, "name": "b", "balance": 2}, 1),
+            snapshot("STARTED", 1),
+            snapshot("COMPLETED", 1, sweep_seq=1),
+        ),
+        0,
+        "query",
+    )
+    del topics.messages["shop.snapshot", 0]
+    begun = sink(spark, tmp_path / "whole", topics)
+    begun.write(topics.send(upsert({"id": 2, "name": "new", "balance": 0}, add(5), 2)), 1, "query")
+    found = [(row["seq"], row["op"], row["before"]) for row in stored(spark, tmp_path / "whole")]
+    assert found[1:] == [(2, "c", None)]
