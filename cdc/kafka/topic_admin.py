@@ -27,6 +27,8 @@ PATIENCE_SECONDS: Final = 60.0
 FEW_TOPICS: Final = 20
 PATIENCE_WITH_FEW_SECONDS: Final = 20.0
 """A few are there at once, unless this daemon may not see them, or the brokers' disk stands still: then they are asked why."""
+_HIDDEN_SECONDS: Final = 2.0
+"""After so long it is asked by name whether this daemon may see what doesn't appear: if not, waiting won't help."""
 _POLL_SECONDS: Final = 0.02
 _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
@@ -179,7 +181,7 @@ class TopicAdmin:
         """Why these aren't among all topics: a list leaves out what this daemon may not see, but who asks by name is told so."""
         topic, more = missing[0], f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         refusal = refusal_by_name(self._admin, topic)
-        if refusal is not None and refusal.code() in FORBIDDEN:
+        if _forbids(refusal):
             return PublishError(f"this daemon may not see the topic {topic}{more}", "Grant it DESCRIBE, WRITE and CREATE.")
         if refusal is not None and refusal.code() == KafkaError.UNKNOWN_TOPIC_OR_PART and not self._config.create_topics:
             remedy = "Create it, or allow the daemon to (kafka.create_topics = true, and the right CREATE)."
@@ -190,6 +192,10 @@ class TopicAdmin:
                 f"{remedy} Then {self._remedy(topic)}, as what it had is gone.",
             )
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
+
+    def _is_hidden(self, topic: str) -> bool:
+        """Whether this daemon may not see the topic."""
+        return _forbids(refusal_by_name(self._admin, topic))
 
     def _loss(self, topic: str) -> str:
         """What to say of a topic that was there and had to be made again."""
@@ -280,16 +286,25 @@ class TopicAdmin:
         """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
         missing, pause = created, _POLL_SECONDS
         deadline = time.monotonic() + _patience_seconds(missing)
+        ask_at = time.monotonic() + _HIDDEN_SECONDS
         while time.monotonic() < deadline:
             before, missing = len(missing), self._missing(missing)
             if not missing:
                 break
             if len(missing) < before:
                 deadline = time.monotonic() + _patience_seconds(missing)
+            if time.monotonic() >= ask_at:
+                if self._is_hidden(missing[0]):
+                    break
+                ask_at = time.monotonic() + _HIDDEN_SECONDS
             if self._is_stopping.wait(pause):
                 raise PublishAborted(f"stopped while {len(missing)} topics were made")
             pause = min(2 * pause, _POLL_MAX_SECONDS)
         return missing
+
+
+def _forbids(refusal: KafkaError | None) -> bool:
+    return refusal is not None and refusal.code() in FORBIDDEN
 
 
 def _patience_seconds(missing: list[str]) -> float:

@@ -239,8 +239,8 @@ class Clock:
         return False
 
 
-@pytest.mark.parametrize(("others", "patience_seconds"), [(0, 20), (1, 20), (250, 20)])
-def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, others: int, patience_seconds: int) -> None:
+@pytest.mark.parametrize("others", [0, 1, 250])
+def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, others: int) -> None:
     clock, cluster = Clock(), Cluster()
     monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
@@ -248,7 +248,7 @@ def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, 
     cluster.hidden = {"shop.things"}
     with pytest.raises(PublishError, match=r"this daemon may not see the topic shop\.things"):
         topics.ensure(["shop.things", *(f"shop.{number}" for number in range(others))])
-    assert patience_seconds <= clock.now <= patience_seconds + 1
+    assert 2 <= clock.now <= 3
 
 
 def test_a_topic_that_the_brokers_show_very_late_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch) -> None:
