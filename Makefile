@@ -45,9 +45,9 @@ check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.25
 	$(PYTHON_PATH)
 
-# Three processes at a time: most of the tests wait for their servers most of the time.
+# Four processes at a time: most of the tests wait for their servers most of the time.
 test: setup lint check-native
-	$(PYTEST) -m 'not soak' --numprocesses=3 --budget=0.25 --durations=40
+	$(PYTEST) -m 'not soak' --numprocesses=4 --budget=0.25 --durations=40
 	$(PYTHON_PATH)
 
 # The compiled row path. clippy and rustfmt aren't in every system's package of cargo; what is there is run. With the profile and the

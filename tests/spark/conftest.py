@@ -72,11 +72,10 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            # With one compiler alone Java would keep 48 MB of code, which isn't enough for all tests: it would compile again.
+            # With both of Java's compilers: the session lives long enough to get back what the second one costs.
             "spark.driver.extraJavaOptions": " ".join(
                 [
-                    *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"),
-                    *("-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+                    *("-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
                     *start_options(SPARK),
                 ]
             ),
