@@ -29,8 +29,9 @@ from cdc.errors import ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.events.topics import TopicNames
 from cdc.kafka.clients import Complain, KafkaClients
-from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, operator_error, writing_error
+from cdc.kafka.errors import FENCED, NAME_HINT, FencedError, ProducerLostError, operator_error, writing_error
 from cdc.kafka.hanging import FILLER_KEY, Place
+from cdc.kafka.reach import Reach
 from cdc.kafka.sender import CALL_TIMEOUT_SECONDS, Sender
 from cdc.stream.batch import Batch, Broadcast, Part
 
@@ -301,18 +302,28 @@ def make_delivery(
     is_stopping: Callable[[], bool],
     row_work_lock: AbstractContextManager[object],
 ) -> Delivery:
-    """The one that is configured, which isn't started yet."""
+    """The one that is configured, which isn't started yet. While it waits it also raises ProducerLostError (cdc.kafka.reach)."""
     topic = names.control(topics.CHECKPOINT)
     transactional = clients.transactional(complain, timeout_ms)
+    producers = [transactional]
+    reach = Reach(producers, clients.admin, topic, ProducerLostError)
+
+    def is_over() -> bool:
+        if is_stopping():
+            return True
+        reach.check()
+        return False
+
     if config.delivery == "exactly_once":
-        return ExactlyOnce(transactional, is_stopping, row_work_lock, topic)
+        return ExactlyOnce(transactional, is_over, row_work_lock, topic)
     delivery: AtLeastOnce
 
     def report(error: KafkaError | None, message: Message) -> None:
         delivery.on_failed_delivery(error, message)
 
     producer = clients.idempotent(complain, report)
-    delivery = AtLeastOnce(producer, transactional, is_stopping, row_work_lock, topic, names.control(topics.SCHEMA))
+    producers.append(producer)
+    delivery = AtLeastOnce(producer, transactional, is_over, row_work_lock, topic, names.control(topics.SCHEMA))
     return delivery
 
 

@@ -7,6 +7,7 @@ there and has anything, at its start and now and then, and writes the present fo
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -30,9 +31,9 @@ LOOK_SECONDS: Final = 60.0
 class LostTopics:
     """Used by one thread at a time: by the publisher's once that runs."""
 
-    def __init__(self, config: KafkaSection, admin: Admin, topic_admin: TopicAdmin) -> None:
+    def __init__(self, config: KafkaSection, new_admin: Callable[[], Admin], topic_admin: TopicAdmin) -> None:
         self._config = config
-        self._admin = admin
+        self._new_admin = new_admin
         self._topic_admin = topic_admin
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
         self._next_look = 0.0
@@ -73,9 +74,9 @@ class LostTopics:
         raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
 
     def _is_there(self) -> bool:
-        return self._schema_topic in list_topics(self._admin, self._config.bootstrap_servers)
+        return self._schema_topic in list_topics(self._new_admin(), self._config.bootstrap_servers)
 
     def _has_records(self) -> bool:
         place = (self._schema_topic, 0)
-        _, ends = open_partitions(self._admin, {self._schema_topic: 1})
+        _, ends = open_partitions(self._new_admin(), {self._schema_topic: 1})
         return ends.get(place) != 0

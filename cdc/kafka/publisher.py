@@ -83,9 +83,8 @@ class Publisher:
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), self._is_stopping)
-        admin = self._clients.admin()
-        self._topic_admin = TopicAdmin(config, admin, self._is_stopping, topics_seen)
-        self._lost_topics = LostTopics(config, admin, self._topic_admin)
+        self._topic_admin = TopicAdmin(config, self._clients.admin, self._is_stopping, topics_seen)
+        self._lost_topics = LostTopics(config, self._clients.admin, self._topic_admin)
         self._started: Delivery | None = None
         self._open = OpenTransaction()
         # How long a transaction with events may be open.

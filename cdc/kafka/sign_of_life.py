@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Final, TypeVar
 
 import structlog
-from confluent_kafka import OFFSET_END, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, TopicPartition
 
+from cdc.errors import ConnectionLostError
 from cdc.kafka.clients import KafkaClients
+from cdc.kafka.reach import Reach
 from cdc.stream.checkpoint import Sign, sign_record
 from cdc.stream.ownership import SIGN_SECONDS, Listening
 
@@ -32,11 +34,12 @@ class SignOfLife:
     """Gives signs from `start` on until `close`."""
 
     def __init__(self, clients: KafkaClients, topic: str, name: str, writer: str) -> None:
-        self._producer = clients.passing()
+        self._clients = clients
         self._topic = topic
         self._name = name
         self._writer = writer
         self._is_stopping = threading.Event()
+        self._begin()
         self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
 
     def start(self) -> None:
@@ -56,14 +59,34 @@ class SignOfLife:
         while True:
             self._give()
             self._producer.poll(0)
+            if not self._has_arrived:
+                self._look()
             if self._is_stopping.wait(SIGN_SECONDS):
                 return
+
+    def _begin(self) -> None:
+        producer = self._producer = self._clients.passing()
+        self._reach = Reach([producer], self._clients.admin, self._topic, ConnectionLostError)
+        # Whether the last sign has, of which something is known.
+        self._has_arrived = True
+
+    def _look(self) -> None:
+        """The last sign didn't arrive: make another producer if this one never will be able to."""
+        try:
+            self._reach.check()
+        except ConnectionLostError as error:
+            structlog.get_logger().info("signs of life go another way", name=self._name, reason=error.message)
+            self._producer.purge()
+            self._begin()
+
+    def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
+        self._has_arrived = error is None
 
     def _give(self, *, is_last: bool = False) -> None:
         sign = Sign(self._writer, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000, is_last)
         key, value = sign_record(self._name, sign)
         try:
-            self._producer.produce(self._topic, value, key)
+            self._producer.produce(self._topic, value, key, on_delivery=self._on_delivery)
         except (BufferError, KafkaException) as error:
             # Events go the same way, and what is wrong there is told.
             structlog.get_logger().debug("no sign of life could be given", name=self._name, reason=str(error))
@@ -72,9 +95,10 @@ class SignOfLife:
 def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool]) -> Sign | None:
     """Listen until it is clear whether a daemon is at work; returns its last sign, None if none is, or a stop was asked for.
 
-    Waits as long as Kafka doesn't answer.
+    Waits as long as Kafka doesn't answer. Raises ConnectionLostError if only other clients than this one's reach it.
     """
     consumer = clients.consumer("read_uncommitted")
+    reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
     listening = Listening(time.monotonic())
     latest = Sign("", "", 0, 0)
     place = TopicPartition(topic, 0, OFFSET_END)
@@ -91,6 +115,7 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
                 if end is None or read_to < end[1]:
                     listening.deaf(now)
+                    reach.check()
             elif (error := message.error()) is None:
                 read_to = (message.offset() or 0) + 1
                 found = _sign_in(name, message.key() or b"", message.value())

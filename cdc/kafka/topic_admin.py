@@ -116,11 +116,16 @@ class TopicAdmin:
     """Makes sure that topics exist, with sensible settings, before anything is written to them."""
 
     def __init__(
-        self, config: KafkaSection, admin: Admin, is_stopping: threading.Event, former: Mapping[str, str | None] | None = None
+        self,
+        config: KafkaSection,
+        new_admin: Callable[[], Admin],
+        is_stopping: threading.Event,
+        former: Mapping[str, str | None] | None = None,
     ) -> None:
         """`former` is what another one had `seen`."""
         self._config = config
-        self._admin = admin
+        self._new_admin = new_admin
+        self._admin = new_admin()
         self._is_stopping = is_stopping
         self._known: set[str] = set()
         # Those that must be there, as they were made sure of before, with the names of the spaces whose rows they have had.
@@ -213,6 +218,8 @@ class TopicAdmin:
         try:
             existing = list_topics(self._admin, self._config.bootstrap_servers)
         except ConnectionLostError as error:
+            # Where this client has lost all brokers it won't find them again (see cdc.kafka.reach).
+            self._admin = self._new_admin()
             raise PublishAborted(error.message, error.hint) from error
         return [topic for topic in wanted if not existing.get(topic)]
 

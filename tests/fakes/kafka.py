@@ -59,6 +59,9 @@ class Cluster:
     """How many of the next commits come through, but the answer doesn't."""
     is_silent: bool = False
     """Whether nothing answers."""
+    client_count: int = 0
+    stranded_count: int = 0
+    """So many of the first clients find no broker any more (see cdc.kafka.reach)."""
     without_ends: set[str] = field(default_factory=set)
     """Topics for whose partitions an answer comes that says neither where they end nor what is wrong."""
     slow: set[str] = field(default_factory=set)
@@ -73,6 +76,10 @@ class Cluster:
     """Topics that were made while one was open."""
     epochs: itertools.count[int] = field(default_factory=itertools.count)
     epoch: int = -1
+
+    def strand(self) -> None:
+        """All clients that there are find no broker from here on."""
+        self.stranded_count = self.client_count
 
     def topics(self, topic: str | None = None, *_: object, **__: object) -> object:
         """Metadata of everything, or of one topic."""
@@ -112,11 +119,39 @@ class Cluster:
             self.records += queue
 
 
-class FakeProducer:
+class FakeClient:
+    """What all of them are."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._number = cluster.client_count
+        cluster.client_count += 1
+
+    @property
+    def _is_unheard(self) -> bool:
+        """Whether nothing answers it."""
+        return self._cluster.is_silent or self._is_stranded
+
+    @property
+    def _is_stranded(self) -> bool:
+        return self._number < self._cluster.stranded_count
+
+    def list_topics(self, topic: str | None = None, *_: object, **__: object) -> object:
+        """As for everybody."""
+        self._await_answer(KafkaError(KafkaError._TRANSPORT) if self._is_stranded else NO_ANSWER)
+        return self._cluster.topics(topic)
+
+    def _await_answer(self, error: KafkaError = NO_ANSWER) -> None:
+        if self._is_unheard:
+            time.sleep(SILENCE_SECONDS)
+            raise KafkaException(error)
+
+
+class FakeProducer(FakeClient):
     """A transactional producer, or an idempotent one that reports failures."""
 
     def __init__(self, cluster: Cluster, on_failure: Callable[[KafkaError | None, Any], None] | None = None) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self._on_failure = on_failure
         self._queue: list[Record] = []
         self._epoch = -1
@@ -134,12 +169,21 @@ class FakeProducer:
         self._began_at = time.monotonic()
         self._cluster.is_open = True
 
-    def produce(self, topic: str, value: bytes | None = None, key: bytes | None = None, partition: int | None = None) -> None:
-        """Queue a message."""
+    def produce(
+        self,
+        topic: str,
+        value: bytes | None = None,
+        key: bytes | None = None,
+        partition: int | None = None,
+        on_delivery: Callable[[KafkaError | None, Any], None] | None = None,
+    ) -> None:
+        """Queue a message; `on_delivery` is told at once whether anybody hears of it."""
         if self._on_failure is None:
             self._check()
         self._cluster.attempts += 1
         self._queue.append((topic, partition, key, value))
+        if on_delivery is not None:
+            on_delivery(KafkaError(KafkaError._MSG_TIMED_OUT) if self._is_unheard else None, None)
 
     def commit_transaction(self, _: float) -> None:
         """All or nothing."""
@@ -174,22 +218,17 @@ class FakeProducer:
 
     def poll(self, _: float) -> int:
         """What is outside of transactions arrives by itself, but for the slow topics."""
-        if not self._cluster.is_silent:
+        if not self._is_unheard:
             self._deliver([record for record in self._queue if record[0] not in self._cluster.slow])
         return 0
 
     def flush(self, _: float) -> int:
         """Deliver what waits, or report that it can't be."""
-        if self._cluster.is_silent:
+        if self._is_unheard:
             time.sleep(SILENCE_SECONDS)
             return len(self._queue)
         self._deliver(self._queue)
         return 0
-
-    def _await_answer(self) -> None:
-        if self._cluster.is_silent:
-            time.sleep(SILENCE_SECONDS)
-            raise KafkaException(NO_ANSWER)
 
     def _deliver(self, records: list[Record]) -> None:
         if self._on_failure is not None:
@@ -213,10 +252,6 @@ class FakeProducer:
         topic, partition, key, value = record
         self._on_failure(error, _message(TopicPartition(topic, partition or 0), key, value))
 
-    def list_topics(self, topic: str | None = None, *_: object) -> object:
-        """As for everybody."""
-        return self._cluster.topics(topic)
-
     def _check(self) -> None:
         if self._began_at is not None and time.monotonic() >= self._began_at + self._cluster.timeout_seconds:
             # The coordinator has aborted it, and fenced whoever thinks that it is open.
@@ -225,20 +260,13 @@ class FakeProducer:
             raise KafkaException(FENCED)
 
 
-class FakeAdmin:
+class FakeAdmin(FakeClient):
     """Topics, and ends of partitions."""
 
     def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+        super().__init__(cluster)
         self.refusals: list[KafkaError] = []
         self.troubles: dict[str, str] = {}
-
-    def list_topics(self, topic: str | None = None, **_: object) -> object:
-        """As for everybody."""
-        if self._cluster.is_silent:
-            time.sleep(SILENCE_SECONDS)
-            raise KafkaException(NO_ANSWER)
-        return self._cluster.topics(topic)
 
     def poll(self, _: float) -> int:
         """It complains of nothing."""
@@ -255,7 +283,7 @@ class FakeAdmin:
 
     def create_topics(self, new: list[Any], **_: object) -> dict[str, Future[None]]:
         """At once, or not at all."""
-        if self._cluster.is_silent:
+        if self._is_unheard:
             time.sleep(SILENCE_SECONDS)
             return {topic.topic: _failed(NO_ANSWER) for topic in new}
         self._cluster.created_within += [topic.topic for topic in new if self._cluster.is_open]
@@ -277,23 +305,17 @@ class FakeAdmin:
         return {resource: _done({}) for resource in resources}
 
 
-class FakeConsumer:
+class FakeConsumer(FakeClient):
     """Reads one partition of a topic to its end."""
 
     def __init__(self, cluster: Cluster, isolation: str) -> None:
+        super().__init__(cluster)
         self._read = cluster.reachable if isolation == "read_committed" else cluster.written
-        self._cluster = cluster
         self._messages: list[Any] = []
-
-    def list_topics(self, topic: str | None = None, *_: object) -> object:
-        """As for everybody."""
-        return self._cluster.topics(topic)
 
     def offsets_for_times(self, places: list[TopicPartition], _: float) -> list[Any]:
         """The ends, as if each record of a topic was in each of its partitions."""
-        if self._cluster.is_silent:
-            time.sleep(SILENCE_SECONDS)
-            raise KafkaException(NO_ANSWER)
+        self._await_answer()
         assert all(place.offset == OFFSET_END for place in places)
         error = None if self._cluster.can_tell else KafkaError(KafkaError.LEADER_NOT_AVAILABLE)
         return [
@@ -306,8 +328,15 @@ class FakeConsumer:
             for place in places
         ]
 
+    def get_watermark_offsets(self, place: TopicPartition, timeout: float) -> tuple[int, int]:  # noqa: ARG002 - as it is called
+        """Where a partition begins and ends."""
+        self._await_answer()
+        return 0, len(self._read(place.topic))
+
     def assign(self, places: list[TopicPartition]) -> None:
         """What there is now, and its end."""
+        if self._is_unheard:
+            return
         for place in places:
             self._cluster.reads.append(place.topic)
             found = self._read(place.topic)[max(0, place.offset) :]
@@ -344,6 +373,10 @@ class FakeClients:
         """With the one name that there is."""
         self.cluster.complain = complain
         return FakeProducer(self.cluster)
+
+    def passing(self) -> FakeProducer:
+        """Outside of transactions, with reports to nobody."""
+        return FakeProducer(self.cluster, lambda *_: None)
 
     def idempotent(self, _: object, on_failure: Callable[[KafkaError | None, Any], None]) -> FakeProducer:
         """With reports."""

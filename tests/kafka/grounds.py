@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
-from confluent_kafka import KafkaError
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are documented
     AdminClient,
     NewPartitions,
@@ -15,13 +15,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # they are do
 )
 
 from cdc.config import KafkaSection
-from cdc.kafka.clients import ANSWER_TIMEOUT_MS, KafkaClients
+from cdc.kafka.clients import ANSWER_TIMEOUT_MS, Complain, KafkaClients
 from cdc.kafka.publisher import Publisher
+from cdc.kafka.sender import CALL_TIMEOUT_SECONDS
 from cdc.local.interface import KafkaServer
 from cdc.stream.checkpoint import Writer
 from tests.fakes.kafka import SILENCE_SECONDS, Cluster, Record, clients
 from tests.live.kafka_proxy import KafkaProxy
 from tests.live.topics import TopicReader
+from tests.live.waiting import wait_for
 
 Mode = Literal["exactly_once", "at_least_once"]
 
@@ -33,6 +35,8 @@ class Ground(Protocol):
     prefix: str
     silence_seconds: float
     """A silence that is longer than requests wait for their answers."""
+    look_seconds: float
+    """How soon it may be looked whether a producer finds brokers still: no sooner than one call after the other."""
 
     def clients(self, config: KafkaSection) -> KafkaClients:
         """For a publisher with this section."""
@@ -57,6 +61,9 @@ class Ground(Protocol):
 
     def losing(self) -> contextlib.AbstractContextManager[Losing]:
         """Publishers that start within this reach Kafka over what may lose its answers."""
+
+    def stranding(self) -> contextlib.AbstractContextManager[Callable[[], None]]:
+        """What is given leaves the producers that were made within this without brokers for good; new ones find them."""
 
 
 class Losing(Protocol):
@@ -84,6 +91,7 @@ class FakeGround:
     name = "x"
     prefix = "shop"
     silence_seconds = 50 * SILENCE_SECONDS
+    look_seconds = 5 * SILENCE_SECONDS
 
     def __init__(self) -> None:
         self.cluster = Cluster()
@@ -126,6 +134,11 @@ class FakeGround:
         """As `Ground.losing`."""
         yield LosingCluster(self.cluster)
 
+    @contextlib.contextmanager
+    def stranding(self) -> Iterator[Callable[[], None]]:
+        """As `Ground.stranding`."""
+        yield self.cluster.strand
+
     def _make_strict(self, topic: str, is_refused: Callable[[bytes | None, bytes | None], bool], code: int) -> None:
         name = f"{self.prefix}.{topic}"
         self.cluster.partitions[name] = 1
@@ -134,6 +147,32 @@ class FakeGround:
             return KafkaError(code) if record[0] == name and is_refused(record[2], record[3]) else None
 
         self.cluster.refuse = refuse
+
+
+class _Kept(KafkaClients):
+    """Clients whose producers are kept in a list, too."""
+
+    def __init__(self, name: str, config: KafkaSection, producers: list[Producer]) -> None:
+        super().__init__(name, config)
+        self._producers = producers
+
+    def transactional(self, complain: Complain, timeout_ms: int) -> Producer:
+        """As everywhere."""
+        self._producers.append(super().transactional(complain, timeout_ms))
+        return self._producers[-1]
+
+    def idempotent(self, complain: Complain, on_failure: Callable[[KafkaError | None, Message], None]) -> Producer:
+        """As everywhere."""
+        self._producers.append(super().idempotent(complain, on_failure))
+        return self._producers[-1]
+
+
+def _finds_brokers(producer: Producer) -> bool:
+    try:
+        producer.list_topics(timeout=0.5)
+    except KafkaException as error:
+        return bool(error.args[0].code() != KafkaError._TRANSPORT)
+    return True
 
 
 class LosingCluster:
@@ -156,17 +195,20 @@ class RealGround:
     """A broker that may be frozen, with names of its own."""
 
     silence_seconds = 1.5 * ANSWER_TIMEOUT_MS / 1000
+    look_seconds = CALL_TIMEOUT_SECONDS + 1
 
     def __init__(self, kafka: KafkaServer) -> None:
         self._kafka = kafka
         self._bootstrap_servers = kafka.bootstrap_servers
         self.name = self.prefix = f"ground-{uuid.uuid4().hex[:12]}"
+        self._producers: list[Producer] = []
+        self._more_properties: dict[str, object] = {}
         # It is still there when the broker ends, and what it asks for tells its own failures: nothing is said on standard error.
         self._admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers, "log_level": 0})
 
     def clients(self, config: KafkaSection) -> KafkaClients:
         """As `Ground.clients`."""
-        return KafkaClients(self.name, config)
+        return _Kept(self.name, config, self._producers)
 
     def section(self, mode: Mode, timeout_seconds: float, **settings: object) -> KafkaSection:
         """As `Ground.section`."""
@@ -175,7 +217,7 @@ class RealGround:
                 "bootstrap_servers": self._bootstrap_servers,
                 "topic_prefix": self.prefix,
                 "delivery": mode,
-                "properties": {"transaction.timeout.ms": int(timeout_seconds * 1000)},
+                "properties": {"transaction.timeout.ms": int(timeout_seconds * 1000), **self._more_properties},
                 **settings,
             }
         )
@@ -220,6 +262,24 @@ class RealGround:
                 yield proxy
             finally:
                 self._bootstrap_servers = self._kafka.bootstrap_servers
+
+    @contextlib.contextmanager
+    def stranding(self) -> Iterator[Callable[[], None]]:
+        """As `Ground.stranding`. What is chance otherwise is made sure of: librdkafka doesn't want to begin again."""
+        self._more_properties = {"metadata.recovery.strategy": "none", "topic.metadata.refresh.interval.ms": 200}
+        self._producers.clear()
+        with self.losing() as proxy:
+            assert isinstance(proxy, KafkaProxy)
+
+            def strand() -> None:
+                proxy.hides_brokers = True
+                wait_for("no producer finds a broker", lambda: not any(map(_finds_brokers, self._producers)))
+                proxy.hides_brokers = False
+
+            try:
+                yield strand
+            finally:
+                self._more_properties = {}
 
     def _make(self, topic: str, config: dict[str, str]) -> None:
         name = f"{self.prefix}.{topic}"

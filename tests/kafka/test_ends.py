@@ -25,7 +25,7 @@ class CountingConsumer(FakeConsumer):
         super().__init__(cluster, isolation)
         self._listed = listed
 
-    def list_topics(self, topic: str | None = None, *_: object) -> object:
+    def list_topics(self, topic: str | None = None, *_: object, **__: object) -> object:
         """As for everybody."""
         self._listed.append(topic)
         return super().list_topics(topic)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from cdc.errors import ConnectionLostError, PublishAborted, PublishError
-from cdc.kafka.errors import FencedError
+from cdc.kafka import reach
+from cdc.kafka.errors import FencedError, ProducerLostError
 from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
@@ -231,6 +232,29 @@ def test_kafka_falls_silent_for_longer_than_requests_wait(ground: Ground, start:
     wait(one, 3)
     assert one.stop(60)
     assert ground.values("things") == [row(ground, number) for number in (1, 2, 3)]
+
+
+def test_a_producer_that_finds_no_broker_any_more(
+    monkeypatch: pytest.MonkeyPatch, ground: Ground, start: Start, mode: Mode
+) -> None:
+    """It is lost once another finds them, and what it had is for that one to publish."""
+    monkeypatch.setattr(reach, "LOOK_SECONDS", ground.look_seconds)
+    with ground.stranding() as strand:
+        one = start(mode)
+        one.submit(batch(ground, 1))
+        wait(one, 1)
+        wait_for("readers are seen to reach it: before, nothing more is begun", lambda: one._readability.is_seen)
+        strand()
+        one.submit(batch(ground, 2))
+        with pytest.raises(ProducerLostError, match="doesn't find any broker, and a new one does"):
+            wait(one, 2)
+        one.stop(0)
+        another = start(mode)
+        assert seq(another) == 1
+        another.submit(batch(ground, 2))
+        wait(another, 2)
+        assert another.stop(60)
+    assert ground.values("things") == [row(ground, 1), row(ground, 2)]
 
 
 def test_a_commit_whose_answer_is_lost_counts_once(ground: Ground, start: Start, mode: Mode) -> None:

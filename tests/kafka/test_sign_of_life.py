@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
-from cdc.kafka import sign_of_life
-from cdc.kafka.sign_of_life import listen
+from cdc.errors import ConnectionLostError
+from cdc.kafka import reach, sign_of_life
+from cdc.kafka.sign_of_life import SignOfLife, listen
 from cdc.stream.checkpoint import Sign, sign_record
 from cdc.stream.ownership import SIGN_SECONDS, SILENCE_SECONDS
+from tests.fakes.kafka import Cluster, clients
+from tests.live.waiting import wait_for
 
 
 class Partition:
@@ -33,6 +36,7 @@ class Partition:
             "close": lambda: None,
             "get_watermark_offsets": lambda *_, **__: (0, self._offset),
             "consumer": lambda _: self,
+            "admin": lambda: self,
         }
         return answers[name]
 
@@ -66,6 +70,33 @@ def test_whoever_gives_signs_is_found_whatever_his_clock_does(
     assert found is not None
     assert (found.host, found.process_id) == ("there", 7)
     assert partition.now < SILENCE_SECONDS
+
+
+def test_signs_go_on_when_their_producer_finds_no_broker_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sign_of_life, "SIGN_SECONDS", 0.01)
+    monkeypatch.setattr(reach, "LOOK_SECONDS", 0.1)
+    cluster = Cluster({"shop.checkpoint": 1})
+    life = SignOfLife(clients(cluster), "shop.checkpoint", "shop", "writer")
+    life.start()
+    wait_for("a sign of life", lambda: cluster.records)
+    cluster.strand()
+    count = len(cluster.records)
+    wait_for("another", lambda: len(cluster.records) > count)
+    life.close(is_clean=True)
+    sign = sign_of_life._sign_in("shop", cluster.records[0][2] or b"", cluster.records[0][3])
+    assert sign is not None
+    assert (sign.writer, sign_of_life._sign_in("shop", cluster.records[-1][2] or b"", cluster.records[-1][3])) == ("writer", None)
+
+
+def test_who_listens_ends_where_only_others_find_a_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "LOOK_SECONDS", 0.1)
+    cluster = Cluster({"shop.checkpoint": 1})
+    made = clients(cluster)
+    consumer = made.consumer("read_uncommitted")
+    cluster.strand()
+    monkeypatch.setattr(made, "consumer", lambda _: consumer)
+    with pytest.raises(ConnectionLostError, match="a new one does"):
+        listen(made, "shop.checkpoint", "shop", lambda: False)
 
 
 def test_whoever_is_silent_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

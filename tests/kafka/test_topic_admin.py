@@ -85,7 +85,7 @@ class Cluster:
 
 def admin(cluster: Cluster, **settings: object) -> TopicAdmin:
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop", **settings})
-    return TopicAdmin(config, cast(Admin, cluster), threading.Event())
+    return TopicAdmin(config, lambda: cast(Admin, cluster), threading.Event())
 
 
 def test_all_at_once() -> None:
@@ -189,7 +189,7 @@ def test_topics_that_others_have_made_sure_of() -> None:
     before = admin(cluster)
     before.ensure(["shop.a", "shop.schema"])
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
-    topics = TopicAdmin(config, cast(Admin, cluster), threading.Event(), before.seen)
+    topics = TopicAdmin(config, lambda: cast(Admin, cluster), threading.Event(), before.seen)
     topics.remember({"shop.b_c": "b c", "shop.d": "d"})
     cluster.partitions.clear()
     with structlog.testing.capture_logs() as logs:
@@ -244,18 +244,36 @@ def test_one_topic_that_the_daemon_may_not_see(monkeypatch: pytest.MonkeyPatch, 
     clock, cluster = Clock(), Cluster()
     monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
-    topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
+    topics = TopicAdmin(config, lambda: cast(Admin, cluster), cast(threading.Event, clock))
     cluster.hidden = {"shop.things"}
     with pytest.raises(PublishError, match=r"this daemon may not see the topic shop\.things"):
         topics.ensure(["shop.things", *(f"shop.{number}" for number in range(others))])
     assert 2 <= clock.now <= 3
 
 
+def test_a_client_that_finds_no_broker_any_more_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, cluster = Clock(), Cluster()
+    monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
+
+    def finds_none(timeout: float) -> object:
+        clock.wait(timeout)
+        raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+    lost = SimpleNamespace(list_topics=finds_none, poll=lambda _: 0, refusals=[], troubles={})
+    made = iter([lost, cluster])
+    config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
+    topics = TopicAdmin(config, lambda: cast(Admin, next(made)), cast(threading.Event, clock))
+    with pytest.raises(PublishAborted, match="Kafka can't be reached"):
+        topics.ensure(["shop.things"])
+    topics.ensure(["shop.things"])
+    assert cluster.partitions == {"shop.things": 4}
+
+
 def test_a_topic_that_the_brokers_show_very_late_is_no_matter_of_rights(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, cluster = Clock(), Cluster()
     monkeypatch.setattr("cdc.kafka.topic_admin.time.monotonic", lambda: clock.now)
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
-    topics = TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock))
+    topics = TopicAdmin(config, lambda: cast(Admin, cluster), cast(threading.Event, clock))
     cluster.delay = 60  # of about half a second each
     with pytest.raises(PublishAborted, match=r"the brokers don't show the topic shop\.things yet"):
         topics.ensure(["shop.things"])
@@ -269,7 +287,7 @@ def test_many_topics_that_take_their_time(monkeypatch: pytest.MonkeyPatch) -> No
     config = KafkaSection.model_validate({"bootstrap_servers": "x:1", "topic_prefix": "shop"})
     cluster.delay = 100  # of about half a second each
     wanted = [f"shop.{number}" for number in range(250)]
-    TopicAdmin(config, cast(Admin, cluster), cast(threading.Event, clock)).ensure(wanted)
+    TopicAdmin(config, lambda: cast(Admin, cluster), cast(threading.Event, clock)).ensure(wanted)
     assert 40 < clock.now < 60
     assert sorted(cluster.partitions) == sorted(wanted)
 

@@ -1,4 +1,4 @@
-"""A TCP proxy between a client and a broker, which hands commits on and keeps the answers to them."""
+"""A TCP proxy between clients and a broker, which can keep the answers to commits, and say that there are no brokers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from tests.live.proxy import Proxy, Straight, end
 
-_END_TXN = 26
+_METADATA, _END_TXN = 3, 26
 _LENGTH_BYTES = 4
 
 
@@ -23,8 +23,12 @@ class KafkaProxy(Proxy):
         self._address = b"127.0.0.1" + struct.pack(">i", server_port)
         # By connection, the numbers of the requests whose answers are kept.
         self._kept: dict[Straight, set[bytes]] = {}
+        # By connection, the numbers of the questions for metadata that are answered here, with the version of the answer.
+        self._asked: dict[Straight, dict[bytes, int]] = {}
         self.left = 0
         """How many answers to commits are still to be lost."""
+        self.hides_brokers = False
+        """Whether answers to questions for metadata have a topic, and no broker, as those of a broker that has just started."""
         super().__init__(server_port)
 
     def lose(self, count: int) -> None:
@@ -36,7 +40,11 @@ class KafkaProxy(Proxy):
         with contextlib.suppress(OSError):
             for frame in _frames(client):
                 # Length, key and version of the request, its number.
-                if struct.unpack_from(">h", frame, _LENGTH_BYTES)[0] == _END_TXN:
+                key, version = struct.unpack_from(">hh", frame, _LENGTH_BYTES)
+                if key == _METADATA and self.hides_brokers:
+                    with self._lock:
+                        self._asked.setdefault(course, {})[frame[8:12]] = version
+                if key == _END_TXN:
                     with self._lock:
                         if self.left > sum(map(len, self._kept.values())):
                             self._kept.setdefault(course, set()).add(frame[8:12])
@@ -54,7 +62,9 @@ class KafkaProxy(Proxy):
                         self.left -= len(kept)
                         del self._kept[course]
                         break
-                client.sendall(frame.replace(self._address, ours))
+                    version = self._asked.get(course, {}).pop(frame[4:8], None)
+                answer = frame.replace(self._address, ours) if version is None else _without_brokers(frame[4:8], version)
+                client.sendall(answer)
         end(client)
         end(server)
 
@@ -67,3 +77,32 @@ def _frames(source: socket.socket) -> Iterator[bytes]:
         if len(body := reader.read(length)) < length:
             return
         yield head + body
+
+
+def _without_brokers(number: bytes, version: int) -> bytes:
+    """An answer to a question for metadata: a topic without partitions, and nothing else."""
+    assert version in (12, 13), version
+    topic = b"".join(
+        [
+            b"\0\0",  # no error
+            b"\2x",  # its name, behind its length and one
+            bytes(16),  # its id
+            b"\0",  # it isn't internal
+            b"\1",  # no partitions, and one
+            struct.pack(">i", -(2**31)),  # what may be done with it isn't told
+            b"\0",  # nothing more
+        ]
+    )
+    body = b"".join(
+        [
+            b"\0",  # nothing more in the header
+            bytes(4),  # no waiting
+            b"\1",  # no brokers, and one
+            b"\0",  # no cluster
+            struct.pack(">i", -1),  # no controller
+            b"\2" + topic,  # one topic, and one
+            b"\0\0" if version >= 13 else b"",  # no error
+            b"\0",  # nothing more
+        ]
+    )
+    return struct.pack(">i", len(number) + len(body)) + number + body

@@ -28,13 +28,12 @@ from cdc.feeds.tap.topic_thread import (
     AHEAD_BYTES,
     HOLE_SECONDS,
     HOLE_TOPICS_SECONDS,
-    MESSAGES,
-    POLL_SECONDS,
     TOPICS_SECONDS,
     TopicThread,
 )
 from cdc.kafka.clients import Admin
 from cdc.kafka.hanging import Place, written_ends
+from cdc.kafka.reach import Reach
 
 _COMMIT_SECONDS: Final = 0.1
 _LOAD_BYTES: Final = 16 * 1024 * 1024
@@ -150,29 +149,30 @@ class Keeper(TopicThread):
         if is_first:
             self._identity = identity
         consumer = source.clients.consumer("read_committed", AHEAD_BYTES)
+        reach = source.reach(consumer)
         try:
-            self._read_controls(admin, consumer, listed.controls, position)
+            self._read_controls(admin, consumer, reach, listed.controls, position)
             if is_first:
                 # Nothing was kept of what these tell of.
                 self._fold.is_reset = self._fold.is_outgrown = False
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in self._offsets.items()])
             while not self._stopping.is_set() and self._is_loading:
-                self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+                self._take(self._consume(consumer, reach))
                 self._hold_back(consumer, self._waiting_bytes, self._heads, self._target)
                 if self._is_loaded(ends):
                     self._finish_load(identity)
                 elif self._fold.byte_count > _LOAD_BYTES:
                     self._commit(is_loading=True)
-            self._stay(admin, consumer)
+            self._stay(admin, consumer, reach)
         finally:
             consumer.close()
 
-    def _read_controls(self, admin: Admin, consumer: Consumer, places: set[Place], position: StorePosition) -> None:
+    def _read_controls(self, admin: Admin, consumer: Consumer, reach: Reach, places: set[Place], position: StorePosition) -> None:
         """All records of forms and snapshots so far: spaces' names are needed before their rows."""
         begins = begins_of(admin, places)
         consumer.assign([TopicPartition(*place, begin) for place, begin in begins.items()])
         while not places <= self._ended.keys() and not self._stopping.is_set():
-            self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+            self._take(self._consume(consumer, reach))
         self._control_places = places
         snapshots = (self._source.snapshots, 0)
         self._controls_kept = {place: position.places.get(_name(place), (0, 0))[0] for place in places}
@@ -187,12 +187,12 @@ class Keeper(TopicThread):
                 kept.append(record)
         self._controls = kept
 
-    def _stay(self, admin: Admin, consumer: Consumer) -> None:
+    def _stay(self, admin: Admin, consumer: Consumer, reach: Reach) -> None:
         looked_at = committed_at = time.monotonic()
         hole_since = 0.0
         while not self._stopping.is_set():
             before = self._seq
-            self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+            self._take(self._consume(consumer, reach))
             self._advance()
             self._hold_back(consumer, self._waiting_bytes, self._heads, self._seq + 1)
             now = time.monotonic()

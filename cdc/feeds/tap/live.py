@@ -31,6 +31,7 @@ from cdc.feeds.tap.topic_thread import (
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of, written_ends
+from cdc.kafka.reach import Reach
 from cdc.kafka.topic_admin import list_topics
 
 _TIMEOUT_SECONDS: Final = 10.0
@@ -81,6 +82,10 @@ class Topics:
     def identity(self, admin: Admin, listed: Listed) -> Identity:
         """Which they are."""
         return identity_of(admin, [*listed.rows, *(topic for topic, _ in listed.controls)])
+
+    def reach(self, consumer: Consumer) -> Reach:
+        """Whether a consumer that stays finds Kafka still."""
+        return Reach([consumer], self.clients.admin, self.schemas, ConnectionLostError)
 
     def newest_seq(self) -> int:
         """The highest number that readers can reach."""
@@ -363,6 +368,7 @@ class LiveReader(TopicThread):
         open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
         ahead = AHEAD_BYTES if self._controls is not None else _FOR_ONE_BYTES
         consumer = source.clients.consumer("read_committed", ahead)
+        reach = source.reach(consumer)
         try:
             starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
             if self._controls is not None:
@@ -375,7 +381,7 @@ class LiveReader(TopicThread):
             self.is_at_end = not starts
             looked_at = time.monotonic()
             while not self._stopping.is_set():
-                self._take(consumer.consume(MESSAGES, POLL_SECONDS))
+                self._take(self._consume(consumer, reach))
                 self._hold_back(consumer, self._merger.waiting_bytes, self._heads, self._merger.next_seq)
                 now = time.monotonic()
                 if now - looked_at > (TOPICS_SECONDS if not self._merger.hole else HOLE_TOPICS_SECONDS):

@@ -12,11 +12,12 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 import structlog
-from confluent_kafka import Consumer, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from cdc.errors import CdcError, Remedy
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place
+from cdc.kafka.reach import Reach
 
 POLL_SECONDS: Final = 0.02
 MESSAGES: Final = 4_000
@@ -64,6 +65,13 @@ class TopicThread(ABC):
     @abstractmethod
     def _follow(self) -> None:
         """Read with one consumer, until a stop is asked for. May return, or raise what heals by waiting, to begin again."""
+
+    def _consume(self, consumer: Consumer, reach: Reach) -> list[Message]:
+        """What has come. Raises ConnectionLostError if nothing will."""
+        messages = consumer.consume(MESSAGES, POLL_SECONDS)
+        if not messages and not self._stopping.is_set():
+            reach.check()
+        return messages
 
     def _goes_on(self) -> None:
         """Something was read: what was wrong is over."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import KafkaError, TopicCollection, TopicPartition, Uuid
+from confluent_kafka import KafkaError, KafkaException, TopicCollection, TopicPartition, Uuid
 from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc import config
@@ -81,6 +81,8 @@ class Broker:
         self.turn = threading.Condition()
         self.readers: list[Reader] = []
         """Those that are open."""
+        self.reader_count = self.stranded_count = 0
+        """Readers that were made, and how many of the first find no broker any more."""
 
     def create(self, topic: str, partitions: int = 1) -> None:
         """A new topic."""
@@ -158,11 +160,16 @@ class Broker:
         """Their ids."""
         return {name: _done(SimpleNamespace(topic_id=Uuid(0, self.ids[name]))) for name in names.topic_names}
 
-    def list_topics(self, **_: Any) -> Any:
+    def strand(self) -> None:
+        """All readers that there are find no broker from here on."""
+        self.stranded_count = self.reader_count
+
+    def list_topics(self, *_: Any, **__: Any) -> Any:
         """Of the cluster."""
         names = {name for name, _ in self.logs}
         counts = {name: sum(topic == name for topic, _ in self.logs) for name in names}
-        return SimpleNamespace(topics={name: SimpleNamespace(partitions=range(count)) for name, count in counts.items()})
+        topics = {name: SimpleNamespace(partitions=range(count)) for name, count in counts.items()}
+        return SimpleNamespace(topics=topics, brokers={1: None})
 
     def list_offsets(self, wanted: dict[TopicPartition, Any], **_: Any) -> dict[TopicPartition, Future[Any]]:
         """Where partitions begin or end."""
@@ -213,6 +220,8 @@ class Reader:
         self._granted: list[tuple[Place, int]] | None = None
         self.is_waiting = False
         """Whether it has taken all that it was given, and asks for more."""
+        self._number = broker.reader_count
+        broker.reader_count += 1
 
     @property
     def places(self) -> set[Place]:
@@ -240,6 +249,16 @@ class Reader:
     def resume(self, places: Iterable[TopicPartition]) -> None:
         """These again."""
         self._paused -= {(place.topic, place.partition) for place in places}
+
+    def list_topics(self, topic: str, _: float) -> Any:
+        """As for everybody who finds a broker."""
+        if self._is_stranded:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+        return self._broker.list_topics(topic)
+
+    @property
+    def _is_stranded(self) -> bool:
+        return self._number < self._broker.stranded_count
 
     def poll(self, _: float) -> Message | None:
         """The next message."""
@@ -279,7 +298,7 @@ class Reader:
 
     def _taken(self, counts: list[tuple[Place, int]], limit: int) -> list[Message]:
         found: list[Message] = []
-        for place, count in counts:
+        for place, count in [] if self._is_stranded else counts:
             log = self._broker.logs.get(place)
             if log is None or place not in self._offsets or place in self._paused:
                 continue

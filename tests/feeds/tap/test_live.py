@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from cdc.errors import ConnectionLostError
-from cdc.feeds.tap import live
+from cdc.feeds.tap import live, topic_thread
 from cdc.feeds.tap.changes import Changes
+from cdc.feeds.tap.live import LiveReader
+from cdc.feeds.tap.merging import Batch
+from cdc.kafka import reach
 from tests.feeds.tap.broker import PREFIX, Broker, Reader
+from tests.live.waiting import wait_for
 
 _USERS = f"{PREFIX}.users"
 _BYTES = 1 << 20
@@ -99,3 +103,19 @@ def test_no_answer_is_said(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(broker, "list_topics", none)
     with pytest.raises(ConnectionLostError):
         broker.topics().since(0)
+
+
+def test_a_reader_that_finds_no_broker_any_more_begins_again(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reach, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(topic_thread, "_RETRY_SECONDS", 0.01)
+    read: list[Batch] = []
+    changes = Changes(PREFIX, "{space}:{key}", 1024, lambda _: True, is_packed=False)
+    reader = LiveReader(broker.topics(), changes, 0, read.append)
+    reader.start()
+    wait_for("what there is", lambda: reader.seq == 6)
+    broker.strand()
+    broker.change(7, 5, "e")
+    wait_for("what comes", lambda: reader.seq == 7)
+    reader.stop()
+    reader.join()
+    assert [number for batch in read for number in range(batch.first, batch.last + 1)] == [1, 2, 3, 4, 5, 6, 7]
