@@ -28,6 +28,8 @@ CLUSTER_PROPERTIES: Mapping[str, str] = {
     # How long one may be silent until others lead its partitions: 9 s as brokers come, which tests would wait for too often.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "1000",
+    # As brokers come: other controllers see by it that the one that leads lives.
+    "metadata.max.idle.interval.ms": "500",
     # How long a broker waits for another, as a coordinator does for one that fell silent in the instant of a commit.
     "request.timeout.ms": "5000",
     # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
