@@ -42,7 +42,7 @@ demo: setup
 
 # Without servers: what is run after each change.
 check: setup lint check-native
-	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.25
+	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
 	$(PYTHON_PATH)
 
 # Four processes at a time: most of the tests wait for their servers most of the time.

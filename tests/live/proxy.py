@@ -146,6 +146,7 @@ class Proxy:
         self._server_port = server_port
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._sockets: list[socket.socket] = []
+        self._upstreams: list[threading.Thread] = []
         self._spawn(self._accept)
 
     @property
@@ -164,9 +165,11 @@ class Proxy:
             end(one)
 
     def close(self) -> None:
-        """End it all."""
+        """End it all; returns when nothing is told of ACKs any more."""
         end(self._listener)
         self.cut()
+        for thread in self._upstreams:
+            thread.join()
 
     def __enter__(self) -> Self:
         return self
@@ -189,7 +192,7 @@ class Proxy:
                 self.connection_count += 1
                 course = self.course()
                 self._spawn(self._downstream, server, client, course)
-                self._spawn(self._upstream, client, server, course)
+                self._upstreams.append(self._spawn(self._upstream, client, server, course))
 
     def _downstream(self, server: socket.socket, client: socket.socket, course: Straight) -> None:
         with contextlib.suppress(OSError, CutError):
@@ -215,8 +218,10 @@ class Proxy:
         end(server)
 
     @staticmethod
-    def _spawn(func: Callable[..., None], *arguments: Any) -> None:
-        threading.Thread(target=func, args=arguments, name="proxy", daemon=True).start()
+    def _spawn(func: Callable[..., None], *arguments: Any) -> threading.Thread:
+        thread = threading.Thread(target=func, args=arguments, name="proxy", daemon=True)
+        thread.start()
+        return thread
 
 
 def end(one: socket.socket) -> None:
