@@ -1,10 +1,12 @@
-"""A server's answer to VOTE: how far it is, what it still keeps, and whether it may be written to.
+"""A server's answer to VOTE: its position, the oldest position whose logs it keeps, and whether it is writable.
 
 Two dialects share the packet. 2.6: 1 is_ro, 2 vclock, 3 gc_vclock, 4 is_loading. Later: 1 is_ro_cfg, 2 vclock, 3 gc_vclock,
-4 is_ro, 5 is_anon, 6 is_booted, 7 can_lead, 8 bootstrap leader, 9 registered replicas, 10 name. Key 6 tells them apart.
+4 is_ro, 5 is_anon, 6 is_booted, 7 can_lead, 8 bootstrap leader, 9 registered replicas, 10 name. Only the later dialect has
+key 6.
 
-2.6 fills in is_loading with whether it can't be written to at the moment, and is_ro with box.cfg.read_only. So of a member
-that is configured read-only the ballot doesn't tell whether it loads its data; if it does, it says so to the next request.
+2.6 sets is_loading if the server isn't writable at the moment, and is_ro to box.cfg.read_only. If a 2.6 member is configured
+read-only, its ballot therefore doesn't show whether it is still loading its data. Such a member answers the next request with
+the error LOADING.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _BOOTED: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class Ballot:
-    """What a server says of itself. `gc_vclock` is the oldest position from which it can still be followed."""
+    """A server's report about itself. `gc_vclock` is the oldest position from which the server can still be followed."""
 
     vclock: VClock
     gc_vclock: VClock
@@ -35,7 +37,7 @@ class Ballot:
 
 
 def parse_ballot(value: Any) -> Ballot:
-    """Read the map under IPROTO_BALLOT. Raises ProtocolError."""
+    """Parse the map under IPROTO_BALLOT. Raises ProtocolError if it is malformed."""
     if not isinstance(value, dict):
         raise ProtocolError(f"a ballot should be a map, the server sent {excerpt(value, 100)}")
     vclock = VClock.from_wire(value.get(_VCLOCK, {}))

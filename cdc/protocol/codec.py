@@ -1,19 +1,20 @@
-"""Frames of the binary protocol: a length, a header map and, mostly, a body map, all of them MessagePack.
+"""Frames of the binary protocol: a length, a header map and usually a body map, each encoded as MessagePack.
 
     ce 00 00 00 27 │ 85 00 02 01 02 02 01 03 cd 00 98 04 cb … │ 82 10 cd 02 01 21 94 …
     length         │ header: type, sync, replica id, lsn, …   │ body: space, tuple
 
-A replication stream is hundreds of thousands of such frames a second, so they are decoded by the batch: all whole frames
-that are there go through MessagePack's C decoder in one call, which yields one flat list (length, header, body, length, …);
-slices of it are the columns of the batch, and comparing the lengths column with the lengths found by walking the bytes
-proves that each frame held exactly one header and one body. Where that doesn't hold (a heartbeat has no body, a hostile
-frame lies) the same bytes go through a slower decoder that takes frame by frame and names the one that is wrong.
+A replication stream has hundreds of thousands of such frames a second, so frames are decoded in batches. One call passes all
+complete frames to MessagePack's C decoder and returns one flat list (length, header, body, length, …). Slices of that list are
+the batch's columns. If the lengths column equals the lengths found by walking the bytes, each frame held exactly one header
+and one body. Otherwise (a heartbeat has no body, a hostile frame has a wrong length) a slower decoder processes the same bytes
+frame by frame and reports the malformed frame.
 
-Tarantool takes values that the C decoder doesn't: nested up to memtx_max_tuple_size, where it follows about a thousand levels,
-and extension -1 with any content. Frames with such values are walked instead: what is whole down to LEVELS_MAX levels is
-decoded, and what lies deeper is a `DeepValue`. So the rows around them, and those of spaces that nobody asked for, are good.
+Tarantool accepts values that the C decoder rejects: values nested up to memtx_max_tuple_size, while the decoder follows about
+a thousand levels, and extension -1 with any content. The module walks the bytes of such frames itself. It decodes LEVELS_MAX
+levels of nesting and keeps every deeper array or map as a `DeepValue`. Thus the neighbouring rows, and rows of unpublished
+spaces, stay readable.
 
-What it refuses to know: what any key means.
+Out of scope: the meaning of the keys.
 """
 
 from __future__ import annotations
@@ -33,14 +34,15 @@ Header = dict[int, Any]
 Body = dict[int, Any]
 
 FRAME_BYTES_MAX: Final = 256 * 1024 * 1024
-"""A frame that says it is longer is refused. Tarantool refuses tuples past memtx_max_tuple_size (1 MiB by default)."""
+"""Maximum length that a frame may announce, in bytes; the decoder rejects longer frames. Tarantool itself rejects tuples over
+memtx_max_tuple_size (1 MiB by default)."""
 
 LENGTH_BYTES: Final = 5
 _LENGTH_MARKER: Final = 0xCE
 _SHORT_KEY_MAX: Final = 0x7F
 
-# Where a header's fourth pair ends, which is the time, is known from how the header begins: its number of pairs, three keys, and
-# the first byte of the lsn (00 03 │ 02 01 │ 03 ce … │ 04 cb …). Few beginnings differ.
+# A header's first seven bytes determine where its fourth pair, the time, ends: the number of pairs, the first three keys, and
+# the first byte of the lsn (00 03 │ 02 01 │ 03 ce … │ 04 cb …). Few different beginnings occur, so the ends are cached by them.
 _HEAD_END: Final = 12
 _FOUR_PAIRS: Final = 0x84
 _TIME: Final = b"\x04\xcb"
@@ -49,21 +51,21 @@ _HEADS_MAX: Final = 1000
 _TIME_ENDS: Final[dict[bytes, int]] = {}
 _length_at: Final[Callable[..., tuple[int]]] = struct.Struct(">xI").unpack_from
 
-# Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so do we.
+# Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so does this module.
 _encode_length: Final = struct.Struct(">BI").pack
 
 
 class MapPairs(list[tuple[Any, Any]]):
-    """A MessagePack map with a key that Python can't put into a dict (an array or a map): its pairs, in order."""
+    """The pairs, in order, of a MessagePack map that has a key unusable in a Python dict (an array or a map)."""
 
     __slots__ = ()
 
 
 class Frames:
-    """Decoded frames in columns: `headers[i]` and `bodies[i]` belong together; a frame without a body has `{}`.
+    """Decoded frames in columns: `headers[i]` and `bodies[i]` belong to frame i; the body of a frame without one is `{}`.
 
-    `data` holds the frames' bytes and `ends[i]` the offset at which frame i ends in it, so that an error can show the
-    frame and a store can keep a tuple exactly as it came.
+    `data` holds the frames' bytes, and frame i ends at offset `ends[i]` in `data`. Thus an error can show the frame, and a store
+    can keep a tuple exactly as it was received.
     """
 
     __slots__ = ("_bodies", "_ends", "_headers", "data")
@@ -76,33 +78,33 @@ class Frames:
 
     @property
     def headers(self) -> list[Header]:
-        """What stands in front of each body."""
+        """The decoded headers."""
         return self._headers
 
     @property
     def bodies(self) -> list[Body]:
-        """The bodies, decoded."""
+        """The decoded bodies."""
         return self._bodies
 
     @property
     def ends(self) -> list[int]:
-        """Where each frame ends."""
+        """The offset in `data` at which each frame ends."""
         return self._ends
 
     def __len__(self) -> int:
         return len(self._ends)
 
     def raw(self, index: int) -> bytes:
-        """The bytes of one frame, its length included."""
+        """Return the bytes of one frame, including its length."""
         return self.data[self.ends[index - 1] if index else 0 : self.ends[index]]
 
     def raws(self) -> list[bytes]:
-        """The bytes of each frame."""
+        """Return the bytes of each frame."""
         data = self.data
         return [data[start:end] for start, end in zip([0, *self.ends], self.ends, strict=False)]
 
     def part(self, start: int, stop: int) -> Frames:
-        """The frames from `start` up to `stop` as a batch of their own."""
+        """Return the frames from `start` (inclusive) to `stop` (exclusive) as a separate batch."""
         if start == 0 and stop == len(self):
             return self
         base = self.ends[start - 1] if start else 0
@@ -115,24 +117,24 @@ class Frames:
 
 
 class FrameDecoder:
-    """Cuts a byte stream into frames and decodes them. Holds at most one unfinished frame (`frame_bytes_max`)."""
+    """Decoder that splits a byte stream into frames. It buffers at most one incomplete frame (`frame_bytes_max` bytes)."""
 
     def __init__(self, frame_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self._frame_bytes_max = frame_bytes_max
         self._buffer = bytearray()
-        # How many bytes the buffer must hold before it can contain a whole frame.
+        # Number of bytes that the buffer must hold before it can contain a complete frame.
         self._needed = LENGTH_BYTES
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the frame that isn't whole yet."""
+        """Number of buffered bytes of the incomplete frame."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Frames:
-        """Take what the socket gave, in pieces of any size; return the frames that are whole now, perhaps none.
+        """Add received bytes, in pieces of any size; return the frames that are now complete, possibly none.
 
         Raises ProtocolError if a length is malformed or over the limit, or a frame isn't one header map and at most one
-        body map of valid MessagePack. The decoder is unusable from then on.
+        body map of valid MessagePack. After an error the decoder is unusable.
         """
         self._buffer += data
         if len(self._buffer) < self._needed:
@@ -145,7 +147,7 @@ class FrameDecoder:
         return decoded(whole, lengths, ends)
 
     def _walk(self) -> tuple[list[int], list[int]]:
-        """Lengths and ends of the whole frames in the buffer; sets how much the next one needs."""
+        """Return the lengths and ends of the complete frames in the buffer; set `_needed` for the next frame."""
         buffer = self._buffer
         available = len(buffer)
         lengths: list[int] = []
@@ -172,7 +174,7 @@ class FrameDecoder:
 
 
 def unpacker(data: bytes, **options: Any) -> msgpack.Unpacker:
-    """A decoder with this program's rules for values: strings that aren't UTF-8 keep their bytes as lone surrogates."""
+    """Return a decoder with this program's rules for values: strings that aren't UTF-8 keep their bytes as lone surrogates."""
     decoder = msgpack.Unpacker(
         strict_map_key=False,
         unicode_errors="surrogateescape",
@@ -188,10 +190,10 @@ _END: Final = b"\xc0"
 
 
 def _values(data: bytes, **options: Any) -> list[Any]:
-    """All values in `data`. Raises ValueError if the last one isn't whole.
+    """Return all values in `data`. Raises ValueError if the last one is incomplete.
 
-    The decoder itself passes over a beginning of a value in silence; a nil that is fed behind it becomes a part of it then,
-    and comes out as a value of its own only where nothing is left to finish.
+    The decoder itself silently ignores an incomplete last value. Therefore a nil is fed after `data`: if the last value is
+    incomplete, the nil becomes a part of it; otherwise the decoder returns the nil as a separate value.
     """
     decoder = unpacker(data, **options)
     values = list(decoder)
@@ -202,28 +204,28 @@ def _values(data: bytes, **options: Any) -> list[Any]:
 
 
 LEVELS_MAX: Final = 64
-"""So deep a tuple is decoded that the C decoder refuses."""
+"""Number of nesting levels that are decoded of a tuple that the C decoder rejects."""
 
 
 def tuple_values(data: bytes) -> list[Any]:
-    """The fields of one tuple, decoded as `Frames` decode them. Raises ValueError if it isn't whole and valid."""
+    """Decode the fields of one tuple, as `Frames` do. Raises ValueError if the tuple is incomplete or invalid."""
     try:
         values = unpackb(data, strict_map_key=False, unicode_errors="surrogateescape", ext_hook=decode_extension)
     except (ValueError, TypeError, msgpack.UnpackException):
-        # A map with a key that can't be hashed, or what the library doesn't follow; or it isn't valid at all.
+        # The tuple has a map with an unhashable key or a value that the library rejects, or it isn't valid at all.
         try:
             values, *rest = _all_values(data, LEVELS_MAX)
         except IndexError as error:
             raise ValueError(f"a tuple isn't valid MessagePack ({error})") from error
         if rest:
-            raise ValueError("a tuple has bytes behind its end") from None
+            raise ValueError("a tuple has bytes after its end") from None
     if type(values) is not list:
         raise ValueError("a tuple is an array")
     return values
 
 
 def header_end(frame: bytes) -> int:
-    """Where the header of a frame ends, and its body begins. Raises IndexError if the frame isn't whole."""
+    """Return the offset at which a frame's header ends and its body begins. Raises IndexError if the frame is incomplete."""
     head = frame[LENGTH_BYTES:_HEAD_END]
     position = _TIME_ENDS.get(head, 0)
     if not position or not frame.startswith(_TIME, position - _TIME_BYTES):
@@ -232,7 +234,7 @@ def header_end(frame: bytes) -> int:
 
 
 def _walked(frame: bytes) -> int:
-    """What header_end says, from the header's beginning on."""
+    """Do as `header_end`, by walking the header from its beginning."""
     if frame[LENGTH_BYTES] & 0xF0 != 0x80:
         return layout.end_of(frame, LENGTH_BYTES)
     count = frame[LENGTH_BYTES] & 0x0F
@@ -246,25 +248,26 @@ def _walked(frame: bytes) -> int:
 
 
 def _behind(frame: bytes, position: int, count: int) -> int:
-    """Where so many pairs of the header end that begin at `position`."""
+    """Return the offset at which `count` pairs of the header, beginning at `position`, end."""
     for _ in range(count):
         size = layout.SIZES[frame[position + 1]]
         if not size or frame[position] > _SHORT_KEY_MAX:
-            return layout.end_of(frame, LENGTH_BYTES)  # what no server writes
+            return layout.end_of(frame, LENGTH_BYTES)  # a header that no server writes
         position += size + 1
     return position
 
 
 def body_of(frame: bytes) -> bytes:
-    """The body of one frame as it was encoded, b"" if it has none. Raises IndexError if the frame isn't whole."""
+    """Return the encoded body of one frame, or b"" if it has none. Raises IndexError if the frame is incomplete."""
     return frame[header_end(frame) :]
 
 
 def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, bytes]:
-    """The values of a frame's body as they were encoded, by key, as a server reads a request.
+    """Return the encoded values of a frame's body by key, as a server reads a request.
 
-    Of values with one key the last counts. Keys that aren't unsigned integers are passed over; with `only_short_keys`, as up to
-    2.8, those too that are written with more than one byte. Raises IndexError if there is no body, or not a whole one.
+    If a key occurs several times, its last value counts. Keys that aren't unsigned integers are skipped. With
+    `only_short_keys`, keys that are encoded in more than one byte are skipped too, as servers up to 2.8 do.
+    Raises IndexError if the body is absent or incomplete.
     """
     count, position = layout.header(frame, header_end(frame))
     values: dict[int, bytes] = {}
@@ -279,11 +282,13 @@ def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, byt
 
 
 def _all_values(data: bytes, levels_max: int) -> list[Any]:
-    """All values in `data`, also those that the C decoder refuses. Raises IndexError if they aren't whole and valid."""
+    """Return all values in `data`, including those that the C decoder rejects. Raises IndexError if one is incomplete or
+    invalid.
+    """
     try:
         return _values(data)
     except TypeError:
-        # A map key that Python can't hash: only such maps become pairs.
+        # Some map has a key that Python can't hash: only such maps become pairs.
         try:
             return _values(data, object_pairs_hook=_map_or_pairs)
         except _NOT_MESSAGEPACK:
@@ -299,8 +304,11 @@ def _all_values(data: bytes, levels_max: int) -> list[Any]:
 
 
 def _loosely(data: bytes, position: int, levels_max: int) -> tuple[Any, int]:
-    """The value at `position`, decoded down to so many levels, and where it ends. Raises IndexError if it isn't whole."""
-    # What is open: whether it is a map, how many values are to come, and those that have come.
+    """Decode `levels_max` levels of the value at `position`; return it and the offset of its end.
+
+    Raises IndexError if the value is incomplete.
+    """
+    # The open containers: whether it is a map, its number of values, and the values read so far.
     open_: list[tuple[bool, int, list[Any]]] = []
     while True:
         kind = layout.TYPES[data[position]]
@@ -335,19 +343,19 @@ def _scalar(data: bytes) -> Any:
     except ValueError:
         if layout.TYPES[data[0]] is not layout.EXTENSION:
             raise
-        # Of all extensions the library has an opinion on -1 only, and of all values on nothing else.
+        # The library rejects the content of no scalar except extension -1.
         start, _ = layout.content(data, 0)
         return OpaqueExtension(int.from_bytes(data[start - 1 : start], signed=True), data[start:])
 
 
 _NOT_MESSAGEPACK: Final = (ValueError, TypeError, OverflowError, msgpack.UnpackException)
-"""What MessagePack's decoder raises: bad bytes, keys that can't be hashed, numbers out of range, an end too soon."""
+"""Exceptions that MessagePack's decoder raises: invalid bytes, unhashable keys, numbers out of range, a premature end."""
 
 _ALL_DICTS: Final = {dict}
 
 
 def decoded(data: bytes, lengths: list[int], ends: list[int]) -> Frames:
-    """Whole frames by their lengths and where they end. Raises ProtocolError as `FrameDecoder.feed` does."""
+    """Decode complete frames, given their lengths and ends. Raises ProtocolError as `FrameDecoder.feed` does."""
     try:
         items = _values(data)
     except _NOT_MESSAGEPACK:
@@ -373,14 +381,14 @@ def _decode_singly(data: bytes, ends: list[int]) -> Frames:
 
 def _decode_frame(payload: bytes) -> tuple[Header, Body]:
     try:
-        # The body is a level of its own, above those that a tuple has.
+        # The body map is one more level around the levels of a tuple.
         items = _all_values(payload, LEVELS_MAX + 1)
     except IndexError as error:
         raise ProtocolError(f"a frame isn't valid MessagePack ({error}): {_hex(payload)}") from error
     if len(items) == 1:
         items.append({})
     if len(items) == 2 and isinstance(items[1], MapPairs):
-        # A client may put into its request what no server has a use for; it is logged as it came.
+        # The server logs a client's request as it was received, including keys that no server uses.
         items[1] = {key: value for key, value in items[1] if type(key) is int}
     if len(items) != 2 or not all(isinstance(item, dict) for item in items):
         raise ProtocolError(f"a frame isn't one header map and at most one body map: {_hex(payload)}")
@@ -400,7 +408,7 @@ def _hex(payload: bytes) -> str:
 
 
 def encode_frame(header: Header, body: Body | None = None) -> bytes:
-    """One frame, ready to be sent."""
+    """Encode one frame, including its length."""
     payload: bytes = msgpack.packb(header)
     if body is not None:
         payload += msgpack.packb(body)

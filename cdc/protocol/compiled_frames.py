@@ -1,7 +1,7 @@
-"""Frames whose headers the compiled row path has read, and which Python decodes only when somebody asks for their columns.
+"""Frames whose headers the compiled row path has read, and which Python decodes only when their columns are accessed.
 
-Most batches of a stream have nothing but rows, and most of those the compiled path handles to the end (cdc.stream.compiled_rows);
-what it hands back is cut out with `part`, and only that is decoded.
+Most batches of a stream contain only rows, and the compiled path processes most rows completely (cdc.stream.compiled_rows).
+The rows that the compiled path hands back are extracted with `part`, and Python decodes only those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _new_reader: Final[Callable[[int], native.FrameReader] | None] = native.choose("
 
 
 class CompiledFrames(Frames):
-    """Frames that know their headers without having been decoded."""
+    """Frames whose headers are known, and which are decoded on the first access to their columns."""
 
     __slots__ = ("_columns", "rows")
 
@@ -39,33 +39,33 @@ class CompiledFrames(Frames):
 
     @property
     def headers(self) -> list[Header]:
-        """What stands in front of each body."""
+        """The decoded headers."""
         return self._decoded().headers
 
     @property
     def bodies(self) -> list[Body]:
-        """The bodies, decoded."""
+        """The decoded bodies."""
         return self._decoded().bodies
 
     @property
     def ends(self) -> list[int]:
-        """Where each frame ends."""
+        """The offset in `data` at which each frame ends."""
         return self._decoded().ends
 
     def part(self, start: int, stop: int) -> CompiledFrames:
-        """The frames from `start` up to `stop` as a batch of their own."""
+        """Return the frames from `start` (inclusive) to `stop` (exclusive) as a separate batch."""
         return self if start == 0 and stop == len(self) else CompiledFrames(self.rows.part(start, stop))
 
     @staticmethod
     def joined(parts: list[CompiledFrames]) -> CompiledFrames:
-        """Frames that came one behind the other, one part at least."""
+        """Join consecutive batches of frames into one; `parts` must not be empty."""
         rows = parts[0].rows.of(b"".join([part.data for part in parts]))
-        assert rows is not None, "whole frames behind whole frames are whole"
+        assert rows is not None, "complete frames after complete frames are complete"
         return CompiledFrames(rows)
 
 
 class CompiledFrameDecoder(FrameDecoder):
-    """A FrameDecoder that leaves frames undecoded. What is odd goes the other one's way, which says what is wrong with it."""
+    """A FrameDecoder that leaves frames undecoded. Odd frames go through FrameDecoder, which reports what is wrong with them."""
 
     def __init__(self, reader: native.FrameReader, frame_bytes_max: int) -> None:
         super().__init__(frame_bytes_max)
@@ -73,13 +73,13 @@ class CompiledFrameDecoder(FrameDecoder):
 
     @property
     def buffered_bytes(self) -> int:
-        """Bytes of the frame that isn't whole yet."""
+        """Number of buffered bytes of the incomplete frame."""
         return self._reader.buffered_bytes
 
     def feed(self, data: bytes) -> Frames:
-        """Take what the socket gave, in pieces of any size; return the frames that are whole now, perhaps none.
+        """Add received bytes, in pieces of any size; return the frames that are now complete, possibly none.
 
-        Raises ProtocolError as the other does, but for bodies that nobody asks for.
+        Raises ProtocolError as `FrameDecoder.feed` does, except for errors in bodies that are never accessed.
         """
         rows = self._reader.feed(data)
         if rows is None:
@@ -91,16 +91,17 @@ class CompiledFrameDecoder(FrameDecoder):
 
 
 def frames_of_log(data: bytes, block_ends: list[int]) -> tuple[CompiledFrames, int] | None:
-    """The rows of a log file's blocks that are whole, as frames, and how many bytes they have of these.
+    """Return the complete rows of a log file's blocks, as frames, and the number of bytes of the blocks that they occupy.
 
-    None if there are none, if something isn't as it should be, or where the Python path runs, which then takes them.
+    Returns None if there are no complete rows, if a row is malformed, or if the compiled path isn't in use. In these cases the
+    Python path must decode the blocks.
     """
     found = _rows.of_log(data, block_ends) if _rows is not None else None
     return (CompiledFrames(found[0]), found[1]) if found is not None and found[1] else None
 
 
 def frame_decoder(frame_bytes_max: int = FRAME_BYTES_MAX) -> FrameDecoder:
-    """The decoder of a stream, for the row path that runs."""
+    """Return a decoder for a stream, for the row path in use (compiled or Python)."""
     return (
         FrameDecoder(frame_bytes_max)
         if _new_reader is None

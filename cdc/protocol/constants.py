@@ -1,4 +1,4 @@
-"""Numbers of the wire: header and body keys, request types, flags, error codes (src/box/iproto_constants.h, errcode.h)."""
+"""The protocol's numbers: header and body keys, request types, flags, error codes (src/box/iproto_constants.h, errcode.h)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class Key:
-    """Keys of header and body maps. Plain integers: they index dicts once per row."""
+    """Keys of header and body maps. They are plain integers because each row is looked up by them."""
 
     REQUEST_TYPE: Final = 0x00
     SYNC: Final = 0x01
@@ -45,7 +45,7 @@ class Key:
 
 
 class Type:
-    """Request types, as they stand in a header's REQUEST_TYPE."""
+    """Request types: the values of REQUEST_TYPE in a header."""
 
     OK: Final = 0
     SELECT: Final = 1
@@ -70,7 +70,7 @@ class Type:
     JOIN_SNAPSHOT: Final = 72
     ID: Final = 73
     ERROR: Final = 0x8000
-    """Error packets have this bit and the error's code in the others."""
+    """Bit that marks an error packet; the remaining bits hold the error's code."""
 
 
 TYPE_NAMES: Final[dict[int, str]] = {
@@ -82,21 +82,22 @@ KEY_NAMES: Final[dict[int, str]] = {number: name for name, number in vars(Key).i
 DATA_TYPES: Final = frozenset({Type.INSERT, Type.REPLACE, Type.UPDATE, Type.DELETE, Type.UPSERT})
 SYNCHRO_TYPES: Final = frozenset({Type.RAFT_PROMOTE, Type.RAFT_DEMOTE, Type.RAFT_CONFIRM, Type.RAFT_ROLLBACK})
 ROW_TYPES: Final = DATA_TYPES | SYNCHRO_TYPES | {Type.NOP}
-"""Rows of the log. RAFT is none: it comes among them and tells the cluster's state, which no log that is relayed holds."""
+"""Types of the log's rows. RAFT isn't one of them: the master sends RAFT packets between rows to report the cluster's state,
+which isn't part of any relayed log."""
 
 
 class Flag:
-    """Bits of a row's FLAGS; all of them stand on the last row of a transaction only."""
+    """Bits of a row's FLAGS. Only the last row of a transaction has them."""
 
     COMMIT: Final = 1
     WAIT_SYNC: Final = 2
-    """The transaction sits in the limbo: it is synchronous, or asynchronous behind a synchronous one (2.8 and later)."""
+    """The transaction is in the limbo: it is synchronous, or asynchronous and follows a synchronous one (2.8 and later)."""
     WAIT_ACK: Final = 4
     """The transaction itself is synchronous (2.8 and later)."""
 
 
 class ErrorCode:
-    """Error numbers that decide what happens next."""
+    """Error codes that this program handles individually."""
 
     UNSUPPORTED: Final = 5
     READONLY: Final = 7
@@ -120,14 +121,15 @@ class ErrorCode:
 
 
 FEATURES_SENT: Final = (0, 1, 2, 3)
-"""What this client says it knows in ID: streams, transactions, error extension, watchers. It uses none but the errors."""
+"""Features that this client announces in ID: streams, transactions, error extension, watchers. It uses only the error
+extension."""
 
 NEWEST_PROVEN_VERSION: Final = (3, 3, 0)
-"""The newest server whose streams the captures hold. SERVER_VERSION in SUBSCRIBE and FETCH_SNAPSHOT is the server's own
-version, but never past this one: a master may send a newer peer what this program has never seen."""
+"""Version of the newest server in the captures. SERVER_VERSION in SUBSCRIBE and FETCH_SNAPSHOT is the smaller of this version and
+the server's own, because a master may send packets to a newer peer that this program doesn't know."""
 
 
 def version_id(version: tuple[int, int, int]) -> int:
-    """A version as SERVER_VERSION carries it."""
+    """Encode a version as the number that SERVER_VERSION contains."""
     major, minor, patch = version
     return major << 16 | minor << 8 | patch

@@ -1,9 +1,10 @@
 """Values that MessagePack has no type for: decimal, uuid, error, datetime and interval (MP_EXT 1 to 6).
 
-A value that can't be read becomes an `OpaqueExtension` instead of an error: the rows around it, or a row of a space that
-nobody asked for, are still good. Who has to show the value decides what to do about it. What is nested too deeply becomes a
-`DeepValue` for the same reason. Extension -1 is MessagePack's own timestamp, which to Tarantool is an unknown extension like
-any other: the library reads it before anybody is asked, as a `msgpack.Timestamp`, and where it can't, it is opaque too.
+A value that can't be decoded becomes an `OpaqueExtension` instead of raising an error, so that neighbouring rows, and rows of
+unpublished spaces, stay readable. The code that must show the value decides how to handle it. For the same reason, arrays and
+maps that are nested too deeply become a `DeepValue`. Extension -1 is MessagePack's own timestamp; to Tarantool it is an unknown
+extension like any other. The library decodes it as a `msgpack.Timestamp` before it calls this module's hook; if the library
+can't decode it, the value becomes an `OpaqueExtension` too.
 
 Sources: src/lib/core/mp_decimal.c, mp_uuid.c, mp_datetime.c, mp_interval.c; src/box/mp_error.cc.
 """
@@ -28,22 +29,22 @@ EXT_INTERVAL: Final = 6
 _ADJUST_NAMES: Final = ("excess", "none", "last")
 _INTERVAL_FIELDS: Final = ("year", "month", "week", "day", "hour", "minute", "second", "nanosecond", "adjust")
 _DIGITS_MAX: Final = 76
-"""Twice what Tarantool can store (38 digits, 76 since 3.5): a longer number was not written by it."""
+"""Maximum number of digits. Tarantool stores 38 digits, and 76 since 3.5, so it can't have written a longer number."""
 _SCALE_MAX: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
 class OpaqueExtension:
-    """An extension that this program doesn't know, or whose bytes are not what its type promises."""
+    """An extension of an unknown type, or one whose bytes don't match its type."""
 
     code: int
     data: bytes
 
 
 class DeepValue:
-    """An array or map that lies deeper in a row than the library decodes, as its bytes."""
+    """The bytes of an array or map that is nested deeper in a row than this program decodes."""
 
-    # Not a dataclass: JSON's encoder would write it without asking.
+    # Not a dataclass, because the JSON encoder would silently write its fields.
     __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
@@ -61,7 +62,7 @@ class DeepValue:
 
 @dataclass(frozen=True, slots=True)
 class Datetime:
-    """A point in time with nanoseconds: seconds since the epoch (negative before it), and how it is to be shown."""
+    """A point in time: seconds since the epoch (negative before it), nanoseconds, and the offset and time zone to show it in."""
 
     seconds: int
     nanosecond: int = 0
@@ -71,7 +72,7 @@ class Datetime:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A length of time by its parts, each of which may be negative."""
+    """A length of time in parts, each of which may be negative."""
 
     year: int = 0
     month: int = 0
@@ -86,7 +87,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class ErrorValue:
-    """A box.error that was stored in a tuple: its stack, newest first, as decoded maps."""
+    """A box.error stored in a tuple: its stack of decoded maps, newest first."""
 
     stack: tuple[dict[int, object], ...]
 
@@ -95,7 +96,7 @@ Extension = Decimal | UUID | Datetime | Interval | ErrorValue | OpaqueExtension
 
 
 def decode_extension(code: int, data: bytes) -> Extension:
-    """Read one extension's payload; what can't be read comes back as an OpaqueExtension. Never raises."""
+    """Decode one extension's payload; return an OpaqueExtension if that fails. Never raises."""
     decoder = _DECODERS.get(code)
     if decoder is None:
         return OpaqueExtension(code, data)
@@ -106,7 +107,7 @@ def decode_extension(code: int, data: bytes) -> Extension:
 
 
 def _decimal(data: bytes) -> Decimal:
-    """Scale as a MessagePack integer, then packed decimal digits, the last nibble the sign."""
+    """Decode the scale (a MessagePack integer), then packed decimal digits, whose last nibble is the sign."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data)
     scale = unpacker.unpack()
@@ -125,14 +126,17 @@ def _uuid(data: bytes) -> UUID:
 
 
 def _datetime(data: bytes) -> Datetime:
-    """Seconds as int64, then, where one of them isn't zero, nanoseconds int32, offset int16, time zone int16; little-endian."""
+    """Decode seconds (int64), then nanoseconds (int32), offset (int16) and time zone (int16); all little-endian.
+
+    The last three are absent if all of them are zero.
+    """
     if len(data) == 8:
         return Datetime(*struct.unpack("<q", data))
     return Datetime(*struct.unpack("<qihh", data))
 
 
 def _interval(data: bytes) -> Interval:
-    """A count, then that many pairs of field number and MessagePack integer; fields that are zero are left out."""
+    """Decode a count, then as many pairs of field number and MessagePack integer. Fields that are zero are absent."""
     unpacker = msgpack.Unpacker()
     unpacker.feed(data[1:])
     fields: dict[str, int] = {}
@@ -167,16 +171,16 @@ _DECODERS: Final[dict[int, Callable[[bytes], Extension]]] = {
 
 
 def pack(value: Any) -> bytes:
-    """A decoded value as MessagePack again, extensions included; for what is kept, not for the hot path.
+    """Encode a decoded value, including its extensions, as MessagePack. For stored values; too slow for the hot path.
 
-    Raises TypeError for a value that no decoder of this program makes.
+    Raises TypeError for a value that no decoder of this program returns.
     """
     data: bytes = msgpack.packb(value, default=_encode, unicode_errors="surrogateescape")
     return data
 
 
 def unpack(data: bytes) -> Any:
-    """What `pack` has packed."""
+    """Decode bytes that `pack` returned."""
     return msgpack.unpackb(data, ext_hook=decode_extension, strict_map_key=False, unicode_errors="surrogateescape")
 
 
@@ -198,7 +202,7 @@ def _encode(value: Any) -> msgpack.ExtType | str:
         case OpaqueExtension() if value.code >= 0:
             return msgpack.ExtType(value.code, value.data)
         case OpaqueExtension() | DeepValue():
-            # MessagePack keeps the negative numbers for itself, and its Python library can't write them; nor what is so deep.
+            # MessagePack reserves the negative type codes, and its Python library can't write them; nor can it write deep values.
             return repr(value)
     raise TypeError(f"a value of type {type(value).__name__} can't be packed")
 

@@ -1,7 +1,7 @@
-"""Error packets: Tarantool's number and message, the stack behind them, and what an operator should do.
+"""Error packets: Tarantool's error code and message, the stack of causes, and the remedy for the operator.
 
-What can heal by waiting (a server that is still loading, a peer that timed out) is told from what can't by the number, and
-an xlog gap by the type in the stack: 2.6.0 sends it with the number of any Lua error.
+The code decides whether waiting can resolve the error (a server that is still loading, a peer that timed out). An xlog gap is
+recognized also by the error type in the stack, because 2.6.0 sends it with the code of an ordinary Lua error.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ _MESSAGE: Final = 3
 _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.READONLY: (
         Remedy.WAIT,
-        "A read-only server gives no ids: name the replica set's leader in source.uris too, or wait until this one is writable.",
+        "A read-only server can't register replicas: add the replica set's leader to source.uris, or wait until this server is "
+        "writable.",
     ),
     ErrorCode.ACCESS_DENIED: (
         Remedy.OPERATOR,
@@ -44,28 +45,28 @@ _HINTS: Final[dict[int, tuple[Remedy, str]]] = {
     ErrorCode.LOADING: (Remedy.WAIT, "The server is still loading its data."),
     ErrorCode.PROTOCOL: (
         Remedy.OPERATOR,
-        "A daemon that was registered gives its id back with `tarantool-cdc unregister` before it is anonymous.",
+        "Before a registered daemon can run anonymously, give its id back with `tarantool-cdc unregister`.",
     ),
     ErrorCode.REPLICA_NOT_ANON: (Remedy.WAIT, "The replica has got its id just now."),
-    ErrorCode.SYNC_QUORUM_TIMEOUT: (Remedy.WAIT, "A snapshot waits for the quorum of what was written before it."),
+    ErrorCode.SYNC_QUORUM_TIMEOUT: (Remedy.WAIT, "A snapshot waits for the quorum of all transactions written before it."),
     ErrorCode.SYNC_ROLLBACK: (Remedy.WAIT, "A synchronous transaction that the snapshot waited for was rolled back."),
     ErrorCode.TOO_EARLY_SUBSCRIBE: (Remedy.WAIT, "The replica's id was taken away, or has not reached this server yet."),
 }
 
 _DENIED_USER: Final = re.compile(r"for user '([^']+)'")
-"""How a server says to whom it has denied something."""
+"""Finds the user in a server's message that access was denied."""
 
 
 _NOBODY: Final = "guest"
-"""Who a connection is until it says who."""
+"""The user of a connection that hasn't authenticated."""
 
 
 class XlogGapError(PositionError):
-    """The master no longer has the logs that lead from our position to its own."""
+    """The master no longer has the logs between the daemon's position and its own."""
 
 
 def parse_error(header: Header, body: Body) -> ServerError | PositionError | ProtocolError:
-    """The error that an error packet stands for, ready to be raised."""
+    """Return the exception for an error packet."""
     code = header[Key.REQUEST_TYPE] & (Type.ERROR - 1)
     stack = _stack(body)
     kind = stack[0].get(_KIND) if stack else ""
@@ -85,14 +86,14 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
     remedy, hint = _HINTS.get(code, (Remedy.OPERATOR, ""))
     user = _DENIED_USER.search(text)
     if user is not None and user[1] == _NOBODY and code == ErrorCode.ACCESS_DENIED:
-        hint = f"Without a user in source.uris it is {_NOBODY} who asks: write user:password@host:port there. Or g{hint[1:]}"
+        hint = f"Without a user in source.uris the daemon is {_NOBODY}: write user:password@host:port there. Or g{hint[1:]}"
     if code == ErrorCode.CFG and "duplicate connection" in text:
         return ServerError(
             "a former connection of this daemon's name is still open at the server",
             code=code,
             kind=kind,
-            hint="It ends within seconds: with the daemon that the name was taken from or that is being stopped, or when the "
-            f"server notices that its daemon is gone. The server says: {text} (error {code})",
+            hint="The connection closes within seconds: when the daemon that had this name, or is being stopped, exits, or when "
+            f"the server notices that the daemon is gone. The server says: {text} (error {code})",
             remedy=remedy,
         )
     if user is not None:

@@ -1,4 +1,4 @@
-"""The first 128 bytes of a connection: who the server is, and the salt for the password.
+"""The greeting, the first 128 bytes of a connection: the server's version and UUID, and the salt for the password.
 
 Line 1: `Tarantool 2.6.0 (Binary) 6da593ef-ab28-4913-a250-d41259bdbe10`, padded with spaces to 63 bytes and a newline.
 Line 2: the salt in base64, padded likewise.
@@ -22,7 +22,7 @@ _LINE: Final = re.compile(rb"Tarantool (\d+)\.(\d+)\.(\d+)(\S*) \(([^)]*)\) ([0-
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """What a server says of itself before anything is asked."""
+    """The server's version, its UUID, and the salt for the password."""
 
     version: tuple[int, int, int]
     uuid: UUID
@@ -35,7 +35,7 @@ class Greeting:
 
 
 def parse_greeting(data: bytes) -> Greeting:
-    """Read a greeting of exactly GREETING_BYTES. Raises ProtocolError for anything that isn't Tarantool's binary port."""
+    """Parse a greeting of exactly GREETING_BYTES. Raises ProtocolError if it isn't the greeting of Tarantool's binary port."""
     line, rest = data[:64], data[64:]
     match = _LINE.fullmatch(line)
     if len(data) != GREETING_BYTES or match is None:
@@ -46,7 +46,7 @@ def parse_greeting(data: bytes) -> Greeting:
     if match[5] != b"Binary":
         raise ProtocolError(
             f"the server speaks {match[5].decode('ascii', 'replace')!r} on this port",
-            "Name the port of box.cfg.listen, not the one of the console.",
+            "Use the port of box.cfg.listen, not the console's port.",
         )
     try:
         salt = base64.b64decode(rest.strip(), validate=True)

@@ -1,11 +1,12 @@
-"""Where MessagePack values begin and end, without decoding them.
+"""The boundaries of MessagePack values, found without decoding them.
 
-Who changes one field of a tuple must leave the others byte by byte as they are, also where a value could have been written
-shorter. So tuples are cut into slices, and only the slices that an operation touches are read. Positions are plain integers
-into bytes that the caller holds.
+A change of one field of a tuple must keep the bytes of all other fields, even if a value has a shorter encoding. Therefore
+tuples are cut into slices, and only the slices that an operation touches are decoded. Positions are plain integers into bytes
+that the caller holds.
 
-What it refuses to know: what a value says. A value that isn't complete, or a byte that begins nothing (NothingError), is an
-IndexError for whoever knows what the bytes were to be. Nesting may go as deep as it likes: nothing here calls itself.
+Out of scope: the contents of values. The functions raise IndexError for an incomplete value, and its subclass NothingError for
+a byte with which no value begins; the caller adds the meaning of the bytes. The depth of nesting is unlimited, because no
+function here is recursive.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ def _sizes() -> tuple[int, ...]:
 
 
 SIZES: Final = _sizes()
-"""By a value's first byte: how many bytes the value has, 0 where that byte alone doesn't tell."""
+"""Size of a value in bytes, by its first byte; 0 if the first byte doesn't determine the size."""
 
 _NEVER_USED: Final = 0xC1
 _LARGE: Final = 300
-"""With so many bytes behind it a container is better skipped by the library."""
+"""If more bytes than this follow from a container's first byte on, the library skips the container faster than this module."""
 
 _WINDOW: Final = 4096
 
@@ -61,7 +62,7 @@ _PREFIXED: Final = {
     0xDA: (2, 0),
     0xDB: (4, 0),
 }
-"""By the first byte: how many bytes the length has, and what follows it before the content."""
+"""By the first byte: number of bytes of the length, and of those between the length and the content."""
 
 
 def _types() -> tuple[str, ...]:
@@ -83,15 +84,18 @@ def _types() -> tuple[str, ...]:
 
 
 TYPES: Final = _types()
-"""By a value's first byte: its type. The server tells a non-negative `integer` from an `unsigned` in some places."""
+"""A value's type, by its first byte. In some places the server distinguishes a non-negative `integer` from an `unsigned`."""
 
 
 class NothingError(IndexError):
-    """No value begins with the byte that is there: more of the data wouldn't help."""
+    """No value begins with the found byte, so more data wouldn't help."""
 
 
 def end_of(data: bytes, position: int) -> int:
-    """Where the value that begins at `position` ends. Raises IndexError if it isn't whole, NothingError if it is none."""
+    """Return the end of the value that begins at `position`.
+
+    Raises IndexError if the value is incomplete, NothingError if no value begins with a byte in it.
+    """
     if not SIZES[data[position]] and len(data) - position > _LARGE:
         end = _skipped(data, position)
         if end:
@@ -112,13 +116,13 @@ def end_of(data: bytes, position: int) -> int:
             count, position = header(data, position)
             left += count * 2 if TYPES[first] is MAP else count
     if position > len(data):
-        raise IndexError("the value goes on behind the end of the data")
+        raise IndexError("the value continues after the end of the data")
     return position
 
 
 def _skipped(data: bytes, position: int) -> int:
-    """What end_of says, by the library, which is faster on what is large; 0 if it can't tell."""
-    # The library copies what it is given, so that it gets more only if that didn't do.
+    """Do as `end_of` with the library, which is faster for large values. Return 0 if the library can't find the end."""
+    # The library copies its input, so the window grows only if the value doesn't end in it.
     window = _WINDOW
     while True:
         unpacker = msgpack.Unpacker(max_buffer_size=2**31 - 1)
@@ -130,7 +134,7 @@ def _skipped(data: bytes, position: int) -> int:
                 return 0
             window *= 8
         except (ValueError, msgpack.UnpackException):
-            # Nested more deeply than the library follows, or nothing that begins a value.
+            # The value is nested too deeply for the library, or has a byte with which no value begins.
             return 0
         else:
             length: int = unpacker.tell()
@@ -138,9 +142,9 @@ def _skipped(data: bytes, position: int) -> int:
 
 
 def header(data: bytes, position: int) -> tuple[int, int]:
-    """How many elements the array (or pairs the map) at `position` has, and where the first begins.
+    """Return the number of elements of the array (or of pairs of the map) at `position`, and where the first one begins.
 
-    Raises IndexError if there is neither.
+    Raises IndexError if the value is neither an array nor a map.
     """
     first = data[position]
     if 0x80 <= first < 0xA0:
@@ -154,9 +158,9 @@ def header(data: bytes, position: int) -> tuple[int, int]:
 
 
 def content(data: bytes, position: int) -> tuple[int, int]:
-    """Where the content of the string, binary or extension at `position` begins, and its length.
+    """Return where the content of the string, binary or extension at `position` begins, and its length in bytes.
 
-    Raises IndexError if there is none of them. The content itself may still be cut off.
+    Raises IndexError if the value is of another type. The content itself may be incomplete.
     """
     first = data[position]
     if 0xA0 <= first < 0xC0:
@@ -173,7 +177,7 @@ def content(data: bytes, position: int) -> tuple[int, int]:
 
 
 def integer(data: bytes, position: int) -> int:
-    """The number at `position`, whichever type of integer it has. Raises IndexError if it is none."""
+    """Return the integer at `position`, in any of its encodings. Raises IndexError if the value isn't an integer."""
     first = data[position]
     if first < 0x80:
         return first
@@ -185,9 +189,9 @@ def integer(data: bytes, position: int) -> int:
 
 
 def elements(data: bytes, position: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of each element of the array at `position`; of a map, of each key and each value.
+    """Yield the begin and end of each element of the array at `position`; for a map, those of each key and each value.
 
-    Raises IndexError if it isn't whole.
+    Raises IndexError if the container is incomplete.
     """
     count, begin = header(data, position)
     for _ in range(count * 2 if TYPES[data[position]] is MAP else count):
@@ -197,24 +201,24 @@ def elements(data: bytes, position: int) -> Iterator[tuple[int, int]]:
 
 
 def array_header(count: int) -> bytes:
-    """The shortest header of an array."""
+    """Return the shortest header of an array with `count` elements."""
     packed: bytes = msgpack.Packer().pack_array_header(count)
     return packed
 
 
 def map_header(count: int) -> bytes:
-    """The shortest header of a map."""
+    """Return the shortest header of a map with `count` pairs."""
     packed: bytes = msgpack.Packer().pack_map_header(count)
     return packed
 
 
 def string(text: bytes) -> bytes:
-    """A string in its shortest form, whether or not it is UTF-8."""
+    """Encode a string in its shortest form, whether or not it is UTF-8."""
     return _prefix(len(text), 0xD9) + text if len(text) > 31 else bytes((0xA0 | len(text),)) + text
 
 
 def binary(text: bytes) -> bytes:
-    """A binary value in its shortest form."""
+    """Encode a binary value in its shortest form."""
     return _prefix(len(text), 0xC4) + text
 
 
@@ -222,4 +226,4 @@ def _prefix(length: int, first: int) -> bytes:
     for place, width in enumerate((1, 2, 4)):
         if length < 1 << (8 * width):
             return bytes((first + place,)) + length.to_bytes(width, "big")
-    raise IndexError("longer than MessagePack can say")
+    raise IndexError("longer than MessagePack can encode")

@@ -1,22 +1,22 @@
-"""Tarantool's own files, .snap and .xlog: bytes in, rows out, in the columns in which the wire's come.
+"""Decoder of Tarantool's .snap and .xlog files: their bytes become rows, in the same columns as rows from a connection.
 
     XLOG\\n0.13\\nVersion: 2.6.0-…\\nInstance: …\\nVClock: {1: 334}\\nPrevVClock: {}\\n\\n      the text header
-    d5ba0bab │ 1b 00 ce7137d4c0 a7 00… │ rows                                          a block as it is
-    d5ba0bba │ cd05a6 00 ce36c736e2 a5 00… │ rows                                      a block behind zstd
-    d510aded                                                                           the end marker, of a file that was closed
+    d5ba0bab │ 1b 00 ce7137d4c0 a7 00… │ rows                                          an uncompressed block
+    d5ba0bba │ cd05a6 00 ce36c736e2 a5 00… │ rows                                      a block compressed with zstd
+    d510aded                                                                           the end marker of a closed file
 
-A block's header takes 19 bytes: magic, length of the data, an unused checksum (0), the CRC-32C of the data as they stand in the
-file, padding. Tarantool's CRC-32C begins at 0 and isn't inverted. A header is verified by writing it again from the length and
-the data: what differs in any bit is damage. A row is a header map and a body map without a length before them; a NOP has no
-body, and nothing but its type says so.
+A block's header has 19 bytes: magic, length of the data, an unused checksum (0), the CRC-32C of the data as stored in the
+file, padding. Tarantool's CRC-32C begins at 0 and isn't inverted. To verify a header, the decoder builds it again from the
+length and the data; if any bit differs, the file is damaged. A row is a header map and a body map without a preceding length.
+A NOP has no body, which only its type shows.
 
-A file ends in one of three ways, and they have to be told apart:
+A file ends in one of three ways, which the decoder must distinguish:
 
     … block, end marker                    closed
-    … block, the beginning of a block      open: it is being written, or its writer died; what was not whole was never promised
-    … anything else                        damaged: wrong bits, foreign bytes, or a header whose length leads over good blocks
+    … block, the beginning of a block      open: it is being written, or its writer died; an incomplete block was never promised
+    … anything else                        damaged: wrong bits, foreign bytes, or a header whose length spans good blocks
 
-What it refuses to know: names of files, and what any row means.
+Out of scope: the files' names, and the meaning of the rows.
 
 Sources: src/box/xlog.c (xlog_meta_parse, xlog_fixheader_decode, xlog_tx_write_plain, xlog_tx_write_zstd, xlog_cursor_next_tx),
 xrow.c (xrow_header_decode), lib/core/crc32.c; and the files of a live 2.6.
@@ -49,15 +49,15 @@ COMPRESSED: Final = b"\xd5\xba\x0b\xba"
 END_MARKER: Final = b"\xd5\x10\xad\xed"
 BLOCK_HEADER_BYTES: Final = 19
 META_BYTES_MAX: Final = 4096
-"""Longer than any text header: Tarantool's own bound is 1024 bytes and a vclock."""
+"""Upper bound of a text header's length, in bytes. Tarantool's own bound is 1024 bytes plus a vclock."""
 ROWS_BYTES: Final = 64 * 1024
-"""About how many bytes of rows come out as one batch: a thousand small ones still fit a processor's cache."""
+"""Approximate size of a decoded batch of rows, in bytes: about a thousand small rows, which still fit a processor's cache."""
 
 _READABLE_KINDS: Final = ("SNAP", "XLOG")
 _VINYL_KINDS: Final = ("VYLOG", "RUN", "INDEX")
 _READABLE_VERSIONS: Final = ("0.12", "0.13")
 _PADDING_CLEARED_SINCE: Final = (1, 7, 5)
-"""Writers before this version left in the padding what was there."""
+"""Writers before this version left arbitrary bytes in the padding."""
 _NUMBERS: Final = re.compile(r"(\d{1,4})\.(\d{1,4})\.(\d{1,4})")
 _CRC_START: Final = 0xFFFFFFFF
 _PADDINGS: Final = (b"", *(bytes([0xA0 + size - 1]) + bytes(size - 1) for size in range(1, BLOCK_HEADER_BYTES)))
@@ -73,15 +73,18 @@ _uint16_at: Final[Callable[..., tuple[int]]] = struct.Struct(">H").unpack_from
 _uint32_at: Final[Callable[..., tuple[int]]] = struct.Struct(">I").unpack_from
 _LENGTHS: Final = [_encode_uint32(0xCE, size) for size in range(_SHORT_MAX)]
 
-DAMAGE_HINT: Final = "Take the file from a backup, or begin anew with a directory whose newest .snap was made behind the damage."
+DAMAGE_HINT: Final = (
+    "Restore the file from a backup, or start again from a directory whose newest .snap was written after the damage."
+)
 
 
 @dataclass(frozen=True, slots=True)
 class FileMeta:
     """A file's text header.
 
-    `vclock` is where the file begins (a snapshot: what it holds), `previous_vclock` where the log before it begins, None where
-    the header doesn't say. `values` are all lines as they are, also those that nobody here knows.
+    `vclock` is the position at which a log begins, or the position that a snapshot holds. `previous_vclock` is the position at
+    which the previous log begins, None if the header lacks it. `values` holds all lines unchanged, including those that this
+    program doesn't use.
     """
 
     kind: str
@@ -98,13 +101,13 @@ class FileMeta:
 
     @property
     def writer_version(self) -> tuple[int, int, int] | None:
-        """The version of the server that wrote the file; None where the header doesn't say."""
+        """The version of the server that wrote the file, None if the header lacks it."""
         match = _NUMBERS.match(self.values.get("Version", ""))
         return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def parse_meta(data: bytes) -> tuple[FileMeta, int] | None:
-    """Read the text header at the beginning of a file: what it says, and its length in bytes; None if more is needed.
+    """Parse the text header at the beginning of a file; return it and its length in bytes, or None if more data is needed.
 
     Raises LogFileError for a file of another kind or version.
     """
@@ -149,48 +152,49 @@ def _check_kind(kind: bytes, *, is_whole: bool) -> None:
     text = kind.decode("latin-1")
     if text in _VINYL_KINDS and is_whole:
         raise LogFileError(
-            f"the file is one of vinyl's ({text}), in which there are no changes to read",
+            f"the file is one of vinyl's own files ({text}), which contain no changes to read",
             offset=0,
             hint="Changes of vinyl spaces are in .xlog files, like all others; their rows are not in .snap files.",
         )
     if text in _READABLE_KINDS if is_whole else any(name.startswith(text) for name in (*_READABLE_KINDS, *_VINYL_KINDS)):
         return
     raise LogFileError(
-        f"the file begins with {text!r:.40}, not as a .snap or .xlog does", offset=0, hint="Name one of Tarantool's own files."
+        f"the file begins with {text!r:.40}, not as a .snap or .xlog does", offset=0, hint="Name a .snap or .xlog file."
     )
 
 
 class LogFileDecoder:
-    """Reads one file. Holds one block at most, as it stands in the file (twice while it is taken apart), and a batch of rows."""
+    """Decoder of one file. Holds at most one block as stored in the file (twice while splitting it), and a batch of rows."""
 
     def __init__(self, *, block_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        """`block_bytes_max` bounds a block as it stands in the file, and a single row."""
+        """`block_bytes_max` is the maximum size of a block as stored in the file, and of a single row, in bytes."""
         self._bytes_max = block_bytes_max
         self._buffer = bytearray()
-        # How many bytes the buffer must hold before there can be another block in it.
+        # Number of bytes that the buffer must hold before it can contain another block.
         self._needed = 0
         self._zstd = zstandard.ZstdDecompressor()
         self._is_padding_free = False
         self.meta: FileMeta | None = None
-        """The text header, None until it has come."""
+        """The text header, None until it was read."""
         self.offset = 0
-        """The place in the file behind the last block whose rows have come out."""
+        """Offset in the file of the end of the last block whose rows were returned."""
         self.is_closed = False
-        """Whether the end marker has come."""
+        """Whether the end marker was read."""
 
     @property
     def tail_bytes(self) -> int:
-        """Bytes behind the last whole block; 0 once the end marker has come."""
+        """Number of bytes after the last complete block; 0 once the end marker was read."""
         return len(self._buffer)
 
     def feed(self, data: bytes) -> Iterator[Frames]:
-        """Take what the file has next, in pieces of any size; yield the rows that are whole now. To be exhausted before the next.
+        """Add the file's next bytes, in pieces of any size; yield the rows that are now complete.
 
-        Raises LogFileError for damage, after the rows before it have come out; the decoder is unusable from then on.
+        Exhaust the iterator before the next call. If the file is damaged, the iterator first yields the rows before the damage,
+        then raises LogFileError. After an error the decoder is unusable.
         """
         self._buffer += data
         if self.is_closed and data:
-            raise _damage("there are bytes behind the end marker", self.offset + len(END_MARKER))
+            raise _damage("there are bytes after the end marker", self.offset + len(END_MARKER))
         if self.meta is None:
             found = parse_meta(bytes(self._buffer[:META_BYTES_MAX]))
             if found is None:
@@ -203,7 +207,10 @@ class LogFileDecoder:
             yield from self._rows()
 
     def end(self) -> None:
-        """The file has no more bytes. Raises LogFileError if its tail isn't what a writer that was interrupted leaves."""
+        """Check the tail once the file has no more bytes.
+
+        Raises LogFileError unless the tail is one that an interrupted writer leaves.
+        """
         if self.meta is None:
             raise _damage("the file ends within its text header", 0)
         tail = bytes(self._buffer)
@@ -211,7 +218,7 @@ class LogFileDecoder:
             if not any(magic.startswith(tail) for magic in (PLAIN, COMPRESSED, END_MARKER)):
                 raise _damage(f"the file ends with {tail.hex(' ')}, which begins no block", self.offset)
             return
-        claim = "the header of a block leads past the end of the file"
+        claim = "the length in the header of a block exceeds the file"
         if tail.endswith(END_MARKER):
             raise _damage(f"{claim}, which has its end marker", self.offset)
         for magic in (PLAIN, COMPRESSED):
@@ -222,14 +229,17 @@ class LogFileDecoder:
                 place = tail.find(magic, place + 1)
 
     def rewind(self) -> int:
-        """Forget the tail, which its writer may yet change; returns the offset from which to read again."""
+        """Discard the buffered tail, which its writer may still change; return the offset from which to read again."""
         self._buffer.clear()
         self._needed = 0
         self.is_closed = False
         return self.offset
 
     def _rows(self) -> Iterator[Frames]:
-        """The rows of the whole blocks in the buffer. Small ones are decoded together: a quiet master writes one row in each."""
+        """Yield the rows of the complete blocks in the buffer.
+
+        Small blocks are decoded together, because a master with little load writes a block for each row.
+        """
         data, start, first_offset = bytes(self._buffer), 0, self.offset
         self._buffer.clear()
         run: list[tuple[int, bytes]] = []
@@ -251,7 +261,7 @@ class LogFileDecoder:
                 elif len(payload) > ROWS_BYTES:
                     payload, more = b"", _pieces(payload)
             except _Fault as error:
-                fault = _damage(str(error), offset)  # the rows before it come out first
+                fault = _damage(str(error), offset)  # raised after the rows before it were yielded
                 break
             if more is None:
                 run.append((offset, payload))
@@ -270,17 +280,20 @@ class LogFileDecoder:
         self._buffer += data[start:]
 
     def _next_block(self, data: bytes, start: int) -> tuple[int, bytes | None]:
-        """As `_block_at`; takes the end marker, which must be the last that there is."""
+        """Do as `_block_at`, and accept the end marker, after which no bytes may follow."""
         if not self.is_closed and data.startswith(END_MARKER, start):
             self.is_closed = True
             if start + len(END_MARKER) == len(data):
                 return len(END_MARKER), None
         if self.is_closed:
-            raise _Fault("there are bytes behind the end marker")
+            raise _Fault("there are bytes after the end marker")
         return self._block_at(data, start)
 
     def _decompressed(self, payload: bytes) -> tuple[bytes, Iterator[bytes] | None]:
-        """The bytes of a block's rows, and more of them if there are many. Raises _Fault."""
+        """Decompress a block; return its first ROWS_BYTES bytes and, if it may be longer, an iterator over the rest.
+
+        Raises _Fault if the first part can't be decompressed.
+        """
         reader = self._zstd.stream_reader(payload, read_across_frames=True)
         try:
             first = reader.read(ROWS_BYTES)
@@ -289,9 +302,10 @@ class LogFileDecoder:
         return first, iter(partial(reader.read, ROWS_BYTES), b"") if len(first) == ROWS_BYTES else None
 
     def _block_at(self, data: bytearray | bytes, start: int) -> tuple[int, bytes | None]:
-        """The size of the block at `start`, header included, and what it holds; None if the block isn't whole.
+        """Return the size of the block at `start` including its header, and its contents (None if the block is incomplete).
 
-        Raises _Fault if no block is there, or not as it was written.
+        If even the size is unknown, it is the number of bytes needed to find it. Raises _Fault if no block begins at `start`, or
+        if the block is damaged.
         """
         available = len(data) - start
         if available < len(PLAIN):
@@ -322,7 +336,7 @@ class LogFileDecoder:
 
 
 class _Fault(Exception):  # noqa: N818 - becomes an error once its place is known
-    """What is wrong at a place that the caller knows."""
+    """A description of damage; the caller adds its offset."""
 
 
 def _damage(what: str, offset: int) -> LogFileError:
@@ -333,7 +347,7 @@ def _damage(what: str, offset: int) -> LogFileError:
 
 
 def _uint_at(data: bytearray | bytes, place: int) -> int:
-    """MessagePack's unsigned integer of at most 32 bits. Raises _Fault."""
+    """Decode a MessagePack unsigned integer of at most 32 bits. Raises _Fault."""
     match first := data[place]:
         case 0xCC:
             return data[place + 1]
@@ -355,7 +369,7 @@ def _uint(value: int) -> bytes:
 
 
 def _block_header(magic: bytes, length: int, checksum: int) -> bytes:
-    """The header that Tarantool writes."""
+    """Return the block header that Tarantool writes for this length and checksum."""
     numbers = b"%b%b\0%b" % (magic, _uint(length), _uint(checksum))
     return numbers + _PADDINGS[BLOCK_HEADER_BYTES - len(numbers)]
 
@@ -363,14 +377,15 @@ def _block_header(magic: bytes, length: int, checksum: int) -> bytes:
 _SMALL: Final = [
     (b"%b%b\0\xce" % (PLAIN, _uint(size)), _PADDINGS[BLOCK_HEADER_BYTES - 10 - len(_uint(size))]) for size in range(256)
 ]
-"""What stands before and behind the checksum in the header of a small plain block, by the block's length."""
+"""Bytes before and after the checksum in the header of a small plain block, by the block's length."""
 _checksum_bytes: Final = struct.Struct(">I").pack
 
 
 def _take_plain(data: bytes, start: int, first_offset: int, run: list[tuple[int, bytes]]) -> tuple[int, int]:
-    """Take small plain blocks from `start` on, each with its offset, until one is anything else; returns their bytes and end.
+    """Append the small plain blocks from `start` on, each with its offset, to `run`; stop at the first other block.
 
-    A log of single rows consists of them, so this is a hot path. `first_offset` is that of `data` in the file.
+    Returns the total size of the blocks' contents in bytes, and the end of the last block. A log of single-row transactions
+    consists of such blocks, so this is a hot path. `first_offset` is the offset of `data` in the file.
     """
     extend = google_crc32c.extend
     byte_count = 0
@@ -378,7 +393,7 @@ def _take_plain(data: bytes, start: int, first_offset: int, run: list[tuple[int,
     while start <= last and byte_count < ROWS_BYTES:
         length = data[start + 4]
         if length >= 0x80:
-            length = data[start + 5]  # of a longer or a malformed one, the header won't be as expected
+            length = data[start + 5]  # if the block is longer or malformed, its header won't match below
         begin = start + BLOCK_HEADER_BYTES
         payload = data[begin : begin + length]
         before, behind = _SMALL[length]
@@ -392,7 +407,7 @@ def _take_plain(data: bytes, start: int, first_offset: int, run: list[tuple[int,
 
 
 def _differ_in_padding(header: bytearray | bytes, expected: bytes) -> bool:
-    """Whether two headers are the same but for what stands in the padding, whose length is a part of the header."""
+    """Return whether two headers differ only in the padding's content; the padding's length is a part of the header."""
     padding = max(expected.rstrip(b"\0")[-1] - 0xA0, 0)
     kept = BLOCK_HEADER_BYTES - padding
     return header[:kept] == expected[:kept]
@@ -406,7 +421,7 @@ def _pieces(payload: bytes) -> Iterator[bytes]:
 
 
 def _rows_of_run(run: list[tuple[int, bytes]]) -> Iterator[Frames]:
-    """The rows of small blocks, given with their offsets."""
+    """Yield the rows of small blocks, given with their offsets."""
     data = b"".join([block for _, block in run])
     block_ends = list(accumulate(len(block) for _, block in run if block))
     compiled = frames_of_log(data, block_ends)
@@ -419,7 +434,7 @@ def _rows_of_run(run: list[tuple[int, bytes]]) -> Iterator[Frames]:
             yield _frames(headers, bodies, data, ends)
             return
     except _NOT_ROWS:
-        pass  # taken singly, they say which of them is wrong
+        pass  # decoding block by block finds the malformed one
     for offset, block in run:
         frames, rest = _rows_singly(block, offset)
         if rest:
@@ -428,7 +443,7 @@ def _rows_of_run(run: list[tuple[int, bytes]]) -> Iterator[Frames]:
 
 
 def _rows_of_large(pieces: Iterator[bytes], offset: int, bytes_max: int) -> Iterator[Frames]:
-    """The rows of one block, given in pieces that cut through rows."""
+    """Yield the rows of one block, given in pieces whose boundaries may split rows."""
     parts: list[bytes] = []
     size = wanted = 0
     try:
@@ -436,7 +451,7 @@ def _rows_of_large(pieces: Iterator[bytes], offset: int, bytes_max: int) -> Iter
             parts.append(piece)
             size += len(piece)
             if size < wanted:
-                continue  # of a row that is so long, twice as much before the next try
+                continue  # a long row: the data must double in size before the next attempt
             frames, rest = _whole_rows(b"".join(parts), offset)
             wanted = 0 if len(frames) else 2 * len(rest)
             if len(rest) > bytes_max:
@@ -454,7 +469,7 @@ def _rows_of_large(pieces: Iterator[bytes], offset: int, bytes_max: int) -> Iter
 
 
 def _whole_rows(data: bytes, offset: int) -> tuple[Frames, bytes]:
-    """The rows at the beginning of `data`, and what is left of it."""
+    """Return the complete rows at the beginning of `data`, and the remaining bytes."""
     compiled = frames_of_log(data, [])
     if compiled is not None:
         return compiled[0], data[compiled[1] :]
@@ -466,11 +481,11 @@ def _whole_rows(data: bytes, offset: int) -> tuple[Frames, bytes]:
 
 
 _NOT_ROWS: Final = (LookupError, ValueError, TypeError, OverflowError, msgpack.UnpackException, ProtocolError)
-"""What the fast way raises about rows that it can't take: bad bytes, keys that can't be hashed, a header that is no map."""
+"""Exceptions of the fast path for rows that it can't decode: invalid bytes, unhashable keys, a header that isn't a map."""
 
 
 def _decoded(data: bytes) -> tuple[list[Header], list[Body], list[int]]:
-    """Headers, bodies and ends of the whole rows in `data`. The hot path."""
+    """Return headers, bodies and ends of the complete rows in `data`. This is the hot path."""
     headers: list[Header] = []
     bodies: list[Body] = []
     ends: list[int] = []
@@ -484,14 +499,14 @@ def _decoded(data: bytes) -> tuple[list[Header], list[Body], list[int]]:
             add_body(body)
             add_end(tell())
     except msgpack.OutOfData:
-        pass  # the last row's body isn't whole
+        pass  # the last row's body is incomplete
     if not set(map(type, headers)) <= _ALL_DICTS >= set(map(type, bodies)):
         raise ValueError("a row isn't two maps")
     return headers, bodies, ends
 
 
 def _frames(headers: list[Header], bodies: list[Body], data: bytes, ends: list[int]) -> Frames:
-    """The rows as the wire would have brought them: each with its length before it."""
+    """Return the rows as a connection would deliver them: with a length before each row."""
     return Frames(headers, bodies, _on_the_wire(data, ends), [end + _LENGTH_BYTES * count for count, end in enumerate(ends, 1)])
 
 
@@ -508,7 +523,7 @@ def _on_the_wire(data: bytes, ends: list[int]) -> bytes:
 
 
 def _rows_singly(data: bytes, offset: int) -> tuple[Frames, bytes]:
-    """What `_whole_rows` does, for rows that the fast way doesn't take. Raises LogFileError for what is no row."""
+    """Do as `_whole_rows`, for rows that the fast path can't decode. Raises LogFileError if the data contain no valid row."""
     ends: list[int] = []
     end = 0
     try:
@@ -518,12 +533,12 @@ def _rows_singly(data: bytes, offset: int) -> tuple[Frames, bytes]:
             end = behind if header[_REQUEST_TYPE] == _NOP else layout.end_of(data, behind)
             ends.append(end)
     except (layout.NothingError, KeyError, ProtocolError) as error:
-        raise _damage(f"a block holds what is no row ({error})", offset) from error
+        raise _damage(f"a block contains data that isn't a row ({error})", offset) from error
     except IndexError:
-        pass  # the last row isn't whole
+        pass  # the last row is incomplete
     end = ends[-1] if ends else 0
     try:
         frames = FrameDecoder().feed(_on_the_wire(data, ends))
     except ProtocolError as error:
-        raise _damage(f"a block holds what is no row ({error.message})", offset) from error
+        raise _damage(f"a block contains data that isn't a row ({error.message})", offset) from error
     return frames, data[end:]

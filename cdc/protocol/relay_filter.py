@@ -1,13 +1,14 @@
-"""What a relay would send of a log's rows, and what FETCH_SNAPSHOT would of a snapshot's: neither sends what is local.
+"""Filter for rows read from files: keeps the rows that a relay, or FETCH_SNAPSHOT, would send. Neither sends local rows.
 
     in the file   {1: 20} tsn 0 │ {1: 21} tsn 1 │ {0: 3} local │ {1: 22} NOP, commit         up to 2.11
                   {1: 20} tsn 0 │ {1: 21} tsn 1 │ {0: 3} local, commit                       from 3.0 on
     sent          {1: 20} tsn 0 │ {1: 21} tsn 1 │ {1: 22} NOP, commit
                   {1: 20} tsn 0 │ {1: 21} tsn 1, commit
 
-Rows of local spaces have group 1, and mostly no replica id; where an old version gave them one, they are sent as NOPs, so that
-the vclock moves on. Where the row that ends a transaction is left out, a NOP at the place of the last row before it ends it
-here: that row may be out already, and can't be given the flag any more.
+Rows of local spaces have group 1, and usually no replica id. If an old version gave a local row a replica id, the row is
+replaced by a NOP, so that the vclock advances. If the dropped row ends a transaction, this module ends the transaction with a
+NOP that has the lsn of the last kept row. It can't set the flag on that row instead, because the row may already have been
+passed on.
 
 Sources: src/box/relay.cc (relay_send_row, relay_process_row, relay_send_initial_join_row), wal.c (wal_assign_lsn), txn.c,
 memtx_engine.cc (checkpoint_write_raft, checkpoint_write_synchro), and the files of a live 2.6.
@@ -28,16 +29,16 @@ _STATE_TYPES: Final = (Type.RAFT, Type.RAFT_PROMOTE)
 
 
 class Relay:
-    """Leaves out what a relay does, of one log's rows."""
+    """Filter that drops those rows of one log that a relay doesn't send."""
 
     def __init__(self, excluded: frozenset[int] = frozenset()) -> None:
-        """`excluded` are origins whose rows aren't wanted either."""
+        """`excluded` are origins whose rows are dropped too."""
         self._excluded = tuple(excluded)
-        # The last row that was let through, if its transaction goes on behind it.
+        # Header of the last kept row, if its transaction continues after it.
         self._open: Header | None = None
 
     def rows(self, frames: Frames) -> Frames:
-        """The rows that a replica would be sent, of the next ones in the log. Raises ProtocolError for a malformed local row."""
+        """Return those of the log's next rows that a replica would receive. Raises ProtocolError for a malformed local row."""
         if not len(frames):
             return frames
         if not self._excluded and isinstance(frames, CompiledFrames) and not frames.rows.has_group:
@@ -62,7 +63,7 @@ class Relay:
         return kept.frames()
 
     def _stand_in(self, local: Header) -> Header | None:
-        """The header of the NOP that is sent for a local row, if one is."""
+        """Return the header of the NOP that replaces a local row, or None if the row is dropped without replacement."""
         if local.get(Key.REPLICA_ID):
             return {key: value for key, value in local.items() if key != _GROUP_ID} | {Key.REQUEST_TYPE: Type.NOP}
         if self._open is not None and _commits(local):
@@ -74,7 +75,7 @@ class Relay:
 
 
 def snapshot_rows(frames: Frames) -> Frames:
-    """The rows of a snapshot that a replica would be sent: none of local spaces, and nothing about elections and promotions."""
+    """Return the rows of a snapshot that a replica would receive: all but local spaces, and elections' and promotions' state."""
     headers = frames.headers
     if not [header for header in headers if _GROUP_ID in header or header.get(Key.REQUEST_TYPE) in _STATE_TYPES]:
         return frames
@@ -98,7 +99,7 @@ def _encoded(header: Header) -> bytes:
 
 
 class _Kept:
-    """Columns of rows that are kept."""
+    """Columns of the kept rows."""
 
     def __init__(self) -> None:
         self._headers: list[Header] = []

@@ -1,4 +1,4 @@
-"""What a replica asks and answers, as bytes. Each function is one packet; what the server needs to know stands in it, no more."""
+"""Requests and ACKs of a replica, as bytes. Each function returns one packet, with only those fields that the server needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc.protocol.codec import Body, encode_frame
 from cdc.protocol.constants import FEATURES_SENT, Key, Type, version_id
 
 _PROTOCOL_VERSION_SENT: Final = 4
-"""The protocol version of 2.11: what ID announces. Nothing newer is used."""
+"""Protocol version that ID announces: that of 2.11. This program uses nothing newer."""
 
 _FIRST_WITH_ACK_TERM: Final = (2, 11, 0)
 
@@ -21,7 +21,7 @@ _ITERATOR_EQ: Final = 0
 
 
 def scramble(password: str, salt: bytes) -> bytes:
-    """The answer to the salt: sha1(password) xor sha1(salt + sha1(sha1(password))). 20 bytes."""
+    """Return the answer to the salt, 20 bytes: sha1(password) xor sha1(salt + sha1(sha1(password)))."""
     first = hashlib.sha1(password.encode("utf-8", "surrogateescape")).digest()
     second = hashlib.sha1(first).digest()
     third = hashlib.sha1(salt + second).digest()
@@ -29,26 +29,26 @@ def scramble(password: str, salt: bytes) -> bytes:
 
 
 def authenticate(sync: int, user: str, password: str, salt: bytes) -> bytes:
-    """AUTH by chap-sha1."""
+    """Return AUTH, with the method chap-sha1."""
     body: Body = {Key.USER_NAME: user, Key.TUPLE: ["chap-sha1", scramble(password, salt)]}
     return encode_frame({Key.REQUEST_TYPE: Type.AUTH, Key.SYNC: sync}, body)
 
 
 def identify(sync: int) -> bytes:
-    """ID: which protocol version and features this client knows (servers from 2.10 on)."""
+    """Return ID, which announces this client's protocol version and features (for servers from 2.10 on)."""
     body: Body = {Key.VERSION: _PROTOCOL_VERSION_SENT, Key.FEATURES: list(FEATURES_SENT)}
     return encode_frame({Key.REQUEST_TYPE: Type.ID, Key.SYNC: sync}, body)
 
 
 def vote(sync: int) -> bytes:
-    """VOTE: asks for the ballot, which has the server's vclock and the oldest position that it can still serve."""
+    """Return VOTE, which requests the ballot: the server's vclock and the oldest position that it can still serve."""
     return encode_frame({Key.REQUEST_TYPE: Type.VOTE, Key.SYNC: sync})
 
 
 def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID | None) -> bytes:
-    """FETCH_SNAPSHOT: the contents at one moment. The body is mandatory from 3.0 on and ignored before.
+    """Return FETCH_SNAPSHOT, which requests all rows as of one moment. The body is mandatory from 3.0 on and ignored before.
 
-    With the replica's UUID a master from 3.3 on keeps its logs from that moment for the replica.
+    If it contains the replica's UUID, a master from 3.3 on keeps its logs from that moment on for the replica.
     """
     body: Body = {Key.SERVER_VERSION: version_id(version)}
     if instance_uuid is not None:
@@ -57,7 +57,7 @@ def fetch_snapshot(sync: int, version: tuple[int, int, int], instance_uuid: UUID
 
 
 def join(sync: int, instance_uuid: UUID, version: tuple[int, int, int], instance_name: str | None = None) -> bytes:
-    """JOIN: an id in `_cluster`, unless the replica has one, and the contents."""
+    """Return JOIN, which requests an id in `_cluster`, unless the replica has one, and all rows."""
     body: Body = {Key.INSTANCE_UUID: str(instance_uuid), Key.SERVER_VERSION: version_id(version)}
     _name(body, instance_name)
     return encode_frame({Key.REQUEST_TYPE: Type.JOIN, Key.SYNC: sync}, body)
@@ -66,7 +66,7 @@ def join(sync: int, instance_uuid: UUID, version: tuple[int, int, int], instance
 def register(
     sync: int, instance_uuid: UUID, vclock: VClock, version: tuple[int, int, int], instance_name: str | None = None
 ) -> bytes:
-    """REGISTER: an id in `_cluster` for a replica that has the contents up to `vclock`."""
+    """Return REGISTER, which requests an id in `_cluster` for a replica that has all changes up to `vclock`."""
     body: Body = {
         Key.INSTANCE_UUID: str(instance_uuid),
         Key.VCLOCK: dict(vclock),
@@ -77,7 +77,7 @@ def register(
 
 
 def select(sync: int, space_id: int, index_id: int, key: list[Any]) -> bytes:
-    """SELECT of the tuples with this key, 32 at most: as many as a replica set has members."""
+    """Return SELECT of the tuples with this key, at most 32: a replica set has no more members."""
     body: Body = {
         Key.SPACE_ID: space_id,
         Key.INDEX_ID: index_id,
@@ -90,7 +90,7 @@ def select(sync: int, space_id: int, index_id: int, key: list[Any]) -> bytes:
 
 
 def delete(sync: int, space_id: int, index_id: int, key: list[Any]) -> bytes:
-    """DELETE of the tuple with this key."""
+    """Return DELETE of the tuple with this key."""
     body: Body = {Key.SPACE_ID: space_id, Key.INDEX_ID: index_id, Key.KEY: key}
     return encode_frame({Key.REQUEST_TYPE: Type.DELETE, Key.SYNC: sync}, body)
 
@@ -106,9 +106,9 @@ def subscribe(
     id_filter: Iterable[int] = (),
     instance_name: str | None = None,
 ) -> bytes:
-    """SUBSCRIBE: all changes after `vclock`.
+    """Return SUBSCRIBE, which requests all changes after `vclock`.
 
-    SERVER_VERSION is never left out: without it a master takes whatever it has sent for acknowledged.
+    The packet always contains SERVER_VERSION: without it, a master regards all rows that it has sent as acknowledged.
     """
     body: Body = {
         Key.REPLICASET_UUID: str(replicaset_uuid),
@@ -137,11 +137,11 @@ def acknowledge(
     vclock_sync: int | None = None,
     timestamp: float | None = None,
 ) -> bytes:
-    """The answer to heartbeats: everything up to `vclock` is durable here.
+    """Return an ACK, the answer to heartbeats: all changes up to `vclock` are durable in this replica.
 
-    `term` is passed on to the cluster's Raft even from an anonymous replica, so it must be one that a server sent, or 0.
-    `vclock_sync` echoes the last heartbeat's, `timestamp` is that of the last change that is durable; servers before 2.11
-    know neither and get neither.
+    The master passes `term` on to the cluster's Raft even from an anonymous replica, so it must be a term that a server sent,
+    or 0. `vclock_sync` echoes the value of the last heartbeat. `timestamp` is the time of the last durable change. Servers
+    before 2.11 don't know these fields, so the ACK for them has none of the three.
     """
     header: Body = {Key.REQUEST_TYPE: Type.OK, Key.REPLICA_ID: 0}
     body: Body = {Key.VCLOCK: dict(vclock)}

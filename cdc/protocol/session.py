@@ -1,10 +1,12 @@
 """One connection to a Tarantool server, from the replica's side, as a state machine without a socket.
 
-The caller hands in what arrived (`receive_data`), gets events, and sends on what `data_to_send` returns. The session owns
-the order of things, which is the table in cdc.protocol.states: what may be asked in which state, what may arrive, and what
-each arrival means. It refuses to know why something is asked, what the rows mean, and what time it is.
+The caller passes received bytes to `receive_data`, handles the events that it returns, and sends the bytes that `data_to_send`
+returns. The session enforces the order of requests and packets, according to the table in cdc.protocol.states: the requests
+allowed in each state, the packets that may arrive, and their meaning.
 
-Raft's state, which a registered replica is told among its rows, ends here: only the term in it matters, for the ACKs.
+Out of scope: the reasons for the requests, the meaning of the rows, and the current time.
+
+A registered replica receives Raft's state between rows. The session doesn't pass it on; it uses only the term, in the ACKs.
 
 Sources: iproto.cc (dispatch), applier.cc (order of requests, the snapshot's three stages), relay.cc (heartbeats).
 """
@@ -30,14 +32,14 @@ from cdc.protocol.states import TRANSITIONS, Input, State
 
 @dataclass(frozen=True, slots=True)
 class Greeted:
-    """The server has said who it is; requests may be made."""
+    """The server has sent its greeting; requests are allowed."""
 
     greeting: Greeting
 
 
 @dataclass(frozen=True, slots=True)
 class Authenticated:
-    """User and password were accepted."""
+    """The server accepted the user and password."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +59,7 @@ class Voted:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotStarted:
-    """A snapshot follows; it holds everything up to `vclock`, which is where to subscribe afterwards."""
+    """A snapshot follows. It contains all changes up to `vclock`, from which to subscribe afterwards."""
 
     vclock: VClock
 
@@ -71,35 +73,35 @@ class SnapshotRows:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFinished:
-    """The snapshot was complete. Its STOP vclock may be ahead of what the rows hold: it is no position to store."""
+    """The snapshot is complete. Its STOP vclock may be ahead of the rows' contents, so it must not be stored as a position."""
 
     stop_vclock: VClock
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """JOIN is through: the replica has its id. `vclock` is how far the master is; the rows may have led less far."""
+    """JOIN is complete: the replica has its id. `vclock` is the master's position, which may be ahead of the received rows."""
 
     vclock: VClock
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """REGISTER is through: the replica has its id. `vclock` is how far the master is."""
+    """REGISTER is complete: the replica has its id. `vclock` is the master's position."""
 
     vclock: VClock
 
 
 @dataclass(frozen=True, slots=True)
 class Selected:
-    """The tuples that a SELECT has found, or a DELETE has deleted."""
+    """The tuples that a SELECT found or a DELETE deleted."""
 
     tuples: list[list[Any]]
 
 
 @dataclass(frozen=True, slots=True)
 class Subscribed:
-    """The stream begins. `vclock` is how far the master is, `replica_id` its own id."""
+    """The stream begins. `vclock` is the master's position, `replica_id` the master's own id."""
 
     replica_id: int
     vclock: VClock
@@ -108,14 +110,14 @@ class Subscribed:
 
 @dataclass(frozen=True, slots=True)
 class StreamRows:
-    """Rows of the log in its order: of the stream, of JOIN's last stage, or of the answer to REGISTER."""
+    """Rows in the log's order: from the stream, from JOIN's last stage, or from the answer to REGISTER."""
 
     frames: Frames
 
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The master is alive; `timestamp` is its clock (0 where it gave none)."""
+    """The master is alive. `timestamp` is its clock (0 if the heartbeat has none)."""
 
     timestamp: float
 
@@ -148,83 +150,83 @@ class Session:
         self._state = State.GREETING
         self._outgoing = bytearray()
         self._sync = 0
-        # The term and vclock_sync to acknowledge with: only ever what the server sent.
+        # The term and vclock_sync for the ACKs: always values that the server sent.
         self._term = 0
         self._vclock_sync: int | None = None
 
     @property
     def state(self) -> State:
-        """Where the session stands."""
+        """The session's state."""
         return self._state
 
     @property
     def instance_uuid(self) -> UUID:
-        """Who this side is."""
+        """The UUID by which this replica identifies itself."""
         return self._instance_uuid
 
     @property
     def greeting(self) -> Greeting:
-        """The server's greeting; RuntimeError before it arrived."""
+        """The server's greeting. Raises RuntimeError before it has arrived."""
         if self._greeting is None:
             raise RuntimeError("the server has not greeted yet")
         return self._greeting
 
     @property
     def term(self) -> int:
-        """The highest Raft term the server has told, 0 if none."""
+        """The highest Raft term that the server sent, 0 if none."""
         return self._term
 
-    # What the caller asks.
+    # Requests.
 
     def authenticate(self, user: str, password: str) -> None:
-        """Ask to be `user`. Not needed for guest."""
+        """Request authentication as `user`. The user guest doesn't need it."""
         self._request(Input.AUTHENTICATE)
         self._outgoing += requests.authenticate(self._sync, user, password, self.greeting.salt)
 
     def identify(self) -> None:
-        """Exchange protocol versions; only servers from 2.10 on know how."""
+        """Request the server's protocol version and announce ours; only servers from 2.10 on support it."""
         self._request(Input.IDENTIFY)
         self._outgoing += requests.identify(self._sync)
 
     @property
     def can_identify(self) -> bool:
-        """Whether the server knows ID."""
+        """Whether the server supports `identify`."""
         return self.greeting.version >= (2, 10, 0)
 
     def vote(self) -> None:
-        """Ask for the ballot."""
+        """Request the ballot."""
         self._request(Input.VOTE)
         self._outgoing += requests.vote(self._sync)
 
     def fetch_snapshot(self, *, keeps_logs: bool = True) -> None:
-        """Ask for the contents, and for logs to be kept from there on (3.3 and later) unless nobody will follow."""
+        """Request a snapshot. With `keeps_logs`, a server from 3.3 on keeps its logs from there on, for a later subscription."""
         self._request(Input.FETCH_SNAPSHOT)
         instance_uuid = self._instance_uuid if keeps_logs else None
         self._outgoing += requests.fetch_snapshot(self._sync, self._announced_version, instance_uuid)
 
     def join(self, instance_name: str | None = None) -> None:
-        """Ask for an id in the replica set, unless we have one, for the contents, and for the logs to be kept from there on."""
+        """Request an id in the replica set, unless this replica has one, a snapshot, and that the logs from there on be kept."""
         self._request(Input.JOIN)
         name = self._announced_name(instance_name)
         self._outgoing += requests.join(self._sync, self._instance_uuid, self._announced_version, name)
 
     def register(self, vclock: VClock, instance_name: str | None = None) -> None:
-        """Ask for an id in the replica set, as a replica that has everything up to `vclock`.
+        """Request an id in the replica set, for a replica that has all changes up to `vclock`.
 
-        Old masters (2.6.0 among them) answer with rows from their own position on, whatever `vclock` says: then a hole lies
-        before them. The same rows come with the stream.
+        Old masters (2.6.0 among them) ignore `vclock` and answer with rows from their own position on, so the rows between
+        `vclock` and that position are missing. The answer's rows are also part of the stream.
         """
         self._request(Input.REGISTER)
         name = self._announced_name(instance_name)
         self._outgoing += requests.register(self._sync, self._instance_uuid, vclock, self._announced_version, name)
 
     def select(self, space_id: int, index_id: int, key: list[Any]) -> None:
-        """Ask for the tuples of a system space that have this key."""
+        """Request the tuples of a system space that have this key."""
         self._request(Input.SELECT)
         self._outgoing += requests.select(self._sync, space_id, index_id, key)
 
     def delete(self, space_id: int, index_id: int, key: list[Any]) -> None:
-        """Delete the tuple of a system space that has this key."""
+        """Request deletion of the tuple of a system space that has this key."""
         self._request(Input.DELETE)
         self._outgoing += requests.delete(self._sync, space_id, index_id, key)
 
@@ -237,7 +239,7 @@ class Session:
         is_anonymous: bool = True,
         instance_name: str | None = None,
     ) -> None:
-        """Ask for all changes after `vclock`, as an anonymous replica or as one that has an id."""
+        """Request all changes after `vclock`, as an anonymous replica or as a registered one."""
         self._request(Input.SUBSCRIBE)
         self._outgoing += requests.subscribe(
             self._sync,
@@ -251,9 +253,10 @@ class Session:
         )
 
     def acknowledgement(self, vclock: VClock, timestamp: float | None = None) -> bytes:
-        """What tells the master what is durable; empty if the connection has ended. Any thread may ask for it and send it.
+        """Return an ACK that reports `vclock` to the master as durable; empty if the connection is closed.
 
-        Only while streaming: a snapshot is not acknowledged.
+        Any thread may call this method and send its result. Raises RuntimeError unless the session is streaming: a snapshot is
+        not acknowledged.
         """
         if self._state is State.CLOSED:
             return b""
@@ -268,19 +271,19 @@ class Session:
         )
 
     def data_to_send(self) -> bytes:
-        """What must be sent now, once."""
+        """Return the bytes to send now, and clear them."""
         data = bytes(self._outgoing)
         self._outgoing.clear()
         return data
 
-    # What arrives.
+    # Received data.
 
     def receive_data(self, data: bytes) -> list[Event]:
-        """Take bytes as they come, in any pieces; return what they mean.
+        """Process received bytes, in pieces of any size; return the events that they contain.
 
-        Raises ServerError or PositionError for an error packet, ProtocolError for anything that the protocol doesn't
-        allow, and nothing else. What was understood before the error is lost with the connection: it was not
-        acknowledged, so it comes again.
+        Raises only ServerError or PositionError for an error packet, and ProtocolError for anything that the protocol doesn't
+        allow. Events of the data before the error are lost with the connection: they were not acknowledged, so the server sends
+        them again.
         """
         if self._state is State.CLOSED:
             return []
@@ -291,7 +294,7 @@ class Session:
             raise
 
     def receive_end(self) -> ConnectionLostError:
-        """The connection has ended; returns the error that says in which state."""
+        """Mark the session as closed by the server; return the error, which names the state."""
         state, self._state = self._state, State.CLOSED
         doing = "before its greeting" if state is State.GREETING else f"while {state.name.lower()}"
         return ConnectionLostError(f"the server closed the connection {doing}")
@@ -314,7 +317,7 @@ class Session:
             self._rows(frames, events)
             return events
         types = [header.get(Key.REQUEST_TYPE) for header in frames.headers]
-        # Between two packets that aren't rows, rows go through as one batch.
+        # Rows between two other packets are passed on as one batch.
         first_row = 0
         for index in _not_rows(types):
             self._rows(frames.part(first_row, index), events)
@@ -337,7 +340,7 @@ class Session:
                     self._meta(header, body)
 
     def _meta(self, header: Header, body: Body) -> None:
-        """A row of the META stage, which says who owns the limbo. Only the term matters to us."""
+        """Process a row of the META stage, which names the owner of the limbo. Only its term is used."""
         if header[Key.REQUEST_TYPE] == Type.RAFT_PROMOTE:
             self._see_term(body.get(Key.TERM, 0))
         else:
@@ -364,7 +367,7 @@ class Session:
         elif kind == Type.OK:
             self._ok(header, body, events)
         else:
-            # A row of this kind may be a change: passing over it would lose it.
+            # A row of this type may be a change, so skipping it could lose data.
             name = TYPE_NAMES.get(kind, "unknown")
             raise UnsupportedRowError(
                 f"the server sent a row of type {kind} ({name}), which this version can't follow: "
@@ -407,7 +410,7 @@ class Session:
             raise ProtocolError(f"a heartbeat has {excerpt(timestamp, 50)} as its time")
         return Heartbeat(float(timestamp))
 
-    # The table's keepers.
+    # State transitions.
 
     @property
     def _announced_version(self) -> tuple[int, int, int]:
@@ -434,13 +437,13 @@ _RAFT_TERM: Final = 0
 
 
 def _not_rows(types: list[Any]) -> list[int]:
-    """The places of packets that aren't rows."""
+    """Return the indexes of packets that aren't rows."""
     try:
         if ROW_TYPES.issuperset(types):
             return []
         return [index for index, kind in enumerate(types) if kind not in ROW_TYPES]
     except TypeError:
-        # A type that can't be hashed: no server sends one.
+        # An unhashable type, which no server sends.
         raise ProtocolError("a packet's type isn't a number") from None
 
 

@@ -1,4 +1,4 @@
-"""The order of things on one connection, as a table: what may be asked in which state, and what may arrive.
+"""The state machine of one connection, as a table: the requests allowed in each state, and the packets that may arrive.
 
     GREETING ──greeting──▶ READY ──authenticate──▶ AUTHENTICATING ──ok──▶ READY
                              │ ├──identify──▶ IDENTIFYING ──ok──▶ READY
@@ -11,11 +11,11 @@
                              │ └──subscribe──▶ SUBSCRIBING ──ok──▶ STREAMING ⟲ rows, heartbeats
                              any ──error packet, end of stream, malformed bytes──▶ CLOSED
 
-Rows come in both META states, both SNAPSHOT states, JOIN_FINAL, REGISTERING and STREAMING. JOIN is FETCH_SNAPSHOT with one
-stage more: the rows of the log from the snapshot's START to its STOP, among them the one that gives the joiner its id.
+Rows arrive in both META states, both SNAPSHOT states, JOIN_FINAL, REGISTERING and STREAMING. JOIN is FETCH_SNAPSHOT with one
+more stage: the rows of the log from the snapshot's START to its STOP, including the row that gives the joiner its id.
 
-Two rules of the protocol are the table's reason: replication requests tolerate no other pending request on their
-connection, so each request waits for its answer; and one connection can be used for a snapshot and then for the stream.
+Two rules of the protocol determine the table. Replication requests tolerate no other pending request on their connection, so
+each request waits for its answer. One connection can be used for a snapshot and then for the stream.
 
 Sources: iproto.cc (dispatch), applier.cc (order of requests, the snapshot's three stages), relay.cc (Raft's state goes to a
 registered replica after SUBSCRIBE and whenever it changes, between any two transactions).
@@ -28,7 +28,7 @@ from typing import Final
 
 
 class State(Enum):
-    """Where a session stands."""
+    """State of a session."""
 
     GREETING = auto()
     READY = auto()
@@ -51,7 +51,7 @@ class State(Enum):
 
 
 class Input(Enum):
-    """What moves a session: the caller's requests, and what arrives."""
+    """Inputs that move a session from one state to another: the caller's requests, and packets that arrive."""
 
     GREETING = auto()
     AUTHENTICATE = auto()
@@ -100,4 +100,5 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
     State.STREAMING: {Input.ROW: State.STREAMING, Input.RAFT: State.STREAMING, Input.OK: State.STREAMING},
     State.CLOSED: {},
 }
-"""Every move a session can make; what isn't here is an error. Error packets and ends of stream close it from any state."""
+"""All transitions of a session; any other input is an error. An error packet or the end of the stream closes the session from any
+state."""

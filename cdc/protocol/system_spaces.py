@@ -1,4 +1,4 @@
-"""Tarantool's own spaces: their ids, which no version has changed since 1.7, and which replica set their rows name."""
+"""Tarantool's system spaces: their ids, unchanged since 1.7, and the replica set's UUID in their rows."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PRIVILEGE_SPACE: Final = 312
 CLUSTER_SPACE: Final = 320
 """`_cluster`: id and UUID of each registered instance."""
 CLUSTER_BY_UUID: Final = 1
-"""Its index by UUID."""
+"""The index of `_cluster` by UUID."""
 TRUNCATE_SPACE: Final = 330
 SYSTEM_SPACE_MAX: Final = 511
-"""Spaces up to this id are Tarantool's own (BOX_SYSTEM_ID_MAX)."""
+"""Highest id of a system space (BOX_SYSTEM_ID_MAX)."""
 
 
 def replicaset_uuid_in(body: Body) -> UUID | None:
-    """The replica set that a row of `_schema` names (as `cluster` before 3.0), None for any other row.
+    """Return the replica set's UUID from a row of `_schema` (key `cluster` before 3.0), None for any other row.
 
-    Raises SchemaError if it isn't a UUID.
+    Raises SchemaError if the row's value isn't a UUID.
     """
     if body.get(Key.SPACE_ID) != SCHEMA_SPACE:
         return None

@@ -30,7 +30,7 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
         (ErrorCode.LOADING, Remedy.WAIT, "still loading"),
         (ErrorCode.SYSTEM, Remedy.WAIT, r"\(error 115\)$"),
-        (ErrorCode.READONLY, Remedy.WAIT, "name the replica set's leader"),
+        (ErrorCode.READONLY, Remedy.WAIT, "add the replica set's leader to source.uris"),
         (ErrorCode.UNKNOWN_REPLICA, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.REPLICA_NOT_ANON, Remedy.WAIT, "got its id just now"),
@@ -53,7 +53,7 @@ def test_who_must_act(code: int, remedy: Remedy, says: str) -> None:
 def test_guest_is_who_asks_where_no_user_is_named() -> None:
     """The user was forgotten more likely than that guest is to be given everything."""
     error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'guest'"))
-    hint = "Without a user in source.uris it is guest who asks: write user:password@host:port there. Or grant it: box.schema"
+    hint = "Without a user in source.uris the daemon is guest: write user:password@host:port there. Or grant it: box.schema"
     assert hint in str(error)
     assert "grant('guest', 'replication')" in str(error)
     error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'cdc'"))
@@ -115,5 +115,5 @@ def test_a_former_connection_is_told_in_plain_words_first() -> None:
     found = parse_error(*packet(ErrorCode.CFG, text))
     assert isinstance(found, ServerError)
     assert found.remedy is Remedy.WAIT
-    assert str(found).startswith("a former connection of this daemon's name is still open at the server. It ends within seconds")
+    assert str(found).startswith("a former connection of this daemon's name is still open at the server. The connection closes")
     assert str(found).endswith(f"The server says: {text} (error {int(ErrorCode.CFG)})")

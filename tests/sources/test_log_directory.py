@@ -204,7 +204,7 @@ def test_damage_names_file_and_offset(tmp_path: Path) -> None:
     data = bytearray(path.read_bytes())
     data[-10] ^= 1
     path.write_bytes(data)
-    with pytest.raises(LogFileError, match=r"0000\.xlog: .*, at offset \d+\. Take the file from a backup") as caught:
+    with pytest.raises(LogFileError, match=r"0000\.xlog: .*, at offset \d+\. Restore the file from a backup") as caught:
         lsns(LogStream(LogDirectory(tmp_path), VClock()))
     assert str(caught.value).count(str(path)) == 1
 
