@@ -1,4 +1,4 @@
-"""Clients that are behind the ring read the topics by themselves: a few at a time, in turns while others wait."""
+"""Separate topic readers for clients that are behind the ring: a few at a time, in turns while others wait."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from cdc.feeds.tap.session import Session
 from cdc.feeds.tap.stream import SlowError
 
 _PLACES: Final = 4
-"""Clients that read at a time; others wait for their turn."""
+"""Number of clients that read the topics at the same time; further clients wait for their turn."""
 _TURN_SECONDS: Final = 10.0
-"""How long a client reads while others wait, and how long it may take for what it has then."""
+"""Length of a client's turn while others wait, and then the client's time to take the batches already read; in seconds."""
 AHEAD: Final = 4
-"""Batches that a thread may be ahead of the loop."""
+"""Number of batches that a reader's thread may be ahead of the event loop."""
 
 
 class _Turn:
-    """One client's time to read the topics for itself alone."""
+    """One client's time with its own reader of the topics."""
 
     is_over = False
 
 
 class CatchingUp:
-    """All clients that do so."""
+    """All clients that read the topics through readers of their own."""
 
     def __init__(self, topics: Callable[[], Topics], changes: Changes) -> None:
-        """Its methods are for the event loop's thread."""
+        """Create it without readers. All methods must be called on the event loop's thread."""
         self._topics = topics
         self._changes = changes
         self._places = asyncio.Semaphore(_PLACES)
@@ -41,7 +41,7 @@ class CatchingUp:
         self._overdue: set[str] = set()
 
     async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
-        """Read the topics for one client that is behind the ring, until its turn is over."""
+        """Yield the changes after `after` from the topics, for one client that is behind the ring, until its turn is over."""
         loop = asyncio.get_running_loop()
         self._turns_wanted += 1
         try:
@@ -59,7 +59,8 @@ class CatchingUp:
             call_soon(loop, queue.put_nowait, batch)
 
         def ended(failure: CdcError | None) -> None:
-            # Not before: while Kafka is away a thread ends late, and who comes and goes would leave one each time.
+            # Release the place only here: while Kafka is unavailable a thread ends late, and otherwise each client that connects
+            # and disconnects would leave one more thread.
             self._places.release()
             queue.put_nowait(failure)
 
@@ -88,24 +89,24 @@ class CatchingUp:
     async def _end_turn(
         self, turn: _Turn, session: Session, reader: LiveReader, queue: asyncio.Queue[Batch | CdcError | None]
     ) -> None:
-        """Once others wait: a client that takes what it has comes to the end of the line; one that doesn't loses its place."""
+        """End the turn once others wait: a client that takes its batches queues again, a client that doesn't loses its place."""
         await asyncio.sleep(_TURN_SECONDS)
         while not self._turns_wanted:
             await asyncio.sleep(_TURN_SECONDS)
         turn.is_over = True
         if queue.empty():
-            queue.put_nowait(None)  # nothing comes to it
+            queue.put_nowait(None)  # the queue is empty, so no batch would wake the client
         await asyncio.sleep(_TURN_SECONDS)
         self._overdue.add(session.name)
         reader.stop()
 
     def check_turn(self, session: Session) -> None:
-        """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""
+        """Raise SlowError if other clients wait and this client has kept its reader past its turn."""
         if session.name in self._overdue:
-            raise SlowError("the client takes so little that others would wait too long for its place to read the topics")
+            raise SlowError("the client reads too slowly, and others wait for their turn to read the topics")
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, function: object, *arguments: object) -> None:
-    """From another thread. A loop that has ended needs nothing any more."""
+    """Call a function on the loop from another thread. Do nothing if the loop has already ended."""
     with contextlib.suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)  # type: ignore[arg-type]  # a function, with its arguments

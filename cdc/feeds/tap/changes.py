@@ -1,7 +1,7 @@
-"""Messages of the topics as changes of keys, each with the frame that clients get.
+"""Topic messages decoded into changes of keys, each with the frame that clients get.
 
-One frame serves all clients: its opaque is the end of its `seq`, and who wants no values gets another one that is made when the
-first such client needs it.
+All clients share one frame: its opaque is the low bits of the change's `seq`. Clients that want no values get a different frame,
+which is made when the first such client needs it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ from cdc.feeds.tap.keys import KeyTemplate, vbucket_of
 from cdc.feeds.tap.wire import KEY_BYTES_MAX, delete, mutation
 
 OPAQUE_MASK: Final = 0x7FFF_FFFF
-"""Of changes; what else is sent has the highest bit set."""
+"""Bits of a `seq` that a change's opaque has; the opaques of all other messages have the highest bit set."""
 
 
 class Kind(IntEnum):
-    """What a change does."""
+    """Effect of a change."""
 
     MUTATION = 0
     DELETE = 1
     TRUNCATE = 2
-    """All keys of the space are gone."""
+    """All keys of the space were removed."""
     RESET = 3
-    """Keys are gone that nobody can name any more."""
+    """Keys were removed that can no longer be listed."""
 
 
 class Change(NamedTuple):
-    """One key has another value or is gone, or a whole space is empty."""
+    """A new value or the removal of one key, or the removal of all keys of a space."""
 
     seq: int
     kind: Kind
@@ -44,7 +44,10 @@ class Change(NamedTuple):
 
 
 Numbered = Change | list[Change]
-"""What one event changes: a key that is made of other fields than the primary key's may become another one."""
+"""Changes made by one event.
+
+There are two if the client's key contains fields outside the primary key, and the row gets another key.
+"""
 
 
 class MalformedError(CdcError):
@@ -52,7 +55,7 @@ class MalformedError(CdcError):
 
 
 Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
-"""More than that no daemon gives out, and no message of TAP has room for."""
+"""Range of a `seq`: no daemon assigns a higher number, and no TAP message has room for one."""
 
 
 class _Source(msgspec.Struct, gc=False):
@@ -97,12 +100,12 @@ _pack: Final = msgspec.msgpack.Encoder().encode
 
 
 def packed(row: bytes) -> bytes:
-    """A row of the topics as a MessagePack array of its values."""
+    """Return a row of the topics (a JSON object) as a MessagePack array of its values."""
     return _pack(list(_decode_values(row).values()))
 
 
 def swept_at(value: bytes) -> int | None:
-    """The seq behind which a snapshot was complete that doesn't name what is gone; None for all other records of snapshots."""
+    """Return the seq at which a snapshot swept rows without naming their keys, or None for any other snapshot record."""
     try:
         record = _snapshot(value)
     except msgspec.MsgspecError:
@@ -117,12 +120,12 @@ class _TableChange(msgspec.Struct):
 
 
 class Renaming(NamedTuple):
-    """A space has another name."""
+    """A space was renamed."""
 
     version: int
-    """Of the schema, from which on it has it."""
+    """Version of the schema that renamed the space."""
     seq: int
-    """The last change before it."""
+    """Seq of the last change before the renaming."""
     former: str
     name: str
 
@@ -143,7 +146,7 @@ _schema: Final = msgspec.json.Decoder(_Schema).decode
 
 
 def renamed(value: bytes) -> Renaming | None:
-    """What has got another name; None for all other records of schemas."""
+    """Return the renaming that a schema record reports, or None for any other schema record."""
     try:
         record = _schema(value)
     except msgspec.MsgspecError:
@@ -154,7 +157,7 @@ def renamed(value: bytes) -> Renaming | None:
 
 
 class SpaceNames:
-    """The names that patterns fit: those too of spaces that nobody has met yet."""
+    """Container of the space names that match the patterns, including names that haven't been seen yet."""
 
     def __init__(self, patterns: Iterable[str]) -> None:
         self._patterns = [re.compile(pattern) for pattern in patterns]
@@ -168,7 +171,7 @@ class SpaceNames:
 
 
 class Changes:
-    """Makes changes of one daemon's messages."""
+    """Decoder of one daemon's messages into changes."""
 
     def __init__(
         self,
@@ -180,9 +183,9 @@ class Changes:
         is_packed: bool,
         on_missing: Callable[[str, str], None] = lambda *_: None,
     ) -> None:
-        """`name` is the events' `source.name`; of spaces that aren't wanted only the numbers are taken.
+        """`name` is the events' `source.name`. For events of unwanted spaces, only the seq is returned, without a change.
 
-        `on_missing` is told the space and the field of each row that lacks one of the key's.
+        `on_missing` is called with the space and the field for each row that lacks a field of the key template.
         """
         self._name = name
         self._is_wanted = is_wanted
@@ -196,18 +199,18 @@ class Changes:
 
     @property
     def spaces(self) -> frozenset[str]:
-        """The wanted spaces that have been met."""
+        """Wanted spaces that have been seen so far."""
         return frozenset(name for name, template in list(self._templates.items()) if template is not None)
 
     def template(self, space: str) -> KeyTemplate | None:
-        """How keys of a space are made; None if it isn't wanted."""
+        """Return the space's key template, or None if the space isn't wanted."""
         if space not in self._templates:
             wanted = self._is_wanted(space)
             self._templates[space] = KeyTemplate(self._template, space, self._on_missing) if wanted else None
         return self._templates[space]
 
     def of(self, key: bytes | None, value: bytes | None) -> tuple[int, Numbered] | None:
-        """The number of a message's event, and what it changes; None for a tombstone, and for what another program wrote.
+        """Return the seq of a message's event and its changes, or None for a tombstone or a message of another program.
 
         Raises MalformedError.
         """
@@ -216,7 +219,9 @@ class Changes:
         try:
             event = self._decode(value)
         except msgspec.MsgspecError as error:
-            raise MalformedError(f"a message with the key {(key or b'')[:100]!r} is no event: {error}") from error
+            raise MalformedError(
+                f"a message with the key {(key or b'')[:100]!r} isn't an event of this daemon: {error}"
+            ) from error
         source = event.source
         if source.name != self._name:
             return None
@@ -253,9 +258,9 @@ class Changes:
 
     def _change(self, seq: int, space: str, key: bytes, after: bytes) -> Change:
         vbucket = vbucket_of(key, self._mask)
-        # An event without images says that the key has changed and not how: what a client has of it is no good any more.
+        # An event without images says only that the key has changed: the client's value is invalid, so delete it.
         if after == _NULL:
             return Change(seq, _DELETE, space, key, vbucket, delete(key, vbucket, seq & OPAQUE_MASK, seq))
         value = packed(after) if self._is_packed else after
-        # As Change(…) makes it, which takes three times as long.
+        # Same as Change(…), which takes three times as long.
         return _new(Change, (seq, _MUTATION, space, key, vbucket, mutation(key, value, vbucket, seq & OPAQUE_MASK, seq)))

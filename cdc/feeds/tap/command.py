@@ -1,4 +1,4 @@
-"""`tarantool-cdc tap`: the server, until it is told to stop. SIGTERM and SIGINT stop it cleanly."""
+"""The command `tarantool-cdc tap`: run the server until it is stopped. SIGTERM and SIGINT stop it cleanly."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from cdc.feeds.tap.page import Page
 from cdc.feeds.tap.server import TapServer
 
 _OTHER_DESCRIPTORS: Final = 500
-"""Files, and librdkafka's connections."""
+"""Number of file descriptors for files and librdkafka's connections."""
 
 
 def tap(config: Config, to: str | None) -> None:
-    """Serve, and keep the memcached at `to` filled. Raises the error that an operator must see."""
+    """Serve TAP clients, and keep the memcached at `to` filled. Raises the error that an operator must see."""
     asyncio.run(_serve(config, _address(to) if to is not None else None))
 
 
@@ -33,12 +33,15 @@ def _address(text: str) -> tuple[str, int]:
 
 
 def _allow_connections(count: int) -> None:
-    """Each takes a descriptor, and most systems let a process have 1,024 unless it asks for more."""
+    """Raise the limit of open files.
+
+    Each connection takes a descriptor, and most systems allow a process 1,024 unless it asks for more.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count + _OTHER_DESCRIPTORS
     if hard != resource.RLIM_INFINITY and hard < wanted:
         structlog.get_logger().warning(
-            "this process may not have as many connections as tap.clients_max says: raise its limit of open files",
+            "the system's limit of open files is too low for tap.clients_max connections: raise its limit of open files",
             limit=hard,
             clients_max=count,
         )
@@ -48,7 +51,7 @@ def _allow_connections(count: int) -> None:
 
 
 async def _serve(config: Config, to: tuple[str, int] | None) -> None:
-    # Changes are many and live long, and none is in a cycle: looking for cycles among them is in vain (as in the daemon).
+    # Changes are many and long-lived, and none is in a cycle: the garbage collector would search them in vain (as in the daemon).
     gc.freeze()
     gc.set_threshold(200_000, 20, 50)
     _allow_connections(config.tap.clients_max)

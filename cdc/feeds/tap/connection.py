@@ -1,6 +1,6 @@
-"""One client's connection up to its TAP_CONNECT: what it may ask before, and who it says that it is. No socket is known here.
+"""One client's connection up to its TAP_CONNECT: commands that are allowed before it, and authentication.
 
-Commands that belong to a cache are answered with UNKNOWN, as memcached answers what it doesn't know.
+This module knows no socket. Cache commands are answered with UNKNOWN, as memcached answers unknown commands.
 """
 
 from __future__ import annotations
@@ -17,29 +17,29 @@ _MECHANISM: Final = b"PLAIN"
 
 
 class Answer(NamedTuple):
-    """To one packet: what to send, and what comes of it."""
+    """Answer to one packet: the bytes to send, and the consequence for the connection."""
 
     data: bytes = b""
     wish: Wish | None = None
     is_end: bool = False
     """Whether the connection ends."""
     problem: str = ""
-    """Why, for the log."""
+    """Reason for the end, for the log."""
 
 
 class Greeter:
-    """Answers a client until it has asked for its feed."""
+    """Handler of a client's packets until the client has asked for its feed."""
 
     def __init__(self, users: Mapping[str, str]) -> None:
-        """`users` are names and passwords; without any, nobody has to log in."""
+        """`users` maps names to passwords; if it is empty, clients needn't log in."""
         self._users = users
         self._is_known = not users
 
     def answer(self, packet: Packet) -> Answer:
-        """What to say to a packet."""
+        """Return the answer to a packet."""
         opcode, opaque = packet.opcode, packet.opaque
         if packet.magic != REQUEST:
-            return Answer(is_end=True, problem="the client has sent an answer before it was asked anything")
+            return Answer(is_end=True, problem="the client sent a response packet before its TAP_CONNECT")
         match opcode:
             case Opcode.QUIT:
                 return Answer(response(opcode, Status.OK, opaque), is_end=True)
@@ -71,12 +71,12 @@ class Greeter:
             return Answer(data, is_end=True, problem=str(error))
 
     def _log_in(self, packet: Packet) -> Answer:
-        """`<whom to act as> NUL <user> NUL <password>`; nobody may act as somebody else."""
+        """Check `<whom to act as> NUL <user> NUL <password>`; a client may only act as its own user."""
         parts = packet.value.split(b"\0")
         is_right = False
         if packet.key == _MECHANISM and len(parts) == 3:
             acts_as, user, password = parts
-            # Compared even if there is no such user, so that the time tells nothing.
+            # Compare even if there is no such user, so that the response time doesn't reveal it.
             expected = self._users.get(user.decode("utf-8", "replace"), "")
             is_right = hmac.compare_digest(password, expected.encode("utf-8", "surrogateescape")) and bool(expected)
             is_right = is_right and acts_as in (b"", user)

@@ -1,4 +1,4 @@
-"""Takes what the reader's thread finds on the topics of snapshots and schemas to the event loop, where the feed is."""
+"""Forwarding of snapshot and schema records from the reader's thread to the event loop, where the feed runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class FeedControls:
-    """Hands on what the reader's thread finds on the topics of snapshots and schemas."""
+    """Forwarder of the reader thread's findings in the snapshot and schema topics to the feed."""
 
     def __init__(self, feed: Feed, loop: asyncio.AbstractEventLoop) -> None:
         self._feed = feed

@@ -16,9 +16,9 @@ _Opened = TypeVar("_Opened")
 
 
 def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple[int, _Opened]:
-    """Lock a directory, and open what is in it; the lock lasts until its descriptor, the first result, is closed.
+    """Lock a directory and open its contents. The lock lasts until its descriptor, the first result, is closed.
 
-    Raises ConfigurationError, which names the setting, if another server has it, or the disk doesn't take it.
+    Raises ConfigurationError, which names the setting, if another server has the directory or the directory can't be written.
     """
     try:
         descriptor = lock(path, "a TAP server")
@@ -31,5 +31,5 @@ def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple
         reason = error.message.replace(f"the state store {path}", "it", 1) if isinstance(error, StateError) else error
         raise ConfigurationError(
             f"{setting} = {path} can't be used: {reason}",
-            "One TAP server can use it at a time; give this one another directory, that it may write to.",
+            "Only one TAP server can use the directory at a time. Give this server another directory that it may write to.",
         ) from error

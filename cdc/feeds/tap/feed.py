@@ -1,7 +1,7 @@
-"""What all clients' streams share: the newest changes in memory, a reader of the topics, one view of the store at a time.
+"""State shared by all clients' streams: the newest changes in memory, one reader of the topics, one view of the store at a time.
 
-The reader's thread is a few batches ahead of the event loop and no more. A client that is behind the ring reads the topics by
-itself, a few such at a time; one that has been in the ring and falls behind it is too slow.
+The reader's thread is at most a few batches ahead of the event loop. A client that is behind the ring reads the topics through
+its own reader; only a few clients do so at a time. A client that was in the ring and falls behind it is too slow.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Found = TypeVar("_Found")
 
 _RETRY_SECONDS: Final = 0.05
 _STORE_SECONDS: Final = 0.1
-"""How often the store is looked at while clients wait until it has come so far."""
+"""Interval at which the store's position is checked while clients wait for the store to reach a seq, in seconds."""
 _START_RETRY_SECONDS: Final = 1.0
 _ROWS: Final = 2_000
 _ROWS_BYTES: Final = 256 * 1024
@@ -43,21 +43,24 @@ _SHARED_BYTES: Final = 64 * 1024 * 1024
 _SHARE_BYTES_MIN: Final = 16 * 1024
 _SHARE_BYTES_MAX: Final = 512 * 1024
 _LOOKING_MAX: Final = 2
-"""Looks into the topics for one client at a time; of the few threads that there are, others must close views and read rows."""
+"""Number of topic lookups for single clients at a time. The few available threads must also close views and read rows."""
 _FORMER_KEYS_BYTES: Final = 64 * 1024 * 1024
 _FORMER_KEYS: Final = 4
 _GATHER_SECONDS: Final = 0.0001
-"""For each client that follows: a thousand of them are told ten times a second what has changed."""
+"""Time to gather changes per following client, in seconds: a thousand clients get the changes ten times a second."""
 _HOLD_SECONDS: Final = 5.0
-"""How long a change is kept at least for clients that follow and haven't had it, however much comes: reading waits so long."""
+"""Maximum time that reading waits so that a change stays in the ring for following clients that haven't had it, in seconds."""
 _HOLD_RETRY_SECONDS: Final = 0.02
 
 
 class Feed:
-    """One daemon's changes and rows, for any number of clients. Its methods are for the event loop's thread."""
+    """One daemon's changes and rows, for any number of clients. All methods must be called on the event loop's thread."""
 
     def __init__(self, config: Config, fail: Callable[[CdcError], None], forget: Callable[[], None] = lambda: None) -> None:
-        """`fail` is told what ended the reading; `forget` is called when nobody knows any more what all clients' keys are."""
+        """`fail` is called with the error that ended the reading.
+
+        `forget` is called when all clients' keys have become unknown.
+        """
         tap = config.tap
         self._config = tap
         self._fail = fail
@@ -78,7 +81,7 @@ class Feed:
         template, view_seconds_max = self._changes.template, tap.view_ms_max / 1000
         self._store: RowStore
         self.own_store: TopicStore | None = None
-        """The store that the server keeps itself, if it does (tap.store_path)."""
+        """Store that the server keeps itself; None if it reads the daemon's (see tap.store_path)."""
         if tap.store_path is None:
             self._store = DaemonStore(config.state.path / "images", config.name, template, tap.vbuckets, view_seconds_max)
         else:
@@ -89,13 +92,13 @@ class Feed:
         self._ring = Ring(0, tap.buffer_bytes_max)
         self._grown = asyncio.Event()
         self.client_count = 0
-        """Connections that there are."""
+        """Number of open connections."""
         self._coming: list[Batch] = []
-        """Behind the ring's."""
+        """Batches that wait to be appended to the ring."""
         self._appended_at = 0.0
         self._follower_count = 0
         self._followed: dict[object, int] = {}
-        """What those who are in the ring have had."""
+        """Last change that each client in the ring has had."""
         self._reader: LiveReader | None = None
         self._ahead = threading.Semaphore(AHEAD)
         self._former_keys: OrderedDict[int, asyncio.Task[list[tuple[bytes, int]] | None]] = OrderedDict()
@@ -104,17 +107,23 @@ class Feed:
         self._is_view_old = False
         self.control = ControlPlace()
         self.renamed_version = 0
-        """Clients that were filled from rows of an older version have keys that nobody can name (Rows.version)."""
+        """Version of the last renaming or reset.
+
+        A client filled from rows of an older version (Rows.version) has keys that no event names.
+        """
         self._renamings: list[Renaming] = []
         self._renamed_seq = -1
         self._stored: tuple[int, int] | None = None
-        """What the store had when it was looked at last."""
+        """Seq and version of the store when they were last read."""
         self._looking_at_store: asyncio.Task[None] | None = None
         self._asking_end: asyncio.Task[int] | None = None
         self._keeps_all = config.snapshot.mode != "never"
 
     async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:
-        """Begin to read; whether there was still something to begin. `known_version` is the highest that a session began with."""
+        """Start reading. Return False if `stopping` was set first.
+
+        `known_version` is the highest version that a session began with.
+        """
         loop = asyncio.get_running_loop()
         if self.own_store is not None:
             await self._start_keeping(self.own_store, known_version, loop)
@@ -146,7 +155,7 @@ class Feed:
         self.keeper.start()
 
     async def stop(self) -> None:
-        """End reading, and let go of the store."""
+        """Stop reading, and close the store."""
         if self.keeper is not None:
             self.keeper.stop()
             await asyncio.to_thread(self.keeper.join)
@@ -156,20 +165,20 @@ class Feed:
         await asyncio.to_thread(self._store.close)
 
     def close_old_view(self) -> None:
-        """Let go of a view that nobody has asked for lately. For any thread."""
+        """Release a view that has expired. For any thread."""
         self._store.close_old_view()
 
     async def since(self, date: int) -> int | None:
-        """The number behind which all changes are newer than a date; None if the topics don't go back so far."""
+        """Return the seq after which all changes are newer than a date, or None if the topics don't go back that far."""
         seq = await self._answered(
-            lambda: self._topics.since(date * 1000), "a client waits until Kafka can be asked what has changed since a date"
+            lambda: self._topics.since(date * 1000), "Kafka can't be asked for the changes since a date: a client waits, retrying"
         )
-        # Of what has got another name since, the changes don't tell.
+        # The changes don't show which spaces have been renamed since the date.
         return seq if seq is not None and seq > self._renamed_seq else None
 
     @property
     def served(self) -> str:
-        """What of the configuration makes keys and values, and which store's numbers tell how old they are."""
+        """Hash of the configuration that determines keys and values, and of which store's seqs tell their age."""
         tap = self._config
         clients = [[client.name, client.spaces] for client in tap.clients]
         parts = [self._topics.prefix, tap.spaces, tap.key, tap.value, tap.vbuckets, clients, self.own_store is not None]
@@ -177,33 +186,33 @@ class Feed:
 
     @property
     def ring(self) -> Ring:
-        """The newest changes."""
+        """Newest changes, in memory."""
         return self._ring
 
     @property
     def reader(self) -> LiveReader | None:
-        """Who reads the topics, once somebody does."""
+        """Reader of the topics; None before the start."""
         return self._reader
 
     async def _first_seq(self, stopping: asyncio.Event) -> int | None:
-        """Where to begin to read the topics: where the store is, or at their end. None if there is nothing to begin any more."""
+        """Return the seq to read the topics from: the store's, or the topics' end. Return None if `stopping` was set first."""
         while not stopping.is_set():
             try:
-                if self.own_store is None:  # that one may be far behind
+                if self.own_store is None:  # the server's own store may be far behind
                     return await asyncio.to_thread(self._store.seq)
             except BusyError as error:
                 self._log.info("the daemon's store can't be read yet", why=str(error))
             try:
                 return await asyncio.to_thread(self._topics.newest_seq)
             except CdcError as error:
-                self._log.warning("Kafka can't be asked for the topics' ends, trying again", why=str(error))
+                self._log.warning("Kafka can't be asked for the topics' ends, retrying", why=str(error))
             await _some_time(stopping, _START_RETRY_SECONDS)
         return None
 
-    # What the reader's thread hands over.
+    # Batches from the reader's thread.
 
     def _hand_over(self, loop: asyncio.AbstractEventLoop, batch: Batch) -> None:
-        """On the reader's thread: no more than a few batches ahead of the loop."""
+        """On the reader's thread: deliver a batch to the loop, at most a few batches ahead of it."""
         assert self._reader is not None
         while not self._ahead.acquire(timeout=0.2):
             if self._reader.is_stopping:
@@ -213,14 +222,15 @@ class Feed:
     def _append(self, batch: Batch) -> None:
         self._coming.append(batch)
         if len(self._coming) == 1:
-            # Each batch wakes everybody: the more there are, the longer it is gathered.
+            # Each batch wakes all clients: the more clients follow, the longer batches are gathered.
             loop = asyncio.get_running_loop()
             loop.call_at(self._appended_at + self._follower_count * _GATHER_SECONDS, self._append_all)
 
     def _append_all(self) -> None:
-        """Into the ring; the reader goes on when they are there.
+        """Append the gathered batches to the ring; the reader continues once they are there.
 
-        After a time without Kafka more comes at once than there is room for, and nobody must lose what they weren't told of.
+        After an outage of Kafka more batches arrive at once than the ring holds, and no client may lose a batch before it had a
+        chance to read it.
         """
         loop, ring, coming = asyncio.get_running_loop(), self._ring, self._coming
         now = self._appended_at = loop.time()
@@ -237,7 +247,7 @@ class Feed:
         self._tell_all()
 
     def _is_held(self, leaving: Batch | None, now: float) -> bool:
-        """Whether a batch, and what is older, may not leave the ring yet, because of clients that haven't had it."""
+        """Whether a batch, and older ones, must stay in the ring for now because some clients haven't had it."""
         if leaving is None or now - leaving.appended_at > _HOLD_SECONDS:
             return False
         first = self._ring.first - 1
@@ -248,37 +258,40 @@ class Feed:
         grown.set()
 
     def was_swept(self, seq: int, offset: int) -> None:
-        """Up to this number keys may be gone that nobody can name; told by the record before this offset."""
+        """Record that keys up to `seq` may have been removed unnamed, as reported by the record before `offset`."""
         control = self.control
-        # The server's own store tells by itself when it has come so far. Records are read again at each start.
+        # The server's own store reports when it has processed the record. All records are read again at each start.
         if self.own_store is None and (seq, offset) > (control.swept_seq, control.swept_offset):
             self.control = control._replace(swept_seq=seq, swept_offset=offset)
             self._is_view_old = True
             self._tell_all()
 
     def was_lost(self, seq: int) -> None:
-        """Changes up to this number are nowhere on the topics; the daemon's store has what they made."""
+        """Record that changes up to `seq` are on no topic; the daemon's store has their results."""
         if self.own_store is None:
-            self._log.warning("clients that were filled before are filled again from the daemon's store", seq=seq)
+            self._log.warning(
+                "changes are missing on all topics: clients that were filled before are filled again from the daemon's store",
+                seq=seq,
+            )
             self.was_swept(seq, 0)
 
     def snapshots_read(self, offset: int) -> None:
-        """Of all sweeps up to here `was_swept` was told."""
+        """Record that `was_swept` was called for all sweeps up to `offset`."""
         self.control = self.control._replace(offset=offset)
 
     def snapshots_missed(self) -> None:
-        """There may have been sweeps that nobody was told of."""
+        """Handle sweeps that may have been missed."""
         if self.own_store is None:
             self._log.warning(
-                "records of snapshots have expired or were deleted before they were read: clients that were here before are "
-                "filled again, as keys of theirs may be gone",
+                "snapshot records expired or were deleted before they were read: earlier clients are filled again, "
+                "because some of their keys may have been removed",
                 topic=self._topics.snapshots,
             )
             self._forget()
             self._tell_all()
 
     def was_renamed(self, renaming: Renaming) -> None:
-        """A space has got another name."""
+        """Handle a renamed space."""
         if renaming in self._renamings or not (self._is_wanted(renaming.former) or self._is_wanted(renaming.name)):
             return
         self._renamings.append(renaming)
@@ -288,7 +301,7 @@ class Feed:
             self._tell_all()
 
     def _store_was_reset(self, epoch: int) -> None:
-        """The server's own store has lost keys that nobody can name."""
+        """Handle keys that the server's own store removed and that no event names."""
         self.renamed_version = max(self.renamed_version, epoch)
         self._is_view_old = True
         self._tell_all()
@@ -297,37 +310,40 @@ class Feed:
         if failure is not None:
             self._fail(failure)
 
-    # What clients' streams share.
+    # State shared by the clients' streams.
 
     @property
     def last(self) -> int:
-        """The number of the newest change."""
+        """Seq of the newest change."""
         return self._ring.last
 
     @property
     def all_vbuckets(self) -> frozenset[int]:
-        """That there are."""
+        """All vbuckets."""
         return frozenset(range(self._config.vbuckets))
 
     @property
     def share_bytes(self) -> int:
-        """What one client may be sent at a time, or be read for it: the less the more there are, as all may stand still."""
+        """Maximum size of what one client may be sent, or be read for it, at a time, in bytes.
+
+        All clients may stall, so it shrinks as their number grows.
+        """
         return max(_SHARE_BYTES_MIN, min(_SHARE_BYTES_MAX, _SHARED_BYTES // max(1, self.client_count)))
 
     def _is_wanted(self, space: str) -> bool:
         return any(pattern.fullmatch(space) for pattern in self._patterns)
 
     def _spaces_of(self, name: str) -> SpaceNames | None:
-        """The spaces that a client of this name gets; None if it gets all."""
+        """Return the spaces that a client of this name gets, or None if it gets all."""
         return next((spaces for pattern, spaces in self._wanted_by if pattern.fullmatch(name)), None)
 
     def selection(self, session: Session) -> Selection:
-        """What a client gets, as things are."""
+        """Return the current selection of changes for a client."""
         wish = session.wish
         return Selection(self._spaces_of(session.name), wish.vbuckets, session.lost, wish.is_keys_only)
 
     def is_over(self, session: Session) -> bool:
-        """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
+        """Whether the client has removed keys that no event names: it must be filled again."""
         control = self.control
         if session.is_reset or session.begun_seq < control.swept_seq:
             return True
@@ -336,18 +352,18 @@ class Feed:
         return session.begun_version < self.renamed_version and self._has_other_names(session)
 
     def _has_other_names(self, session: Session) -> bool:
-        """Whether a space that the client gets, or got, has another name than when it was filled."""
+        """Whether a space that the client gets, or got, was renamed since the client was filled."""
         wanted = self._spaces_of(session.name)
-        if wanted is None or self.own_store is not None:  # whose versions aren't the schema's
+        if wanted is None or self.own_store is not None:  # the own store's versions aren't the schema's
             return True
         return any(
             one.version > session.begun_version and (one.former in wanted or one.name in wanted) for one in self._renamings
         )
 
     def is_new_enough(self, rows: Rows, seq: int) -> bool:
-        """Whether the store has come to this number, and to where keys were last lost sight of.
+        """Whether rows are from a store that has reached this seq, and the last unnamed removal of keys.
 
-        If it hasn't, the next view is a new one.
+        If they aren't, the next read opens a new view.
         """
         if self._is_new_enough(rows.seq, rows.version, seq):
             return True
@@ -359,18 +375,18 @@ class Feed:
 
     @property
     def swept_offset(self) -> int:
-        """Behind the last record that told of keys that nobody can name."""
+        """Offset after the last record that reported removed keys without naming them."""
         return self.control.swept_offset
 
     async def wait_stored(self, seq: int) -> None:
-        """Until the store has come to this number, and to where keys were last lost sight of."""
+        """Wait until the store has reached this seq, and the last unnamed removal of keys."""
         while (stored := self._stored) is None or not self._is_new_enough(*stored, seq):
             if self._looking_at_store is None or self._looking_at_store.done():
                 self._looking_at_store = asyncio.create_task(self._look_at_store())
             await asyncio.shield(self._looking_at_store)
 
     async def _look_at_store(self) -> None:
-        """One look serves all who wait, in a moment: nobody tells when the store has come so far."""
+        """Read the store's position once, after a pause, for all waiting clients: the store doesn't notify."""
         await asyncio.sleep(_STORE_SECONDS)
         try:
             self._stored = await asyncio.to_thread(self._store.place)
@@ -378,25 +394,25 @@ class Feed:
             self._log.debug("clients wait for the store", why=str(error))
 
     def _is_left_out(self, space: str, field: str) -> None:
-        """For any thread."""
+        """Log a row without a key, once per space and field. For any thread."""
         if (space, field) not in self._left_out:
             self._left_out.add((space, field))
             self._log.warning(
-                "rows that lack a field of tap.key have no key, and are left out: name a field that all rows have, or leave the "
-                "space out of tap.spaces",
+                "rows that lack a field of tap.key are left out: use a field that all rows have, or exclude the "
+                "space from tap.spaces",
                 space=space,
                 field=field,
                 key=self._config.key,
             )
 
     def is_alone(self, session: Session, space: str) -> bool:
-        """Whether this is the only space that the client gets."""
+        """Whether this space is the only one that the client gets."""
         wanted = self._spaces_of(session.name)
         known = self._changes.spaces.union(self._store.names())
         return {name for name in known if wanted is None or name in wanted} <= {space}
 
     async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
-        """What follows a change, without an end."""
+        """Yield the changes after `after`, without end."""
         self._follower_count += 1
         follower = object()
         try:
@@ -430,38 +446,42 @@ class Feed:
             self._followed[follower] = after
             if found is None:
                 if self.is_over(session):
-                    raise ExpiredError("keys are gone that nobody can name")
+                    raise ExpiredError("keys were removed that no event names")
                 await grown.wait()
                 continue
             after = self._followed[follower] = found.last
             yield found
 
     async def wait_read(self, seq: int) -> None:
-        """Until the topics have been read up to a number. Raises ExpiredError if it is of another time."""
+        """Wait until the topics have been read up to a seq. Raises ExpiredError if the topics end before it."""
         while seq > self._ring.last:
             await self._wait_for_end(seq)
 
     async def _wait_for_end(self, after: int) -> None:
-        """A client knows more than was read: read on, unless there is no more; then its number is of another time."""
+        """Wait while a client is ahead of the reader.
+
+        Raises ExpiredError if the topics end before the client's seq: it is from other topics.
+        """
         assert self._reader is not None
         grown = self._grown
         if self._reader.is_at_end and after > self._ring.last:
-            # One answer serves all who ask meanwhile: a thousand clients are filled from a store that is ahead of the topics.
+            # One answer serves all clients that ask meanwhile: a thousand clients may be filled from a store that is ahead of the
+            # topics.
             if self._asking_end is None or self._asking_end.done():
                 self._asking_end = asyncio.create_task(
-                    self._answered(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, trying again")
+                    self._answered(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, retrying")
                 )
             newest = await asyncio.shield(self._asking_end)
             if after > newest:
-                raise ExpiredError(f"the client has come to {after}, and the topics end at {newest}")
+                raise ExpiredError(f"the client is at seq {after}, but the topics end at {newest}")
         await _some_time(grown, 1.0)
 
     def check_turn(self, session: Session) -> None:
-        """Raises SlowError if the client has kept a place to read the topics too long that others wait for."""
+        """Raise SlowError if other clients wait and this client has kept its reader past its turn."""
         self._catching_up.check_turn(session)
 
     async def read(self, cursor: Cursor, selection: Selection) -> Rows:
-        """Rows of the store; waits while it can't be read."""
+        """Return rows of the store; wait while the store can't be read."""
         is_told = False
         while True:
             try:
@@ -480,12 +500,12 @@ class Feed:
                 if not is_told:
                     is_told = True
                     self._log.info("clients wait for the store", why=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)  # nobody tells when it can be read
+                await asyncio.sleep(_RETRY_SECONDS)  # the store doesn't notify when it can be read
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
-        """What a TRUNCATE has removed; None if nobody knows."""
+        """Return the keys that a TRUNCATE removed, with their vbuckets, or None if they can't be determined."""
         if not self._keeps_all:
-            return None  # its rows may never have been on the topics
+            return None  # the space's rows may never have been on the topics
         task = self._former_keys.get(change.seq)
         if task is None:
             task = self._former_keys[change.seq] = asyncio.create_task(self._look_for_keys(change))
@@ -497,7 +517,7 @@ class Feed:
         try:
             return await self._answered(
                 lambda: self._topics.former_keys(self._changes, change.space, change.seq, _FORMER_KEYS_BYTES),
-                "the keys that a space had can't be looked for, trying again",
+                "the keys that a space had can't be read from its topic, retrying",
                 space=change.space,
             )
         except CdcError:
@@ -505,7 +525,7 @@ class Feed:
             raise
 
     async def _answered(self, look: Callable[[], _Found], trouble: str, **about: str) -> _Found:
-        """What a look into the topics finds. Waits while Kafka doesn't answer, as all do who read the topics."""
+        """Return the result of a topic lookup. Retry while Kafka is unavailable, as all readers of the topics do."""
         is_told = False
         while True:
             try:
@@ -516,22 +536,25 @@ class Feed:
                 if not is_told:
                     is_told = True
                     self._log.warning(trouble, why=str(error), **about)
-            await asyncio.sleep(_START_RETRY_SECONDS)  # nobody tells when Kafka answers
+            await asyncio.sleep(_START_RETRY_SECONDS)  # Kafka doesn't notify when it is available again
 
     async def _looked(self, look: Callable[[], _Found]) -> _Found:
-        """What a look into the topics finds. It may take long, so threads are left for those who read the store."""
+        """Return the result of a topic lookup.
+
+        Lookups may take long, so their number is limited: threads remain for readers of the store.
+        """
         async with self._looking:
             return await asyncio.to_thread(look)
 
     async def wait_until_at_end(self) -> None:
-        """Until everything has been read that there is, and is in the ring."""
+        """Wait until all messages that are on the topics have been read and are in the ring."""
         assert self._reader is not None
         while not self._reader.is_at_end or self._ring.last < self._reader.seq:
             await _some_time(self._grown, 0.1)
 
 
 async def _some_time(event: asyncio.Event, seconds: float) -> None:
-    """Until something has happened, or for so long. asyncio.wait_for would lose a cancellation that comes with the event."""
+    """Wait for an event, at most `seconds`. asyncio.wait_for would lose a cancellation that arrives together with the event."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

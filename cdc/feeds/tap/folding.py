@@ -1,17 +1,18 @@
-"""What messages of the topics make of a store of rows: the last value of every key, whatever order partitions are read in.
+"""Reduction of topic messages to a store of rows: the last value of every key, in whatever order partitions are read.
 
-Each row has the `seq` of the change that made it, and what is older changes nothing. What empties a space says only up to which
-`seq` its rows are gone, its `floor`; who reads the rows leaves out those, and they are removed at leisure.
+Each row has the `seq` of the change that wrote it, and older changes don't affect it. An event that empties a space only raises
+the space's `floor`: the `seq` up to which its rows are removed. Readers of the rows leave out rows at or below the floor, and
+the store deletes them later.
 
-    change of a key        the row, if its seq is higher than what the key has
+    change of a key        the row, if its seq is higher than the key's current seq
     t                      floor = its seq
     COMPLETED, sweep_seq   floor = sweep_seq
-    COMPLETED, and all of the space's rows came in it     floor = the seq at which it began
+    COMPLETED, and the snapshot delivered all of the space's rows     floor = the seq at which it began
 
-The last one heals a store that lacks changes, because the topics don't go back far enough: `gap` is the last number that may be
-missing, and what is above the floor is complete if the floor isn't below the gap.
+The last case repairs a store that lacks changes because the topics don't go back far enough. `gap` is the last seq that may be
+missing. The rows above the floor are complete if the floor isn't below the gap.
 
-Rows are kept by the space's id and the primary key as the topics have it: another name for a space moves nothing.
+A row's key in the store is the space's id and the primary key as in the topics, so renaming a space moves no row.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ from cdc.feeds.tap.changes import MalformedError, Seq
 
 _NULL: Final = b"null"
 _ROW_BYTES: Final = 200
-"""What a change takes in memory beside its bytes."""
+"""Memory of a change in addition to its key and value, in bytes."""
 
 
 class Row(NamedTuple):
-    """A key has another value, or is gone."""
+    """A new value or the removal of one key."""
 
     seq: int
     space_id: int
     table: str
-    """The space's name then."""
+    """The space's name at that time."""
     key: bytes
     value: bytes | None
     snapshot_id: int
-    """Of the snapshot that told it; 0: of none."""
+    """Id of the snapshot that delivered the row; 0: no snapshot."""
 
 
 class Emptied(NamedTuple):
-    """All rows of a space are gone."""
+    """Removal of all rows of a space."""
 
     seq: int
     space_id: int
@@ -69,7 +70,7 @@ class _Completed(msgspec.Struct):
 
 
 class SnapshotRecord(msgspec.Struct):
-    """STARTED or COMPLETED."""
+    """A STARTED or COMPLETED record of a snapshot."""
 
     snapshot_id: str
     status: str
@@ -100,7 +101,7 @@ class _SchemaRecord(msgspec.Struct):
 
 
 class SchemaRecord(NamedTuple):
-    """A space has another form."""
+    """A new form of a space."""
 
     seq: int
     space_id: int
@@ -116,20 +117,20 @@ _schema: Final = msgspec.json.Decoder(_SchemaRecord).decode
 
 
 def event_of(name: str, key: bytes | None, value: bytes | None) -> Row | Emptied | None:
-    """A message of a space's topic; None for a tombstone, and for what another program wrote. Raises MalformedError."""
+    """Decode a message of a space's topic. Return None for a tombstone or a message of another program. Raises MalformedError."""
     if value is None:
         return None
     try:
         event = _event(value)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise MalformedError(f"a message with the key {(key or b'')[:100]!r} is no event: {error}") from error
+        raise MalformedError(f"a message with the key {(key or b'')[:100]!r} isn't an event of this daemon: {error}") from error
     source = event.source
     if source.name != name:
         return None
     if event.op == "t":
         return Emptied(source.seq, source.space_id)
     after, snapshot_id = bytes(event.after), source.snapshot_id
-    # An event without images says that the key has changed and not how: nobody here has its value.
+    # An event without images says only that the key has changed, so its value is unknown here.
     return Row(
         source.seq,
         source.space_id,
@@ -141,7 +142,7 @@ def event_of(name: str, key: bytes | None, value: bytes | None) -> Row | Emptied
 
 
 def snapshot_of(value: bytes | None) -> SnapshotRecord | None:
-    """A record of `<prefix>.snapshot`; None for anything else."""
+    """Decode a record of `<prefix>.snapshot`. Return None for anything else."""
     try:
         record = _snapshot(value or b"")
     except msgspec.MsgspecError:
@@ -150,7 +151,7 @@ def snapshot_of(value: bytes | None) -> SnapshotRecord | None:
 
 
 def schema_of(name: str, value: bytes | None) -> SchemaRecord | None:
-    """A record of `<prefix>.schema`; None for anything else."""
+    """Decode a record of `<prefix>.schema`. Return None for anything else."""
     try:
         record = _schema(value or b"")
     except msgspec.MsgspecError:
@@ -166,55 +167,58 @@ def schema_of(name: str, value: bytes | None) -> SchemaRecord | None:
 
 
 class SpaceState(msgspec.Struct):
-    """What is known of a space; kept beside its rows."""
+    """State of a space, stored with its rows."""
 
     name: str
     version: int = -1
-    """Of the schema record that gave it its name."""
+    """Version of the schema record that gave the space its name."""
     key_columns: list[str] = []
     is_dropped: bool = False
     floor: int = 0
-    """Rows up to here are gone."""
+    """Seq up to which the space's rows are removed."""
     gap: int = 0
-    """Changes up to here may be missing."""
+    """Seq up to which changes may be missing."""
     swept: int = 0
-    """Up to where rows that are gone have been removed."""
+    """Floor up to which removed rows have been deleted from the store."""
     snapshot_id: int = 0
-    """The last snapshot that told a row of it."""
+    """Id of the last snapshot that delivered a row of the space."""
     shown: int = 0
-    """How many it told."""
+    """Number of rows that this snapshot has delivered."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether all of its rows are there."""
+        """Whether the store has all of the space's rows."""
         return self.floor >= self.gap
 
 
 class Found(NamedTuple):
-    """The newest change of a key."""
+    """Newest change of a key."""
 
     seq: int
     value: bytes | None
 
 
 class Fold:
-    """Changes that aren't in the store yet, and what is known of its spaces with them."""
+    """Changes that aren't in the store yet, and the spaces' state after these changes."""
 
     def __init__(self, spaces: dict[int, SpaceState], is_wanted: Callable[[str], bool]) -> None:
-        """`spaces` are those of the store, and are changed; `is_wanted` says of which names rows are kept."""
+        """`spaces` is the store's state of its spaces, which this object changes.
+
+        `is_wanted` tells by name whether a space's rows are kept.
+        """
         self.spaces = spaces
         self.rows: dict[tuple[int, bytes], Found] = {}
         self.byte_count = 0
         self.is_reset = False
-        """Whether keys went that nobody can name."""
+        """Whether keys were removed without an event that names them."""
         self.is_outgrown = False
-        """Whether a space is wanted now whose rows weren't kept: all must be read once more."""
+        """Whether a space is wanted now whose rows weren't kept before: all topics must be read again."""
         self._is_wanted = is_wanted
         self._wanted: dict[tuple[int, str], bool] = {}
         self._starts: dict[int, int] = {}
 
     def add(self, event: Row | Emptied) -> None:
-        """One change, in any order."""
+        """Add one change, in any order."""
         if isinstance(event, Emptied):
             space = self.spaces.get(event.space_id)
             if space is not None:
@@ -237,7 +241,7 @@ class Fold:
             self.byte_count += _ROW_BYTES + len(key) + (len(value) if value is not None else 0)
 
     def schema(self, record: SchemaRecord) -> None:
-        """A space has another form; one that is known already changes nothing."""
+        """Apply a new form of a space. A form that is already known changes nothing."""
         space = self.spaces.setdefault(record.space_id, SpaceState(record.name))
         # A DROP has the version of the form that it ends.
         if (record.version, record.is_dropped) <= (space.version, space.is_dropped):
@@ -247,7 +251,7 @@ class Fold:
             was_wanted, is_wanted = self._is_wanted(space.name), self._is_wanted(record.name)
             self.is_reset |= was_wanted or is_wanted
             self.is_outgrown |= is_wanted and not was_wanted
-        # Keys of another form can't be told from these. With images `t` follows, and all rows.
+        # Keys of the new primary key can't be told apart from the stored ones. With images, a `t` event and all rows follow.
         if is_known and not space.is_dropped and record.key_columns and record.key_columns != space.key_columns:
             space.gap = max(space.gap, record.seq)
         space.name, space.version, space.is_dropped = record.name, record.version, record.is_dropped
@@ -256,7 +260,7 @@ class Fold:
         self._wanted.clear()
 
     def snapshot(self, record: SnapshotRecord) -> None:
-        """A snapshot has begun, or is complete; all its rows must have been added by then."""
+        """Apply the start or the completion of a snapshot. All rows of a completed snapshot must have been added before."""
         number = int(record.snapshot_id)
         if record.status == "STARTED":
             self._starts[number] = record.seq
@@ -274,7 +278,7 @@ class Fold:
                 self.is_reset = True
 
     def lacks(self, space_id: int, gap: int) -> None:
-        """Changes of a space up to a number may be missing."""
+        """Record that changes of a space up to the seq `gap` may be missing."""
         space = self.spaces.get(space_id)
         if space is not None:
             space.gap = max(space.gap, gap)
@@ -297,10 +301,10 @@ class Fold:
 
 
 def decoded_spaces(value: bytes) -> dict[int, SpaceState]:
-    """What `encoded_spaces` gave."""
+    """Decode the result of `encoded_spaces`."""
     return msgspec.msgpack.decode(value, type=dict[int, SpaceState])
 
 
 def encoded_spaces(spaces: dict[int, SpaceState]) -> Any:
-    """As the store keeps them."""
+    """Encode the spaces' state for the store."""
     return msgspec.msgpack.encode(spaces)

@@ -1,4 +1,4 @@
-"""Which cluster and which topics they are, as names alone don't tell: a topic that was deleted and made again has another id."""
+"""Identity of the Kafka cluster and its topics: a topic that was deleted and created again has the same name, but another id."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _WHAT: Final = "Kafka can't be asked which topics there are"
 
 
 class Identity(NamedTuple):
-    """A cluster's id, and those of topics by their names, as far as the brokers tell them (Kafka 2.8 or later)."""
+    """Id of the cluster, and ids of topics by topic name, if the brokers return them (Kafka 2.8 or later)."""
 
     cluster: str
     topics: dict[str, str]
 
     def made_again(self, known: Mapping[str, str]) -> set[str]:
-        """Topics that had another id."""
+        """Return the topics whose id differs from their `known` one."""
         return {name for name, former in known.items() if self.topics.get(name, former) != former}
 
 
 def identity_of(admin: Admin, names: Collection[str]) -> Identity:
-    """As it is now. Raises ConnectionLostError while Kafka doesn't answer."""
+    """Return the current ids. Raises ConnectionLostError while Kafka is unavailable."""
     found: dict[str, str] = {}
     try:
         cluster = admin.describe_cluster(request_timeout=_TIMEOUT_SECONDS).result().cluster_id or ""

@@ -1,11 +1,12 @@
-"""Keeps the server's own store from the topics, on a thread of its own.
+"""Thread that keeps the server's own store up to date from the topics.
 
-It begins with what there is: a target is asked for, the highest number that readers can reach, and each partition is read up to
-it, in whatever order they come. A partition is done when it has shown a later number, or when it has been read to where it ended
-after the target was known. What may be missing below the target (compacted topics, deleted ones) is of no moment then.
+First it loads the existing messages. It takes the highest seq that readers can reach as a target, and reads each partition up to
+the target; the partitions may be read in any order. A partition is complete when it has delivered a higher seq, or when it has
+been read to its end as of a moment after the target was known. Changes missing below the target (compacted or deleted topics)
+don't matter then.
 
-From there on changes are taken in the one order, without a gap, so each commit leaves the store at one number. Where the next
-number stays away, it begins again as at the start.
+After the load the thread applies changes in the order of their seqs, without a gap, so each commit leaves the store at one seq.
+If the next seq doesn't arrive, the thread loads again as at the start.
 """
 
 from __future__ import annotations
@@ -37,20 +38,20 @@ from cdc.kafka.reach import Reach
 
 _COMMIT_SECONDS: Final = 0.1
 _LOAD_BYTES: Final = 16 * 1024 * 1024
-"""Of changes, in one commit while everything is read."""
+"""Maximum size of the changes in one commit during a load, in bytes."""
 _WAITING_BYTES: Final = 300
 _NUMBERS_MAX: Final = 1_000_000
-"""So many are remembered to see whether any is missing."""
+"""Maximum number of seqs that are remembered to check whether any is missing."""
 _UNORDERED_SECONDS: Final = 5.0
-"""At least once: so long a message of one partition may come after a later one of another."""
+"""Maximum delay by which, with at-least-once delivery, a message may follow a later one of another partition, in seconds."""
 
 
 class _ClearedError(Exception):
-    """The store is empty: it is to be filled from the beginning of all topics."""
+    """The store was cleared: it must be filled from the beginning of all topics."""
 
 
 class Keeper(TopicThread):
-    """Keeps a store up to date, until it is stopped."""
+    """Thread that keeps a store up to date until it is stopped."""
 
     def __init__(
         self,
@@ -60,18 +61,18 @@ class Keeper(TopicThread):
         on_reset: Callable[[int], None],
         on_end: Callable[[CdcError | None], None],
     ) -> None:
-        """`on_reset` is told each epoch of the store that begins; the store must be open before the start.
+        """`on_reset` is called with each new epoch of the store. The store must be open before the thread starts.
 
-        `on_end` as TopicThread's.
+        For `on_end` see TopicThread.
         """
-        super().__init__("tap-store", "the store can't be kept from the topics, trying again", on_end)
+        super().__init__("tap-store", "the server's own store can't be updated from the topics, retrying", on_end)
         self._source = source
         self._store = store
         self._is_wanted = is_wanted
         self._on_reset = on_reset
         self._malformed_count = 0
         self._has_begun = False
-        """Whether it has been up to date since the process began: clients have been filled then."""
+        """Whether the store has been up to date since the process started: clients have been filled from it then."""
         self.looked_seq = 0
         self._begin_anew({}, StorePosition(0))
 
@@ -87,39 +88,42 @@ class Keeper(TopicThread):
         self._waiting_counts: dict[Place, int] = {}
         self._control_places: set[Place] = set()
         self._controls_read: dict[Place, int] = {}
-        """Up to where. All records are read again at each start; this is to find out whether any have expired unread."""
+        """Offsets up to which control partitions were read.
+
+        All records are read again at each start; the offsets show whether any have expired unread.
+        """
         self._controls_kept: dict[Place, int] = {}
-        """The same, of those that are in the store."""
+        """The same, for the records that are in the store."""
         self._controls: list[SchemaRecord | SnapshotRecord] = []
         self._ended: dict[Place, int] = {}
         self._paused.clear()
         self._gaps: dict[Place, int] = {}
         """Partitions that have lost messages, with the offset up to which they had been read."""
         self._behind_gaps: dict[Place, int] = {}
-        """Up to which number these may lack changes."""
+        """Seq up to which partitions may lack changes, by partition."""
         self._numbers: set[int] = set()
-        """Of the changes that have come and that the store may not have had; only where something is lost."""
+        """Seqs of changes that were received and that the store may not have had; collected only if messages are lost."""
         self._topics: dict[str, set[int]] = {}
         self._identity = Identity(position.cluster, dict(position.topic_ids))
-        """Of what is in the store."""
+        """Cluster and topics from which the store was filled."""
         self.looked_seq = max(position.looked_seq, self.looked_seq)
-        """Changes up to here came from the topics that these are."""
+        """Seq up to which changes came from topics with the stored ids."""
         self._complete_seq = 0 if position.is_loading else position.seq
-        """Nothing is missing up to here, whatever became of the topics since."""
+        """Seq up to which no change is missing, whatever happened to the topics since."""
         self._gone: set[str] = set()
         self._made_again: set[str] = set()
-        """Topics that aren't those any more that the store was filled from."""
+        """Topics that were deleted and created again since the store was filled."""
         self._missed_sweeps = 0
-        """Rows up to here may be gone: what told of it has expired."""
+        """Seq up to which rows may have been swept by records that expired unread."""
         self._is_late = False
         self._is_changed = False
 
     @property
     def places(self) -> Collection[Place]:
-        """Partitions of rows that it reads."""
+        """Partitions of rows that the thread reads."""
         return self._offsets.keys()
 
-    # One life of a consumer.
+    # One consumer's lifetime.
 
     def _follow(self) -> None:
         with contextlib.suppress(_ClearedError):
@@ -153,7 +157,7 @@ class Keeper(TopicThread):
         try:
             self._read_controls(admin, consumer, reach, listed.controls, position)
             if is_first:
-                # Nothing was kept of what these tell of.
+                # The store had no rows that these records could affect.
                 self._fold.is_reset = self._fold.is_outgrown = False
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in self._offsets.items()])
             while not self._stopping.is_set() and self._is_loading:
@@ -168,7 +172,7 @@ class Keeper(TopicThread):
             consumer.close()
 
     def _read_controls(self, admin: Admin, consumer: Consumer, reach: Reach, places: set[Place], position: StorePosition) -> None:
-        """All records of forms and snapshots so far: spaces' names are needed before their rows."""
+        """Read all schema and snapshot records so far: the spaces' names must be known before their rows."""
         begins = begins_of(admin, places)
         consumer.assign([TopicPartition(*place, begin) for place, begin in begins.items()])
         while not places <= self._ended.keys() and not self._stopping.is_set():
@@ -200,7 +204,7 @@ class Keeper(TopicThread):
                 self._commit(is_loading=False)
                 committed_at = now
                 if self._fold.is_outgrown:
-                    self._log.info("a space is wanted under its new name: the store is filled from the topics once more")
+                    self._log.info("a space is wanted under its new name: the server's own store is filled again from the topics")
                     self._store.clear()
                     self._on_reset(self._store.position.epoch)
                     return
@@ -241,7 +245,9 @@ class Keeper(TopicThread):
             except MalformedError as problem:
                 self._malformed_count += 1
                 if self._malformed_count == 1:
-                    self._log.warning("a message is passed over", topic=place[0], offset=offset - 1, why=str(problem))
+                    self._log.warning(
+                        "a message that can't be decoded was skipped", topic=place[0], offset=offset - 1, why=str(problem)
+                    )
                 continue
             if event is None:
                 continue
@@ -270,11 +276,11 @@ class Keeper(TopicThread):
             self._fold.lacks(space_id, min(gap, self._target))
 
     def _take_old(self, event: Row | Emptied) -> None:
-        """One whose place in the order is behind the store already, or will be once everything is read."""
+        """Add a change that the store's seq already covers, or will cover once the load is complete."""
         if not self._is_loading:
             space = self._fold.spaces.get(event.space_id)
             if isinstance(event, Emptied) and space is not None and space.floor >= event.seq:
-                return  # it comes once in every partition
+                return  # a `t` event is in every partition
             self._is_late = True
         self._fold.add(event)
 
@@ -284,7 +290,7 @@ class Keeper(TopicThread):
             try:
                 topic = TopicNames(self._source.prefix).of_space(record.space_id, record.name)
             except ConfigurationError:
-                return  # the daemon doesn't publish it either
+                return  # the daemon doesn't publish this space either
             self._topics.setdefault(topic, set()).add(record.space_id)
 
     def _reached_end(self, place: Place, offset: int) -> None:
@@ -297,7 +303,7 @@ class Keeper(TopicThread):
             self._is_changed = True
 
     def _advance(self) -> None:
-        """Take all changes whose turn it is, and what is told of the time up to them."""
+        """Apply all changes whose turn it is, and the control records up to them."""
         pop, add = self._waiting.pop, self._fold.add
         while (found := pop(self._seq + 1, None)) is not None:
             event, place, offset = found
@@ -330,7 +336,7 @@ class Keeper(TopicThread):
 
     def _finish_load(self, identity: Identity) -> None:
         self._seq = self._target
-        # Numbers have no gap: where all of them have come, whatever was deleted had been read.
+        # Seqs have no gap: if all seqs were received, the deleted messages had been read before.
         if len([seq for seq in self._numbers if seq <= self._target]) < self._target - self._complete_seq:
             for place in self._gaps:
                 self._lacks(place[0], self._behind_gaps.get(place, self._target))
@@ -350,8 +356,8 @@ class Keeper(TopicThread):
         self._log.info("the server's own store is up to date", seq=self._seq, rows=store.row_count)
         if store.incomplete:
             self._log.warning(
-                "the topics don't go back far enough: rows of these spaces may be missing, or old, until all of them come in a "
-                "snapshot (tarantool-cdc snapshot SPACE)",
+                "the topics don't go back far enough: rows of these spaces may be missing or outdated until a snapshot "
+                "delivers all of them (tarantool-cdc snapshot SPACE)",
                 spaces=", ".join(store.incomplete),
             )
 
@@ -366,7 +372,7 @@ class Keeper(TopicThread):
             store.position.epoch + is_reset,
             store.position.seq if is_loading else self._seq,
             is_loading,
-            # What is missing is noticed again if this load comes to no end.
+            # Stored gaps are noticed again if this load doesn't finish.
             {
                 _name(place): (self._gaps.get(place, offset), min(self._heads.get(place, 0), limit))
                 for place, offset in self._offsets.items()
@@ -385,7 +391,7 @@ class Keeper(TopicThread):
         if is_reset:
             self._on_reset(position.epoch)
         if was_incomplete and not store.incomplete:
-            self._log.info("all rows are there again", seq=self._seq)
+            self._log.info("the server's own store has all rows again", seq=self._seq)
 
     # Topics.
 
@@ -395,41 +401,44 @@ class Keeper(TopicThread):
             self._is_of_another_time(f"it was filled from the Kafka cluster {known}, and this is {identity.cluster}")
 
     def _check_numbers(self, topic: str, seq: int) -> None:
-        """A topic that was made again has an older number than was there before it: the daemon counts anew."""
+        """Handle a recreated topic that has an already used seq: the daemon numbers its events from the start again."""
         if self._source.config.delivery == "at_least_once" and self._source.newest_seq() >= self.looked_seq:
-            return  # it has repeated something
+            return  # the daemon repeated an event
         self._is_of_another_time(
-            f"the topic {topic} was deleted and made again, and its changes count from {seq} on, where the store had come to "
-            f"{self.looked_seq}: the daemon has begun anew"
+            f"the topic {topic} was deleted and created again, and its changes start at seq {seq}, but the store is at "
+            f"{self.looked_seq}: the daemon numbers its changes from the start again"
         )
 
     def _is_of_another_time(self, why: str) -> None:
-        """What the store has is no older state of what is there now."""
+        """Clear the store, because its contents aren't an older state of the current topics. Always raises."""
         self._store.clear(why)
         self.looked_seq = 0
-        if self._has_begun:  # what is in memory is of that time too
+        if self._has_begun:  # the process's memory is outdated too
             raise CdcError(
-                f"the server's own store {self._store.path} is of another time: {why}",
-                "Start the server again: it fills the store, and its clients, anew.",
+                f"the server's own store {self._store.path} doesn't belong to the current topics: {why}",
+                "Start the server again: it then fills the store, and its clients, from the beginning.",
             )
         self._on_reset(self._store.position.epoch)
         raise _ClearedError
 
     def _look_at(self, identity: Identity, gone: Collection[str]) -> None:
-        """What became of the topics since the store was filled from them."""
+        """Compare the topics with those that the store was filled from."""
         self._gone = set(gone)
         self._made_again = identity.made_again(self._identity.topics)
-        # Who followed may have been told what nobody knows any more, or lack what the new topic has.
+        # Clients that follow may have changes that are now lost, or lack changes of the new topic.
         self._fold.is_reset |= bool(self._made_again)
         if self._made_again or self._gone:
             self._log.warning(
-                "topics that the server's own store was filled from were deleted: what they had and the store hasn't is lost",
+                "topics that the server's own store was filled from were deleted: changes not yet in the store are lost",
                 made_again=", ".join(sorted(self._made_again)),
                 gone=", ".join(sorted(self._gone)),
             )
 
     def _look_for_topics(self, admin: Admin, consumer: Consumer) -> bool:
-        """Whether one was made again, so that it must be read from its beginning."""
+        """Look for new and deleted partitions.
+
+        Return True if a topic was created again, so that it must be read from its beginning.
+        """
         listed = self._source.listed(admin)
         identity = self._source.identity(admin, listed)
         self._check_cluster(identity)

@@ -1,7 +1,7 @@
-"""What keys are called at a client, and in which vbucket they are.
+"""Clients' keys of rows, and the keys' vbuckets.
 
-`{space}:{key}` by default: the space's name, and the primary key's values as text, joined by ":". A key template may name any
-field of the row instead: `user:{id}`. Of a row that is gone the fields are those that it had. A row that lacks
+The default template is `{space}:{key}`: the space's name, and the primary key's values as text, joined by ":". A key template
+may name any field of the row instead: `user:{id}`. The key of a deleted row is made from the row's last values. A row that lacks
 such a field has no key, and is left out.
 """
 
@@ -18,20 +18,26 @@ from cdc.config.tap import KEY_FIELD
 from cdc.events.json_values import encode
 
 _SINGLE: Final = re.compile(rb'\{"(?:[^"\\])*":(?:(-?[0-9]+)|"([^"\\]*)")\}')
-"""A key of one part that is a whole number, or a string that JSON has as it is. A part whose name has a quote isn't met."""
+"""Key of one part that is an integer, or a string that JSON contains without escapes.
+
+A part whose name contains a quote doesn't match.
+"""
 _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 SPACE: Final = "space"
 KEY: Final = "key"
 
 
 def vbucket_of(key: bytes, mask: int) -> int:
-    """As memcached's and Couchbase's clients find it; `mask` is the number of vbuckets, 32,768 at most, less one."""
+    """Return a key's vbucket, as memcached's and Couchbase's clients compute it.
+
+    `mask` is the number of vbuckets (at most 32,768) minus 1.
+    """
     return zlib.crc32(key) >> 16 & mask
 
 
 def joined(key: bytes) -> bytes:
-    """The values of a key of the topics (a JSON object) as text, joined by ":"."""
-    # Where all that follows the first name is digits, there is one part, a whole number: the commonest key.
+    """Return the values of a topic message's key (a JSON object) as text, joined by ":"."""
+    # If only digits follow the first name, the key has one part, an integer: the commonest key.
     rest = key[key.find(b'":') + 2 : -1]
     if rest.isdigit():
         return rest
@@ -46,27 +52,27 @@ def _text(value: Any) -> bytes:
 
 
 class KeyTemplate:
-    """Makes the keys of one space."""
+    """Maker of the client's keys of one space."""
 
     def __init__(self, template: str, space: str, on_missing: Callable[[str, str], None] = lambda *_: None) -> None:
-        """`on_missing` is told the space and the field of each row that lacks one of the key's."""
+        """`on_missing` is called with the space and the field for each row that lacks a field of the template."""
         names = KEY_FIELD.findall(template)
         self.needs_row = not set(names) <= {SPACE, KEY}
-        """Whether the primary key's values aren't enough."""
+        """Whether the template contains fields besides the space's name and the primary key."""
         self._space = space
         self._on_missing = on_missing
         self.prefix: bytes | None = None
-        """What stands before the primary key's values, if nothing else is in the key."""
+        """Text before the primary key's values, if the key contains nothing else; otherwise None."""
         self._parts = KEY_FIELD.split(template)
-        """What stands as it is, and names, by turns."""
+        """Literal text and field names, alternating."""
         self.of_key: Callable[[bytes], bytes] = self._of_key
-        """From the primary key as the topics have it."""
+        """Function that makes the client's key from the topic message's key."""
         prefix, _, rest = template.partition("{key}")
         if names == [SPACE, KEY] and not rest:
             start = self.prefix = prefix.replace("{space}", space).encode()
 
             def of_key(key: bytes) -> bytes:
-                # The commonest key is one whole number (see `joined`).
+                # The commonest key is one integer (see `joined`).
                 digits = key[key.find(b'":') + 2 : -1]
                 return start + (digits if digits.isdigit() else joined(key))
 
@@ -76,7 +82,7 @@ class KeyTemplate:
         return self._filled({SPACE: self._space.encode(), KEY: joined(key)})
 
     def of_row(self, key: bytes, row: bytes) -> bytes | None:
-        """From the primary key and the row, as the topics have them; None if the row lacks a field."""
+        """Return the client's key, made from the topic message's key and the row; None if the row lacks a field."""
         fields = {name: _text(value) for name, value in _decode(row).items()}
         try:
             return self._filled({**fields, SPACE: self._space.encode(), KEY: joined(key)})

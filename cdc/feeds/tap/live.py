@@ -1,7 +1,7 @@
-"""Reads the topics from a given change on, on a thread of its own, and hands on batches in the order of their numbers.
+"""Thread that reads the topics from a given change on, and delivers batches in the order of their seqs.
 
-Where the first of them lies in each partition is found by halves: within a partition numbers ascend. A reader that starts late,
-or for one client alone, finds its place in a few looks and needs nothing that was written down before.
+The thread finds its start offset in each partition by binary search, because seqs ascend within a partition. A reader that
+starts late, or reads for one client alone, finds its position in a few reads and needs no stored state.
 """
 
 from __future__ import annotations
@@ -36,29 +36,32 @@ from cdc.kafka.topic_admin import list_topics
 
 _TIMEOUT_SECONDS: Final = 10.0
 _NEAR: Final = 1_000
-"""So few messages are read rather than halved."""
+"""Number of messages at which the binary search stops; the reader reads them instead."""
 _UNKNOWN: Final = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 _FOR_ONE_BYTES: Final = 8 * 1024 * 1024
-"""A reader for one client alone fetches so much before it is asked, and lets so much wait: there are several."""
+"""Limit for a reader for one client, in bytes: both librdkafka's prefetch and the changes that wait.
+
+There are several such readers.
+"""
 _KEY_BYTES: Final = 150
-"""What a key takes in memory beside its bytes."""
+"""Memory of a key in addition to its own length, in bytes."""
 
 
 class ExpiredError(CdcError):
-    """Changes that a client lacks aren't on the topics any more."""
+    """A client lacks changes that are no longer on the topics."""
 
 
 class Listed(NamedTuple):
-    """A daemon's topics."""
+    """The topics of a daemon."""
 
     rows: dict[str, int]
-    """Those that may have rows, with their numbers of partitions."""
+    """Topics that may have rows, with their numbers of partitions."""
     controls: set[Place]
-    """Those of its topics of schemas and snapshots that there are."""
+    """Existing partitions of the schema topic and the snapshot topic."""
 
 
 class Topics:
-    """One daemon's topics of spaces, as they are now. All methods raise ConnectionLostError while Kafka doesn't answer."""
+    """One daemon's topics. All methods raise ConnectionLostError while Kafka is unavailable."""
 
     def __init__(self, name: str, config: KafkaSection) -> None:
         self.config = config
@@ -70,38 +73,38 @@ class Topics:
         self._control = {names.control(name) for name in topics.CONTROL}
 
     def listed(self, admin: Admin) -> Listed:
-        """The topics that there are."""
+        """Return the existing topics."""
         found = list_topics(admin, self.config.bootstrap_servers)
         rows = {name: count for name, count in found.items() if name.startswith(self.prefix + ".") and name not in self._control}
         return Listed(rows, {(topic, 0) for topic in (self.snapshots, self.schemas) if topic in found})
 
     def counts(self, admin: Admin) -> dict[str, int]:
-        """Topics that may have rows, with their numbers of partitions."""
+        """Return the topics that may have rows, with their numbers of partitions."""
         return self.listed(admin).rows
 
     def identity(self, admin: Admin, listed: Listed) -> Identity:
-        """Which they are."""
+        """Return the ids of the cluster and the topics."""
         return identity_of(admin, [*listed.rows, *(topic for topic, _ in listed.controls)])
 
     def reach(self, consumer: Consumer) -> Reach:
-        """Whether a consumer that stays finds Kafka still."""
+        """Return a check whether a long-lived consumer still reaches Kafka."""
         return Reach([consumer], self.clients.admin, self.schemas, ConnectionLostError)
 
     def newest_seq(self) -> int:
-        """The highest number that readers can reach."""
+        """Return the highest seq that readers can reach."""
         admin = self.clients.admin()
         open_, closed = open_partitions(admin, self.counts(admin))
         return newest_seq(self.clients.consumer("read_committed"), self.prefix, {**open_, **closed})
 
     def begins(self, admin: Admin, counts: Mapping[str, int]) -> dict[Place, int]:
-        """Where partitions begin."""
+        """Return the partitions' first offsets."""
         return begins_of(admin, [(name, number) for name, count in counts.items() for number in range(count)])
 
     def former_keys(self, changes: Changes, space: str, seq: int, bytes_max: int) -> list[tuple[bytes, int]] | None:
-        """Keys, with their vbuckets, that a space had before the change `seq` emptied it: what its topic has of it until then.
+        """Return the keys, with their vbuckets, that a space had before the change `seq` emptied it, according to its topic.
 
-        None if the topic doesn't go back to its beginning, isn't the one that was emptied, or they are too many; also if a space
-        has been given this name, whose rows may never have been in the topic.
+        Returns None if the topic doesn't go back to its beginning, isn't the topic that was emptied, or has too many keys; also
+        if a space was renamed to this name, because its rows may never have been in the topic.
         """
         admin = self.clients.admin()
         if any(one.name == space for one in self._renamings(admin)):
@@ -111,7 +114,7 @@ class Topics:
         begins = self.begins(admin, counts)
         if not begins or any(begins.values()):
             return None
-        # A partition that was added since has nothing of that time, and perhaps nothing at all.
+        # A partition that was added later has no message of that time, and perhaps no message at all.
         ends = written_ends(admin, counts)
         is_found = False
         keys: dict[Place, dict[bytes, int]] = {place: {} for place in begins}
@@ -128,7 +131,7 @@ class Topics:
                     try:
                         found = changes.of(message.key(), message.value()) if error is None else None
                     except MalformedError:
-                        continue  # the live reader has said so
+                        continue  # the live reader has logged it
                     if found is None and error is None:
                         continue
                     if found is None or found[0] >= seq:
@@ -154,7 +157,10 @@ class Topics:
         return None if missing or not is_found else [pair for here in keys.values() for pair in here.items()]
 
     def _renamings(self, admin: Admin) -> list[Renaming]:
-        """All until now. A record is written before the events that have its form: none of those that were read is missed."""
+        """Return all renamings until now.
+
+        A schema record is written before the events of its form, so no renaming of a read event is missed.
+        """
         place = self.schemas, 0
         if place not in self.listed(admin).controls:
             return []
@@ -173,8 +179,8 @@ class Topics:
         return found
 
     def since(self, timestamp_ms: int) -> int | None:
-        """The number behind which all changes are newer than a time; None if the topics don't go back so far."""
-        # Before the look by time: what comes during it must not be passed over.
+        """Return the seq after which all changes are newer than a time, or None if the topics don't go back that far."""
+        # Read it before the lookup by time, so that changes that arrive during the lookup aren't skipped.
         newest = self.newest_seq()
         admin = self.clients.admin()
         counts = self.counts(admin)
@@ -184,7 +190,7 @@ class Topics:
         found = _offsets(admin, list(begins), OffsetSpec.for_timestamp(timestamp_ms))
         starts = {place: offset for place, offset in found.items() if offset >= 0}
         if any(begins[place] and offset == begins[place] for place, offset in starts.items()):
-            return None  # what came before may be as new
+            return None  # earlier changes, no longer on the topic, may be newer than the time too
         consumer = self.clients.consumer("read_committed")
         try:
             first = first_events(consumer, self.prefix, starts)
@@ -194,7 +200,7 @@ class Topics:
 
 
 def begins_of(admin: Admin, places: Collection[Place]) -> dict[Place, int]:
-    """Where partitions begin."""
+    """Return the partitions' first offsets."""
     return _offsets(admin, sorted(places), OffsetSpec.earliest()) if places else {}  # type: ignore[no-untyped-call]
 
 
@@ -208,7 +214,7 @@ def _offsets(admin: Admin, places: list[Place], spec: OffsetSpec) -> dict[Place,
 
 
 def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
-    """The first event of each partition from an offset on: its own offset, and its number. Raises ConnectionLostError."""
+    """Return the first event of each partition from an offset on, as its offset and its seq. Raises ConnectionLostError."""
     missing, found = set(starts), {}
     try:
         consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
@@ -236,7 +242,10 @@ def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -
 
 
 def _pieces(consumer: Consumer) -> Iterator[list[Message]]:
-    """What comes, some at a time. Raises ConnectionLostError if nothing does: who waits may have been stopped meanwhile."""
+    """Yield messages as they arrive.
+
+    Raises ConnectionLostError if none arrive: a waiting caller may have been stopped meanwhile.
+    """
     heard_at = time.monotonic()
     while True:
         messages = consumer.consume(MESSAGES, POLL_SECONDS)
@@ -248,12 +257,12 @@ def _pieces(consumer: Consumer) -> Iterator[list[Message]]:
 
 
 def _is_end(message: Message, error: KafkaError, end: int) -> bool:
-    """Whether all that a partition had until its `end` has been read. Raises ConnectionLostError if it can't be."""
+    """Whether a partition has been read to `end`. Raises ConnectionLostError if it can't be read."""
     if error.code() == KafkaError._PARTITION_EOF:
         return (message.offset() or 0) >= end
     why = check_error(message.topic(), error, None)
     if error.code() in _UNKNOWN:
-        raise ConnectionLostError(f"{message.topic()} can't be read: {why}")  # if it is gone, the next look says so
+        raise ConnectionLostError(f"{message.topic()} can't be read: {why}")  # if the topic was deleted, the next lookup shows it
     return False
 
 
@@ -264,7 +273,7 @@ def _place(message: Message) -> Place:
 def locate(
     consumer: Consumer, prefix: str, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
 ) -> dict[Place, int]:
-    """Offsets from which each partition has all changes behind a number, and not many before it."""
+    """Return offsets from which each partition has all changes after the seq `after`, and few changes before it."""
     low, high = dict(begins), {place: max(ends[place], begin) for place, begin in begins.items()}
     while wide := {place: (low[place] + high[place]) // 2 for place in low if high[place] - low[place] > _NEAR}:
         found = first_events(consumer, prefix, wide)
@@ -278,9 +287,12 @@ def locate(
 
 
 def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
-    """What is wrong for now, while reading goes on: what was `known` before, or this. Raises an error where it can't."""
+    """Return the current problem while reading continues: the `known` one, or this error.
+
+    Raise an error if reading can't continue.
+    """
     if error.code() in (KafkaError.OFFSET_OUT_OF_RANGE, KafkaError._AUTO_OFFSET_RESET):
-        raise ConnectionLostError(f"{topic} has lost what was read of it: {error.str()}")
+        raise ConnectionLostError(f"{topic} no longer has the messages at the reader's offset: {error.str()}")
     if not error.retriable() and error.code() not in (
         KafkaError._ALL_BROKERS_DOWN,
         KafkaError._TRANSPORT,
@@ -291,29 +303,29 @@ def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
 
 
 class Controls(Protocol):
-    """Is told what the topics of snapshots and schemas say."""
+    """Receiver of the snapshot and schema records' contents."""
 
     snapshots_offset: int
-    """Up to where `<prefix>.snapshot` was read, also by a process before this one; 0: nobody has."""
+    """Offset up to which `<prefix>.snapshot` was read, also by an earlier process; 0: never."""
 
     def swept(self, seq: int, offset: int) -> None:
-        """Up to this number keys may be gone that nobody can name; told by the record before this offset."""
+        """Keys up to `seq` may have been removed unnamed, as reported by the record before `offset`."""
 
     def renamed(self, renaming: Renaming) -> None:
-        """A space has got another name."""
+        """A space was renamed."""
 
     def lost(self, seq: int) -> None:
-        """Changes up to this number are nowhere on the topics."""
+        """Changes up to `seq` are on no topic."""
 
     def snapshots_read(self, offset: int) -> None:
-        """`<prefix>.snapshot` was read up to here."""
+        """`<prefix>.snapshot` was read up to `offset`."""
 
     def snapshots_missed(self) -> None:
-        """What is behind `snapshots_offset` isn't there any more."""
+        """Records after `snapshots_offset` are no longer on the topic."""
 
 
 class LiveReader(TopicThread):
-    """Hands on everything behind a change, until it is stopped."""
+    """Thread that delivers all changes after a given one, until it is stopped."""
 
     def __init__(
         self,
@@ -325,12 +337,12 @@ class LiveReader(TopicThread):
         controls: Controls | None = None,
         on_end: Callable[[CdcError | None], None] = lambda _: None,
     ) -> None:
-        """`deliver` may block, and so holds back the reading; `on_end` is told the error that ended it.
+        """`deliver` may block, which holds back the reading. `on_end` is called with the error that ended the thread, or None.
 
-        Without `controls` it reads for one client alone, and where changes are missing it ends with ExpiredError; otherwise it
-        goes on behind them, and says so.
+        Without `controls` the reader serves one client alone, and ends with ExpiredError if changes are missing. With `controls`
+        it logs and reports missing changes, and continues after them.
         """
-        super().__init__("tap-live", "the topics can't be read, trying again", on_end)
+        super().__init__("tap-live", "the topics can't be read, retrying", on_end)
         self._source = source
         self._changes = changes
         self._merger = Merger(after)
@@ -342,7 +354,7 @@ class LiveReader(TopicThread):
         self.lost_count = 0
         self.malformed_count = 0
         self.is_at_end = False
-        """Whether it has read once all that there was."""
+        """Whether the thread has once read all messages that the topics had."""
         self._counts: dict[str, int] = {}
         self._begun: set[Place] = set()
         self._hole_since = 0.0
@@ -351,12 +363,12 @@ class LiveReader(TopicThread):
 
     @property
     def seq(self) -> int:
-        """The last change that it has handed on."""
+        """Seq of the last delivered change."""
         return self._merger.next_seq - 1
 
     @property
     def is_stopping(self) -> bool:
-        """For `deliver`, which is not to wait any longer then."""
+        """Whether the thread was asked to stop: `deliver` must then stop waiting."""
         return self._stopping.is_set()
 
     def _follow(self) -> None:
@@ -392,7 +404,7 @@ class LiveReader(TopicThread):
             consumer.close()
 
     def _control_starts(self, admin: Admin, places: set[Place], controls: Controls) -> dict[Place, int]:
-        """Where to read records from; what they tell is told again each time."""
+        """Return the offsets to read control records from. Their contents are reported again each time."""
         self._control_places = places
         starts = begins_of(admin, places)
         place, known = (self._source.snapshots, 0), controls.snapshots_offset
@@ -419,7 +431,10 @@ class LiveReader(TopicThread):
                 self.malformed_count += 1
                 if self.malformed_count == 1:
                     self._log.warning(
-                        "a message is passed over", topic=message.topic(), offset=message.offset(), why=str(problem)
+                        "a message that can't be decoded was skipped",
+                        topic=message.topic(),
+                        offset=message.offset(),
+                        why=str(problem),
                     )
                 continue
             if found is not None:
@@ -477,7 +492,10 @@ class LiveReader(TopicThread):
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in begins.items()])
 
     def _look_at_hole(self, admin: Admin, now: float) -> None:
-        """Where a number is missing for long: find out whether it can still come."""
+        """If a seq has been missing for long, find out whether it can still arrive.
+
+        If it can't, skip it or raise ExpiredError.
+        """
         if not self._merger.hole:
             self._hole_since = 0.0
             return
@@ -487,14 +505,14 @@ class LiveReader(TopicThread):
             return
         open_, ends = open_partitions(admin, self._counts)
         if open_:
-            return  # a transaction keeps readers from what follows it
+            return  # an open transaction keeps readers from the messages after it
         if any(self._ended.get(place, -1) < end for place, end in ends.items() if place not in self._paused):
-            return  # it is still on its way
+            return  # the change may still arrive
         first = self._merger.next_seq
         if self._controls is None:
             raise ExpiredError(f"the changes from {first} on aren't on the topics any more")
         first, last = self._merger.skip()
         self.lost_count += last - first + 1
         self._hole_since = 0.0
-        self._log.error("changes are nowhere on the topics: they were deleted, or a topic was", first=first, last=last)
+        self._log.error("changes are missing on all topics: messages or a topic were deleted", first=first, last=last)
         self._controls.lost(last)

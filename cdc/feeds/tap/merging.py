@@ -1,8 +1,8 @@
-"""The changes of all partitions in one order, and the newest of them in memory.
+"""Merging of all partitions' changes into one order, and the newest changes in memory.
 
-A daemon numbers its events without a gap over all topics (`seq`), so the next one is always known: what comes before it is a
-repeat, what comes after it waits. Only where a topic was deleted, or the beginning of a partition is gone, the next one never
-comes.
+A daemon numbers its events without a gap over all topics (`seq`), so the next seq is always known. A change with a lower seq is
+a repetition; a change with a higher seq waits. The next seq never arrives only if a topic was deleted, or a partition has lost
+its first messages.
 """
 
 from __future__ import annotations
@@ -18,21 +18,27 @@ from cdc.feeds.tap import wire
 from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
 
 CHANGE_BYTES: Final = 400
-"""What a change takes in memory beside its frame, roughly."""
+"""Approximate memory of a change in addition to its frame, in bytes."""
 BATCH_BYTES: Final = 1_000
-"""The same of a batch, without its changes."""
+"""Approximate memory of a batch without its changes, in bytes."""
 _TAKEN_BYTES_MAX: Final = 1024 * 1024
-"""In one batch, unless one change is more: clients that follow are told of it whole before it can go."""
+"""Maximum size of a batch, in bytes, unless a single change is larger.
+
+Following clients are sent a whole batch before it may leave the ring.
+"""
 _JOINED_CHANGES_MAX: Final = 2_000
 _SELECTIONS_MAX: Final = 4
-"""Kept of a batch, for other clients that get the same: no more, as the ring may have ten thousand small batches."""
+"""Number of selections kept per batch for clients that get the same changes.
+
+It is small because the ring may have ten thousand small batches.
+"""
 
 
 class Selection(NamedTuple):
-    """Which changes a client gets."""
+    """Filter of the changes that a client gets."""
 
     spaces: Container[str] | None
-    """None: all."""
+    """Wanted spaces; None: all."""
     vbuckets: frozenset[int] | None
     lost: frozenset[int]
     """Vbuckets that another client has taken over."""
@@ -40,7 +46,7 @@ class Selection(NamedTuple):
 
 
 class Selected(NamedTuple):
-    """What a client gets of a batch: frames, and each one's seq."""
+    """A client's part of a batch: frames, and each frame's seq."""
 
     frames: list[bytes]
     seqs: list[int]
@@ -48,30 +54,30 @@ class Selected(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """Changes with the numbers `first` to `last`, whole; a TRUNCATE or RESET is alone in its batch."""
+    """All changes with the seqs `first` to `last`. A TRUNCATE or RESET is alone in its batch."""
 
     first: int
     last: int
     changes: list[Change]
     byte_count: int
     appended_at: float = 0.0
-    """When it came into the ring."""
+    """Time when the batch was appended to the ring."""
     _selected: dict[Selection, Selected] = field(default_factory=dict)
 
     @property
     def is_special(self) -> bool:
-        """Whether it is a TRUNCATE or RESET."""
+        """Whether the batch is a TRUNCATE or RESET."""
         return self.changes[0].kind >= Kind.TRUNCATE if self.changes else False
 
     def joined(self, other: Batch) -> Batch | None:
-        """One batch instead of two; None if they can't be one."""
+        """Return both batches as one, or None if they can't be joined."""
         if self.is_special or other.is_special or other.first != self.last + 1 or len(self.changes) > _JOINED_CHANGES_MAX:
             return None
         byte_count = self.byte_count + other.byte_count
         return Batch(self.first, other.last, self.changes + other.changes, byte_count) if byte_count <= _TAKEN_BYTES_MAX else None
 
     def select(self, selection: Selection, after: int, until: int) -> Selected:
-        """What a client gets of the changes behind `after`, up to `until`."""
+        """Return a client's part of the changes after `after`, up to `until`."""
         selected = self._selected.get(selection)
         if selected is None:
             if len(self._selected) >= _SELECTIONS_MAX:
@@ -103,18 +109,18 @@ def _key_frame(change: Change) -> bytes:
 
 
 class Merger:
-    """Puts changes into order."""
+    """Queue that puts changes into order."""
 
     def __init__(self, after: int) -> None:
         self.next_seq = after + 1
         self.waiting_bytes = 0
-        """Of changes whose turn it isn't yet."""
+        """Size of the changes whose turn it isn't yet, in bytes."""
         self._waiting: dict[int, Numbered] = {}
         self._odd: set[int] = set()
-        """Those that are no single change of a key."""
+        """Seqs of waiting events that aren't exactly one change of one key."""
 
     def add(self, changes: Iterable[tuple[int, Numbered]]) -> None:
-        """Changes by their numbers, in any order."""
+        """Add changes by their seqs, in any order."""
         next_seq, waiting, size, special = self.next_seq, self._waiting, 0, Kind.TRUNCATE
         for seq, change in changes:
             if seq >= next_seq and seq not in waiting:
@@ -129,7 +135,7 @@ class Merger:
         self.waiting_bytes += size
 
     def take(self, count_max: int = 2000) -> Batch | None:
-        """The next changes in order; None if the next one hasn't come."""
+        """Return the next changes in order, or None if the next one hasn't arrived."""
         waiting, first = self._waiting, self.next_seq
         if first not in waiting:
             return None
@@ -149,7 +155,7 @@ class Merger:
         return self._taken(changes, end, size, size)
 
     def _take_one_by_one(self, count_max: int) -> Batch:
-        """The same, where some are special or no single changes."""
+        """Do the same as `take` for changes of which some are special, or several (or none) belong to one event."""
         first = seq = self.next_seq
         changes: list[Change] = []
         byte_count = 0
@@ -178,35 +184,35 @@ class Merger:
 
     @property
     def hole(self) -> int | None:
-        """How many numbers are missing before the first change that waits; None if none waits."""
+        """Number of seqs that are missing before the first waiting change; None if no change waits."""
         return min(self._waiting) - self.next_seq if self._waiting else None
 
     def skip(self) -> tuple[int, int]:
-        """Go on with the first change that waits; returns the numbers that nobody has, the first and the last."""
+        """Continue with the first waiting change. Return the first and the last of the missing seqs."""
         first, self.next_seq = self.next_seq, min(self._waiting)
         return first, self.next_seq - 1
 
 
 def _size(change: Numbered) -> int:
-    """What a change takes while it waits; one that nobody wants, too."""
+    """Return the memory of a change while it waits, in bytes; unwanted changes need memory too."""
     if isinstance(change, Change):
         return len(change.frame) + CHANGE_BYTES
     return CHANGE_BYTES + sum(len(one.frame) + CHANGE_BYTES for one in change)
 
 
 class Ring:
-    """The newest batches, up to so many bytes."""
+    """The newest batches, up to a total size."""
 
     def __init__(self, after: int, bytes_max: int) -> None:
         self.first = after + 1
-        """The number of the oldest change that is here."""
+        """Seq of the oldest change in the ring."""
         self.last = after
         self.byte_count = 0
         self._bytes_max = bytes_max
         self._batches: deque[Batch] = deque()
 
     def leaving(self, batch: Batch) -> Batch | None:
-        """The newest of the batches that go when this one comes; None if there is room."""
+        """Return the newest of the batches that must leave when `batch` is appended, or None if there is room."""
         left = self.byte_count + batch.byte_count + BATCH_BYTES
         found = None
         for one in self._batches:
@@ -217,11 +223,11 @@ class Ring:
         return found
 
     def append(self, batch: Batch, now: float = 0.0) -> None:
-        """The next batch; the oldest ones go. Numbers that nobody has may be missing before it."""
+        """Append the next batch; the oldest ones leave. Seqs that are on no topic may be missing before it."""
         batch.appended_at = now
         newest = self._batches[-1] if self._batches else None
         self.last = batch.last
-        # Of what nobody wants only the numbers are kept, however long nothing else comes.
+        # For unwanted changes only the seqs are kept, in one batch, however long no other change arrives.
         if newest is not None and not newest.changes and not batch.changes and (joined := newest.joined(batch)) is not None:
             joined.appended_at = now
             self._batches[-1] = joined
@@ -234,11 +240,11 @@ class Ring:
             self.first = self._batches[0].first
 
     def has(self, after: int) -> bool:
-        """Whether what follows a number is here, or will be next."""
+        """Whether the change after `after` is in the ring, or is the next to arrive."""
         return self.first - 1 <= after <= self.last
 
     def next(self, after: int) -> Batch | None:
-        """The batch that has what follows a number; None if that hasn't come. Of `has`, it must be true."""
+        """Return the batch with the change after `after`, or None if it hasn't arrived. Only valid if `has(after)` is true."""
         batches = self._batches
         if after >= self.last:
             return None

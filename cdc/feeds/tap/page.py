@@ -1,4 +1,4 @@
-"""The TAP server's window: /metrics (Prometheus), /health and /status, on a thread of its own."""
+"""The TAP server's HTTP page on a thread of its own: /metrics (Prometheus), /health and /status."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc.ops.bounded_server import BoundedHandler, BoundedServer
 
 
 def _own(server: TapServer) -> dict[str, Any]:
-    """Of the server's own store, if there is one."""
+    """Return the state of the server's own store, or zeros if there is none."""
     store = server.feed.own_store
     if store is None:
         return {"rows": 0, "bytes": 0, "seq": 0, "lag": 0, "is_loading": False, "incomplete": []}
@@ -32,38 +32,56 @@ def _own(server: TapServer) -> dict[str, Any]:
 
 
 SERVER: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
-    "tarantool_cdc_tap_connections": ("Connections, those that have asked for no feed yet too", lambda s: s.connection_count),
-    "tarantool_cdc_tap_sessions": ("Clients that may go on where they were, whether connected or not", lambda s: s.session_count),
-    "tarantool_cdc_tap_seq": ("The newest change that has been read", lambda s: s.feed.last),
-    "tarantool_cdc_tap_buffer_bytes": ("Of the newest changes in memory", lambda s: s.feed.ring.byte_count),
-    "tarantool_cdc_tap_store_rows": ("In the server's own store (tap.store_path)", lambda s: _own(s)["rows"]),
-    "tarantool_cdc_tap_store_bytes": ("Of its file", lambda s: _own(s)["bytes"]),
-    "tarantool_cdc_tap_store_lag": ("How many changes it is behind the newest", lambda s: _own(s)["lag"]),
-    "tarantool_cdc_tap_store_incomplete": ("Spaces of which it may lack rows", lambda s: len(_own(s)["incomplete"])),
+    "tarantool_cdc_tap_connections": (
+        "Open connections, including those that haven't asked for a feed yet",
+        lambda s: s.connection_count,
+    ),
+    "tarantool_cdc_tap_sessions": ("Clients that may resume where they stopped, connected or not", lambda s: s.session_count),
+    "tarantool_cdc_tap_seq": ("Seq of the newest change that the server has read", lambda s: s.feed.last),
+    "tarantool_cdc_tap_buffer_bytes": ("Size of the newest changes in memory, in bytes", lambda s: s.feed.ring.byte_count),
+    "tarantool_cdc_tap_store_rows": (
+        "Rows in the server's own store (tap.store_path), including rows that are still to be removed",
+        lambda s: _own(s)["rows"],
+    ),
+    "tarantool_cdc_tap_store_bytes": ("Size of the server's own store file, in bytes", lambda s: _own(s)["bytes"]),
+    "tarantool_cdc_tap_store_lag": (
+        "Changes that the server has read and its own store doesn't have yet",
+        lambda s: _own(s)["lag"],
+    ),
+    "tarantool_cdc_tap_store_incomplete": (
+        "Spaces of which the server's own store may lack rows",
+        lambda s: len(_own(s)["incomplete"]),
+    ),
 }
 SERVER_COUNTERS: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
-    "tarantool_cdc_tap_dropped": ("Clients that were dropped because they stood still or fell behind", lambda s: s.dropped_count),
-    "tarantool_cdc_tap_refused": ("Connections that were turned away by tap.clients_max", lambda s: s.refused_count),
+    "tarantool_cdc_tap_dropped": (
+        "Connections that were dropped because the client stalled or fell behind",
+        lambda s: s.dropped_count,
+    ),
+    "tarantool_cdc_tap_refused": ("Connections that were rejected because of tap.clients_max", lambda s: s.refused_count),
     "tarantool_cdc_tap_lost": (
-        "Changes that are nowhere on the topics any more; clients were filled again from the daemon's store, if that is the one",
+        "Changes that are no longer on any topic; if the daemon's store is used, clients were filled again from it",
         lambda s: s.feed.reader.lost_count if s.feed.reader is not None else 0,
     ),
 }
 CLIENT: Final[dict[str, tuple[str, Callable[[TapServer, Client], float]]]] = {
-    "tarantool_cdc_tap_client_seq": ("The last change that was sent", lambda _, c: c.stream.seq),
-    "tarantool_cdc_tap_client_lag": ("How many changes it hasn't been sent yet", lambda s, c: max(0, s.feed.last - c.stream.seq)),
+    "tarantool_cdc_tap_client_seq": ("Seq of the last change that was sent", lambda _, c: c.stream.seq),
+    "tarantool_cdc_tap_client_lag": (
+        "Changes that haven't been sent to the client yet",
+        lambda s, c: max(0, s.feed.last - c.stream.seq),
+    ),
     "tarantool_cdc_tap_client_unacked": (
-        "Messages that it hasn't acknowledged",
+        "Messages that the client hasn't acknowledged",
         lambda _, c: c.stream.window.unacked_messages if c.stream.window is not None else 0,
     ),
     "tarantool_cdc_tap_client_unacked_bytes": (
-        "Their bytes",
+        "Size of the unacknowledged messages, in bytes",
         lambda _, c: c.stream.window.unacked_bytes if c.stream.window is not None else 0,
     ),
-    "tarantool_cdc_tap_client_sent_bytes": ("Sent over this connection", lambda _, c: c.stream.sent_bytes),
+    "tarantool_cdc_tap_client_sent_bytes": ("Bytes sent over the client's connection", lambda _, c: c.stream.sent_bytes),
 }
 _CLIENTS_MAX: Final = 2_000
-"""Clients whose own metrics are shown."""
+"""Number of clients whose own metrics are shown."""
 
 
 class _Collector(Collector):
@@ -71,7 +89,7 @@ class _Collector(Collector):
         self._server = server
 
     def collect(self) -> Iterator[Metric]:
-        """What is true now."""
+        """Yield the current values."""
         server = self._server
         for name, (meaning, value) in SERVER.items():
             yield GaugeMetricFamily(name, meaning, value=value(server))
@@ -86,7 +104,7 @@ class _Collector(Collector):
 
 
 def status(server: TapServer, name: str) -> dict[str, Any]:
-    """For /status and `tarantool-cdc status`."""
+    """Return the server's state for /status and `tarantool-cdc status`."""
     now = time.time()
     reader, keeper, sink = server.feed.reader, server.feed.keeper, server.sink
     error = reader.error if reader is not None else None
@@ -121,10 +139,13 @@ def status(server: TapServer, name: str) -> dict[str, Any]:
 
 
 class Page:
-    """Serves one server's state."""
+    """HTTP server of one TAP server's state."""
 
     def __init__(self, address: tuple[str, int], server: TapServer, name: str, allowed_hosts: Collection[str] = ()) -> None:
-        """Listen; answer also under the names `allowed_hosts`. Raises ConfigurationError if the address can't be had."""
+        """Listen on `address`; accept also the host names `allowed_hosts`.
+
+        Raises ConfigurationError if the address can't be used.
+        """
         registry = CollectorRegistry()
         registry.register(_Collector(server))
 

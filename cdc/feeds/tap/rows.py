@@ -1,12 +1,12 @@
-"""The rows that clients are filled from, whichever store has them: views of an LMDB file, each of one moment and short.
+"""Rows that clients are filled from, whichever store has them: short-lived views of an LMDB file, each as of one commit.
 
-LMDB shows a reader the store as it was at one commit, with the position in it. As long as somebody reads, pages of that moment
-aren't used again and the file grows, so all clients share one view, nobody's slowness keeps it open, and after `view_ms_max` the
-next one is taken. A client that is filled over several views is brought from one to the next by the changes between them
-(cdc.feeds.tap.stream).
+LMDB shows a reader the store as of one commit, with the position in it. While a reader has a view open, LMDB doesn't reuse pages
+of that commit and the file grows. Therefore all clients share one view, a slow client doesn't keep it open, and after
+`view_ms_max` the next view is opened. A client that is filled over several views gets the changes between two views before the
+rows of the second (cdc.feeds.tap.stream).
 
-    RowStore ◀── DaemonStore (cdc.feeds.tap.views)   what the daemon keeps on this machine, read beside it
-             ◀── TopicStore (cdc.feeds.tap.topic_store)   what this process keeps itself, from the topics
+    RowStore ◀── DaemonStore (cdc.feeds.tap.views)   the daemon's store on this machine, read while the daemon writes it
+             ◀── TopicStore (cdc.feeds.tap.topic_store)   this process's own store, filled from the topics
 """
 
 from __future__ import annotations
@@ -28,11 +28,13 @@ from cdc.feeds.tap.wire import KEY_BYTES_MAX, changed_key, mutation
 from cdc.schema.keys import space_prefix
 
 FILL_OPAQUE: Final = 0x8000_0000
-"""Opaques of rows have this bit."""
+"""Bit that the opaques of rows have."""
 _PIECE_ROWS: Final = 64
 _PIECE_BYTES: Final = 256 * 1024
-"""Rows are taken from the store so many at a time, as far as the size of those before tells; between two pieces it is looked
-whether the view has become old."""
+"""Maximum size of a group of rows read from the store at a time, estimated from the previous groups, in bytes.
+
+Between two groups the store checks whether the view has expired.
+"""
 _OPAQUE_COUNT: Final = 0x7FFF_FFFF
 
 
@@ -41,14 +43,14 @@ class Rows:
     """Some rows of one view, as frames."""
 
     seq: int
-    """The last change that is in them."""
+    """Seq of the last change that the view has."""
     version: int
-    """Grows whenever keys went that nobody can name: the schema's version, or a number of the store's own."""
+    """Number that grows whenever keys were removed that no event names: the schema's version, or a number of the store's own."""
     frames: list[bytes]
     keys: list[bytes]
-    """What clients call them."""
+    """The clients' keys of the rows."""
     cursor: Cursor | None
-    """The last of them; None if there are no more."""
+    """Position after these rows; None if there are no more rows."""
 
 
 class BusyError(StateError):
@@ -56,20 +58,20 @@ class BusyError(StateError):
 
 
 class ViewedSpace(Protocol):
-    """A space as a view has it."""
+    """A space in a view."""
 
     @property
     def number(self) -> int:
-        """What its rows' keys begin with in the store."""
+        """Number with which the keys of the space's rows begin in the store."""
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """The space's name."""
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """The store at one commit."""
+    """The store as of one commit."""
 
     transaction: Any
     rows: Any
@@ -77,14 +79,14 @@ class View:
     seq: int
     version: int
     spaces: Sequence[Any]
-    """Each a ViewedSpace, by their numbers."""
+    """The spaces (each a ViewedSpace) in the order of their numbers."""
     doubtful: frozenset[bytes] = frozenset()
-    """Keys whose rows may not be shown."""
+    """Keys whose rows must not be shown."""
     opened_at: float = field(default_factory=time.monotonic)
 
 
 class RowStore(ABC):
-    """Rows that clients are filled from. Its methods may be called by any thread, one at a time."""
+    """Rows that clients are filled from. Any thread may call its methods; they run one at a time."""
 
     def __init__(self, vbucket_count: int, view_seconds_max: float) -> None:
         self._mask = vbucket_count - 1
@@ -94,18 +96,21 @@ class RowStore(ABC):
         self._names: list[str] = []
 
     def seq(self) -> int:
-        """The last change that is in the store now. Raises BusyError, or StateError if it can't be read at all."""
+        """Return the seq of the last change in the store now.
+
+        Raises BusyError, or StateError if the store can't be read at all.
+        """
         return self.place()[0]
 
     def place(self) -> tuple[int, int]:
-        """The same, and the version of what is there; rows that are read from now on are no older. Raises as `seq`."""
+        """Return the store's seq and version. Rows that are read from now on are no older. Raises the same errors as `seq`."""
         with self._lock, self._errors():
             self._release()
             view = self._current()
             return view.seq, view.version
 
     def read(self, cursor: Cursor, selection: Selection, *, is_packed: bool, count_max: int, bytes_max: int) -> Rows:
-        """The rows behind a cursor, until there are so many. Raises as `seq`."""
+        """Return the rows after a cursor, up to about `count_max` rows or `bytes_max` bytes. Raises the same errors as `seq`."""
         with self._lock, self._errors():
             view = self._current()
             frames: list[bytes] = []
@@ -119,48 +124,48 @@ class RowStore(ABC):
                 frames += made
                 keys += names
                 size += sum(map(len, made))
-                # Of what the client doesn't get, there may be much.
+                # Stop also when the view expires: many rows may be rows that the client doesn't get.
                 if len(frames) >= count_max or size >= bytes_max or time.monotonic() > until:
                     return Rows(view.seq, view.version, frames, keys, Cursor(space.number, last))
             return Rows(view.seq, view.version, frames, keys, None)
 
     def names(self) -> list[str]:
-        """The spaces that it had when it was looked at last."""
+        """Return the names of the spaces in the last view."""
         return self._names
 
     def close_old_view(self) -> None:
-        """Let go of a view that is old, if nobody has asked for the next one."""
+        """Release the view if it has expired and no read has replaced it."""
         with self._lock:
             if self._view is not None and time.monotonic() - self._view.opened_at > self._view_seconds_max:
                 self._release()
 
     def close(self) -> None:
-        """Let go of the store."""
+        """Close the store."""
         with self._lock:
             self._release()
             self._close()
 
-    # What differs.
+    # What the stores implement.
 
     @abstractmethod
     def _open_view(self) -> View:
-        """The store as it is now. Raises BusyError or StateError."""
+        """Open a view of the store as it is now. Raises BusyError or StateError."""
 
     @abstractmethod
     def _made(
         self, rows: Sequence[tuple[bytes, bytes]], space: Any, view: View, selection: Selection, place: int, *, is_packed: bool
     ) -> tuple[list[bytes], list[bytes]]:
-        """Keys and frames of the rows that the client gets; so many have been made before."""
+        """Return keys and frames of those rows that the client gets; `place` frames have been made before."""
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[None]:
-        """Turns LMDB's errors into this project's."""
+        """Return a context that translates LMDB's errors into this project's."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of the files; there is no view any more."""
+        """Close the files; no view is open."""
 
-    # What they share.
+    # What the stores share.
 
     def _current(self) -> View:
         view = self._view
@@ -179,7 +184,7 @@ class RowStore(ABC):
     def _frames(
         self, names: list[bytes], values: list[bytes], numbers: Sequence[tuple[int, int]], selection: Selection
     ) -> tuple[list[bytes], list[bytes]]:
-        """Keys and frames of those rows that the client gets. `numbers` are what makes the opaque, and the CAS, of each."""
+        """Return keys and frames of those rows that the client gets. `numbers` has each row's opaque number and CAS."""
         mask, wanted, lost, is_keys_only = self._mask, selection.vbuckets, selection.lost, selection.is_keys_only
         keys, frames = [], []
         for name, value, (number, seq) in zip(names, values, numbers, strict=True):
@@ -195,7 +200,7 @@ class RowStore(ABC):
 
 
 def _rows_behind(view: View, cursor: Cursor, selection: Selection) -> Iterator[tuple[Any, list[tuple[bytes, bytes]]]]:
-    """Spaces, with some of their rows at a time."""
+    """Yield spaces, each with some of its rows at a time."""
     for space in view.spaces:
         if space.number < cursor.space or (selection.spaces is not None and space.name not in selection.spaces):
             continue

@@ -1,7 +1,7 @@
 """The TAP server: one event loop for all clients, one thread that reads the topics, one view of the store at a time.
 
-What a client costs is its socket, what it was sent without acknowledging it, and a place in the ring. Who stands still is dropped
-and may come back; who falls behind the ring too.
+A client costs its socket, its unacknowledged messages, and a position in the ring. The server drops a client that stalls or
+falls behind the ring; a dropped client may come back.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import RESPONSE, Packets, Wish
 
 _HANDSHAKE_SECONDS: Final = 30.0
-"""How long a connection may last that asks for no feed."""
+"""Maximum time until a connection must have asked for a feed, in seconds."""
 _SAVE_SECONDS: Final = 1.0
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
-"""Of one client's that may wait in this process; one message may be more."""
+"""Maximum size of one client's data that waits in this process, in bytes; a single message may be larger."""
 _BACKLOG: Final = 1024
 _BYTES_ACKED: Final = slice(120, 128)
-"""Of Linux's tcp_info."""
+"""Position of `tcpi_bytes_acked` in Linux's tcp_info."""
 _ENDED_MAX: Final = 100
-"""So many connections may have ended before what they leave, which is in cycles, is looked for."""
+"""Number of ended connections after which the garbage collector runs: ended connections leave cycles."""
 
 
 @dataclass(slots=True)
@@ -57,14 +57,14 @@ class Client:
 
 
 class TapServer:
-    """Serves one daemon's changes. `run` is everything."""
+    """Server of one daemon's changes; `run` does everything."""
 
     def __init__(self, config: Config, sink: tuple[str, int] | None = None) -> None:
-        """`sink` is the address of a memcached that is to be kept filled."""
+        """`sink` is the address of a memcached to keep filled, if any."""
         tap = config.tap
         if config.state.images == "none" and tap.store_path is None:
             raise ConfigurationError(
-                'state.images = "none": there is no store of rows that clients could be filled from',
+                'state.images = "none": there is no store of rows to fill clients from',
                 'Let the daemon keep one (state.images = "full") on the machine where this server runs, or set tap.store_path.',
             )
         self._config = tap
@@ -78,7 +78,7 @@ class TapServer:
         self._session_store: SessionStore | None = None
         self._saving = asyncio.Lock()
         self.clients: dict[str, Client] = {}
-        """Those that have a feed, by their names."""
+        """Clients that have a feed, by name."""
         self.connection_count = 0
         self.refused_count = 0
         self.dropped_count = 0
@@ -88,22 +88,22 @@ class TapServer:
         self._failure: CdcError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self.port = 0
-        """Where it listens, which the system chose if 0 was asked for."""
+        """Port that the server listens on, which the system chose if the configured port is 0."""
         self.is_listening = threading.Event()
 
     @property
     def session_count(self) -> int:
-        """Of clients that may go on where they were."""
+        """Number of clients that may resume."""
         return sum(not session.is_ended for session in list(self._sessions.values()))
 
-    # From start to end.
+    # Start and end.
 
     def stop(self) -> None:
-        """End soon. For the loop's thread."""
+        """Ask the server to stop. Must be called on the loop's thread."""
         self._stopping.set()
 
     async def run(self) -> None:
-        """Serve until `stop`. Raises the error that an operator must see."""
+        """Serve until `stop` is called. Raises the error that an operator must see."""
         sessions = self._session_store = await asyncio.to_thread(SessionStore, self._config.path)
         try:
             self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
@@ -164,7 +164,7 @@ class TapServer:
             )
         except OSError as error:
             raise ConfigurationError(
-                f"tap.listen = {self._config.listen} can't be had: {error.strerror}", "Choose another port."
+                f"tap.listen = {self._config.listen} can't be used: {error.strerror}", "Choose another port."
             ) from error
         self.port = server.sockets[0].getsockname()[1]
         self._log.info("clients can connect", address=address[0], port=self.port)
@@ -172,7 +172,7 @@ class TapServer:
         return server
 
     async def _keep_house(self) -> None:
-        """Each second: write sessions, forget those that are over, let go of old views, tell silent clients that we are there."""
+        """Each second, save sessions, end expired ones, release old views, and send a NOOP to idle clients."""
         timeout_seconds = self._config.session_timeout_ms / 1000
         while True:
             await asyncio.sleep(_SAVE_SECONDS)
@@ -186,7 +186,9 @@ class TapServer:
             for session in list(self._sessions.values()):
                 if not session.is_ended and self._is_away(session) and now - session.seen_at > timeout_seconds:
                     session.is_ended = True
-                    self._log.info("a session is over: its client stayed away", name=session.name, seq=session.place.seq)
+                    self._log.info(
+                        "a session has expired: its client didn't come back in time", name=session.name, seq=session.place.seq
+                    )
             if self._ended_count > _ENDED_MAX:
                 self._ended_count = 0
                 gc.collect()
@@ -197,12 +199,12 @@ class TapServer:
                 self._fail(error)
 
     async def keep(self, session: Session) -> None:
-        """Return once the session is on the disk as it is. One write serves all who wait for it."""
-        if session.wish.name and not session.wish.is_dump:  # others never come back for it
+        """Return once the session is on disk in its current state. One write serves all waiting callers."""
+        if session.wish.name and not session.wish.is_dump:  # no client comes back for the others
             await self._save(session)
 
     async def _save(self, session: Session | None = None) -> None:
-        """Write what has changed; for one session's sake only if that one has."""
+        """Write changed sessions. With a `session`, write only if that session has changed."""
         store = self._session_store
         assert store is not None
         async with self._saving:
@@ -214,12 +216,12 @@ class TapServer:
         self._stopping.set()
 
     def _forget(self) -> None:
-        """Fill all clients again, those too that are away."""
+        """Mark all sessions, also of disconnected clients, so that these clients are filled again."""
         for session in self._sessions.values():
             session.is_reset = True
 
     def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
-        """From now on these vbuckets are the client's alone, and of the memcached that this server itself keeps filled."""
+        """Reserve these vbuckets for the session's client, and for the memcached that this server itself keeps filled."""
         session.owned |= vbuckets
         for other in self._sessions.values():
             if other is not session and other is not self._sink_session:
@@ -254,14 +256,14 @@ class TapServer:
             self.dropped_count += 1
             why, is_stuck = str(error), True
         except asyncio.CancelledError:
-            why, is_stuck = "another connection has taken its name" if not self._stopping.is_set() else "", True
-        except Exception:  # noqa: BLE001 - a fault here must not be silent, nor end the other clients' feeds
+            why, is_stuck = "another connection uses the client's name now" if not self._stopping.is_set() else "", True
+        except Exception:  # noqa: BLE001 - a fault here must be logged, and must not end the other clients' feeds
             self._log.exception("a fault of this program ended a connection", client=address)
         finally:
             if why:
                 self._log.warning("a connection was closed", client=address, why=why)
             try:
-                if not is_stuck:  # then what is still to be sent wouldn't be taken
+                if not is_stuck:  # a stuck client wouldn't read the rest
                     await self._let_go(writer)
             finally:
                 writer.transport.abort()
@@ -278,7 +280,7 @@ class TapServer:
         return min(_WRITE_BYTES, self.feed.share_bytes)
 
     async def _let_go(self, writer: asyncio.StreamWriter) -> None:
-        """Close a connection whose client may still take what is on its way; it counts until then."""
+        """Close a connection whose client may still read the remaining data; the connection counts until then."""
         writer.close()
         with contextlib.suppress(TimeoutError, OSError, ssl.SSLError):
             async with asyncio.timeout(self._config.stall_timeout_ms / 1000):
@@ -287,7 +289,7 @@ class TapServer:
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets
     ) -> tuple[Wish | None, str]:
-        """Answer until the client asks for its feed; None, and why, if it never does."""
+        """Answer packets until the client asks for a feed. Return None and the reason if it never does."""
         greeter = Greeter(self._users)
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
@@ -310,13 +312,13 @@ class TapServer:
         self, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets, address: str
     ) -> str:
         if wish.vbuckets is not None:
-            wish = replace(wish, vbuckets=wish.vbuckets & self.feed.all_vbuckets)  # others have nothing, and cost memory
+            wish = replace(wish, vbuckets=wish.vbuckets & self.feed.all_vbuckets)  # others have no keys, and cost memory
         session = await self._session(wish)
-        # Several may want the name at a time.
+        # Several connections may want the name at the same time.
         while (former := self.clients.get(session.name)) is not None:
             former.task.cancel()
             await asyncio.gather(former.task, return_exceptions=True)
-            if self.clients.get(session.name) is former:  # its end was cut short
+            if self.clients.get(session.name) is former:  # its own cleanup was cut short
                 del self.clients[session.name]
             session = await self._session(wish)
         task = asyncio.current_task()
@@ -354,7 +356,7 @@ class TapServer:
             del self._sessions[session.name]
 
     async def _session(self, wish: Wish) -> Session:
-        """The one to go on with, or a new one."""
+        """Return the session to resume, or a new one."""
         now = time.time()
         former = self._sessions.get(wish.name) if wish.name else None
         if former is not None and former is self._sink_session:
@@ -381,7 +383,7 @@ class TapServer:
             begun_seq=max(0, place.seq),
             begun_version=self.feed.renamed_version,
             begun_offset=self.feed.swept_offset,
-            # What it was told under this name, it may have still.
+            # The client may still have keys that it was sent under this name.
             is_reset=former is not None and not wish.is_dump and place.seq == NEW,
             is_replaying=is_replaying,
         )
@@ -390,7 +392,7 @@ class TapServer:
         return session
 
     def _make_room(self) -> None:
-        """Bound what clients leave that stay away: who gives another name each time leaves one more each time."""
+        """Limit the sessions of disconnected clients: a client with a new name each time leaves one more session each time."""
         if len(self._sessions) <= 2 * self._config.clients_max:
             return
         away = [session for session in self._sessions.values() if self._is_away(session)]
@@ -399,7 +401,7 @@ class TapServer:
         for session in gone:
             self._end(session)
         self._log.warning(
-            "so many clients stay away that the sessions of those who were here longest ago are forgotten (tap.clients_max)",
+            "too many sessions of disconnected clients (tap.clients_max): the oldest ones are discarded",
             count=len(gone),
         )
 
@@ -408,7 +410,7 @@ class TapServer:
 
 
 def taken_bytes(writer: asyncio.StreamWriter) -> int:
-    """What the client's machine has acknowledged over this connection, in bytes; always 0 where the system doesn't tell."""
+    """Return the bytes that the client's machine has acknowledged over this connection; 0 where the system doesn't provide it."""
     if not hasattr(socket, "TCP_INFO"):
         return 0
     info: bytes = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
@@ -416,12 +418,12 @@ def taken_bytes(writer: asyncio.StreamWriter) -> int:
 
 
 async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: ClientStream) -> str:
-    """Take a client's ACKs until it goes; returns why it must go, or "". Raises ProtocolError."""
+    """Process a client's ACKs until it disconnects. Return the reason to close the connection, or "". Raises ProtocolError."""
     data = b""
     while True:
         for packet in packets.feed(data):
             if packet.magic != RESPONSE:
-                return f"the client sends commands (0x{packet.opcode:02x}) after it has its feed"
+                return f"the client sends commands (0x{packet.opcode:02x}) after its TAP_CONNECT"
             if packet.status:
                 return f"the client refuses a message, with status 0x{packet.status:02x}"
             stream.answered(packet.opaque)

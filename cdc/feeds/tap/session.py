@@ -1,7 +1,7 @@
-"""What lasts of a client beyond its connection: what it wants, and where it is.
+"""State of a client that outlasts its connection: its request and its position.
 
-While it is being filled from the store (`cursor` is the place there), the changes up to `seq` have been sent as well; behind
-that, `seq` is the last change that it has.
+While a client is being filled from the store (`cursor` is its position there), it has also been sent the changes up to `seq`.
+After that, `seq` is the last change that it has.
 """
 
 from __future__ import annotations
@@ -15,64 +15,67 @@ FORMAT_VERSION = 1
 
 
 class Cursor(NamedTuple):
-    """The last row of the store that was sent: its space's number, and its key there."""
+    """Position after the last row of the store that was sent: its space's number, and its key in the store."""
 
     space: int = 0
     key: bytes = b""
 
 
 class Place(NamedTuple):
-    """Where a client is: at a change, and, while it is being filled, at a row of the store."""
+    """A client's position: a change, and, while the client is being filled, a row of the store."""
 
     seq: int
     cursor: Cursor | None
 
 
 class ControlPlace(NamedTuple):
-    """What is known of keys that went without anybody's naming them: clients that are away have them still."""
+    """State of removals that no event names: disconnected clients still have such keys."""
 
     swept_seq: int = 0
-    """Who was filled before this number has such keys."""
+    """Clients that were filled before this seq have such keys."""
     offset: int = 0
-    """Up to where `<prefix>.snapshot`, which tells of them, was read."""
+    """Offset up to which `<prefix>.snapshot`, which reports these removals, was read."""
     served: str = ""
-    """What of the configuration makes keys and values."""
+    """Hash of the configuration that determines keys and values."""
     swept_offset: int = 0
-    """Behind the record that told of `swept_seq`: who was filled at this very number, but before it, has such keys too."""
+    """Offset after the record that reported `swept_seq`.
+
+    Clients filled at this very seq, but before the record, have such keys too.
+    """
 
 
 @dataclass(slots=True)
 class Session:
-    """One client by its name; without a name it ends with the connection."""
+    """State of one named client; a session without a name ends with its connection."""
 
     wish: Wish
     place: Place
     created_at: float
     seen_at: float
     owned: frozenset[int] = frozenset()
-    """Vbuckets that it has taken over: nobody else who was there then gets them."""
+    """Vbuckets that the client has taken over: no other client of that time gets them."""
     lost: frozenset[int] = frozenset()
-    """Vbuckets that another one has taken over from it."""
+    """Vbuckets that another client has taken over from this one."""
     begun_seq: int = 0
-    """Where it was when it was filled last, or began to follow."""
+    """Seq at which the client was last filled, or began to follow."""
     begun_version: int = 0
-    """The schema's version then."""
+    """The schema's version at that time."""
     begun_offset: int = 0
-    """What ControlPlace had for `swept_offset` then."""
+    """ControlPlace.swept_offset at that time."""
     is_reset: bool = False
-    """Whether the client must first be told that everything is gone."""
+    """Whether the client must first be sent a FLUSH."""
     is_replaying: bool = False
-    """Whether it is still being told what changed since the date that it gave."""
+    """Whether the client is still being sent the changes since the date that it gave."""
     is_ended: bool = False
-    """Whether its client stayed away too long: if it comes back, it must be told that everything is gone, and begins anew."""
+    """Whether the client stayed away too long: if it comes back, it is sent a FLUSH and starts again."""
 
     @property
     def name(self) -> str:
-        """The client's."""
+        """The client's name."""
         return self.wish.name
 
     def is_for(self, wish: Wish) -> bool:
-        """Whether a client that comes back with this wish goes on where it was: what it gets must be the same."""
+        """Whether a client that comes back with this request resumes: the content of its feed must be the same."""
         former = self.wish
         return (
             not self.is_ended
@@ -81,7 +84,7 @@ class Session:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As it is kept."""
+        """Return the session in its stored form."""
         wish = self.wish
         return {
             "version": FORMAT_VERSION,
@@ -108,7 +111,7 @@ class Session:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Session:
-        """What `to_json` gave. Raises ValueError, KeyError or TypeError for anything else."""
+        """Decode the result of `to_json`. Raises ValueError, KeyError or TypeError for anything else."""
         if value["version"] != FORMAT_VERSION:
             raise ValueError(f"a session of format {value['version']!r}")
         vbuckets = value["vbuckets"]

@@ -1,6 +1,7 @@
-"""Sessions on this machine's disk, so that clients may come back after the server was started anew.
+"""Sessions on this machine's disk, so that clients may resume after the server was restarted.
 
-Each change is written within a second; a client whose server is killed meanwhile gets again what it acknowledged in that time.
+Each change is written within a second. If the server is killed before that, the client gets again the messages that it
+acknowledged in that time.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ from cdc.store.files import DIRECTORY_MODE
 
 _MAP_BYTES: Final = 1 << 30
 _CONTROL_KEY: Final = bytes(300)
-"""No client's: theirs have less than 256 bytes, or 288."""
+"""Key of the control state. No client has it: clients' keys have less than 256 bytes, or 288."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
 class SessionStore:
-    """One server's."""
+    """Sessions of one server, in LMDB."""
 
     def __init__(self, path: Path) -> None:
-        """Raises ConfigurationError if another server has it, or the disk doesn't take it."""
+        """Open or create the store. Raises ConfigurationError if another server has it, or the directory can't be written."""
         self._lock, self._environment = open_locked("tap.path", path, lambda: _opened(path / "sessions"))
         self._saving = threading.Lock()
         self._written: dict[str, bytes] = {}
         self.control: ControlPlace | None = None
-        """As it was written; None if it never was, also before `load`."""
+        """Control state as it was written; None if it never was, or before `load`."""
 
     def load(self) -> list[Session]:
-        """All sessions that are there. One that can't be read is said and forgotten."""
+        """Return all stored sessions. A session that can't be read is logged and forgotten."""
         found = []
         with self._environment.begin() as txn:
             entries = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
@@ -52,7 +53,7 @@ class SessionStore:
                 session = Session.from_json(json.loads(value))
             except (ValueError, KeyError, TypeError) as error:
                 structlog.get_logger().warning(
-                    "a session can't be read, its client begins anew", name=key.decode(), why=str(error)
+                    "a session can't be read: its client is treated as new", name=key.decode(), why=str(error)
                 )
                 continue
             self._written[session.name] = value
@@ -60,11 +61,14 @@ class SessionStore:
         return found
 
     def has(self, session: Session) -> bool:
-        """Whether the session was written as it is."""
+        """Whether the session was written in its current state."""
         return self._written.get(session.name) == encoded(session)
 
     def save(self, sessions: Collection[Session], control: ControlPlace) -> None:
-        """Keep these and no others: what differs is written. For any thread. Raises StateError if the disk doesn't take it."""
+        """Store these sessions, and delete all others; only changed ones are written.
+
+        For any thread. Raises StateError if the write fails.
+        """
         with self._saving:
             values = {session.name: encoded(session) for session in sessions}
             changed = [(_key(name), value) for name, value in values.items() if self._written.get(name) != value]
@@ -84,7 +88,7 @@ class SessionStore:
             self._written, self.control = values, control
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._environment.close()
         os.close(self._lock)
 
@@ -95,7 +99,7 @@ def _opened(directory: Path) -> lmdb.Environment:
 
 
 def _key(name: str) -> bytes:
-    """LMDB takes 511 bytes, and names may be longer."""
+    """Return the session's key in LMDB, which allows 511 bytes. Names may be longer."""
     key = name.encode("utf-8", "surrogateescape")
     if len(key) < 256:
         return key
@@ -103,5 +107,5 @@ def _key(name: str) -> bytes:
 
 
 def encoded(session: Session) -> bytes:
-    """A session as `save` takes it."""
+    """Return a session in the form that `save` writes."""
     return _encode(session.to_json())

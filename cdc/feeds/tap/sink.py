@@ -1,11 +1,12 @@
-"""Keeps a memcached filled: what a client of its own would be told, written into it.
+"""Client of the feed that writes the changes into a memcached and keeps it filled.
 
-The CAS of each value is the change's `seq`, where memcached lets that be chosen (meta commands with E). Older versions don't:
-there the item's client flags hold the last 32 bits of it. Before a value is written the one that is there is looked at, and the
-write asks for just that one: what is newer stays, whoever wrote it.
+The CAS of each value is the change's `seq`, if memcached lets a client set the CAS (meta commands with E). Older versions don't:
+there the item's client flags hold the last 32 bits of the `seq`. Before the sink writes a value it reads the current one, and
+the write succeeds only if that one is still current. A newer value stays, whoever wrote it.
 
-The place of the session moves on once memcached has answered, so whatever breaks, what was not answered is written again. A mark
-tells whether this memcached is the one that was filled; if it was started anew or flushed, it is filled again.
+The session's position advances only after memcached has answered, so after any failure the unanswered changes are written again.
+A mark in memcached shows whether it is the one that was filled. A memcached that was restarted or flushed lacks the mark, and is
+filled again.
 
 Source: memcached's protocol.txt, "Meta Commands".
 """
@@ -39,7 +40,7 @@ _HALF: Final = 0x8000_0000
 
 
 class Write(NamedTuple):
-    """What a key is to become; no value: it is gone."""
+    """New value of a key; without a value, the key's deletion."""
 
     key: bytes
     value: bytes | None
@@ -47,14 +48,14 @@ class Write(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What memcached has of a key."""
+    """Memcached's current state of a key."""
 
     cas: int
     flags: int
 
 
 def key_token(key: bytes) -> bytes | None:
-    """A key as a meta command names it, with what must follow it; None if memcached has no room for it."""
+    """Return a key in the form of a meta command, with its flag; None if memcached has no room for the key."""
     if _PLAIN_KEY.fullmatch(key) and len(key) <= KEY_BYTES_MAX:
         return key
     encoded = base64.b64encode(key)
@@ -62,14 +63,14 @@ def key_token(key: bytes) -> bytes | None:
 
 
 def is_newer(seq: int, found: Found, *, has_cas: bool) -> bool:
-    """Whether a change is newer than what memcached has."""
+    """Whether a change is newer than memcached's item."""
     if has_cas:
         return seq > found.cas
     return 0 < (seq - found.flags) & _FLAGS < _HALF
 
 
 def command(write: Write, found: Found | None, *, has_cas: bool) -> bytes | None:
-    """What to say so that a key becomes what it is to be, if nobody is quicker; None if nothing is to be said."""
+    """Return the command that writes a key unless it has changed since `found`, or None if there is nothing to write."""
     token = key_token(write.key)
     assert token is not None
     key, _, option = token.partition(b" ")
@@ -82,7 +83,7 @@ def command(write: Write, found: Found | None, *, has_cas: bool) -> bytes | None
 
 
 def writes_of(frames: list[bytes]) -> list[Write | None]:
-    """What the messages of a feed do, of each key only the last; None: everything is gone."""
+    """Return the writes that a feed's messages ask for, only the last per key; None stands for the removal of everything."""
     found: dict[bytes, Write] = {}
     before: list[Write | None] = []
     for packet in Packets(2**32).feed(b"".join(frames)):
@@ -98,17 +99,17 @@ def writes_of(frames: list[bytes]) -> list[Write | None]:
 
 
 class Memcached:
-    """One connection."""
+    """One connection to a memcached."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self._writer = writer
         self.has_cas = False
-        """Whether a CAS can be chosen."""
+        """Whether the CAS can be set."""
 
     async def greet(self) -> bytes:
-        """Find out what it can do; returns its mark, which is empty if it has none. Raises ConnectionLostError."""
-        # Where E isn't known, the empty value is taken for a command, or not.
+        """Detect memcached's abilities. Return its mark, or an empty string if it has none. Raises ConnectionLostError."""
+        # A memcached that doesn't know E may or may not take the empty value for a command.
         self._writer.write(b"ms %b:try 0 E1 T1\r\n\r\nmn\r\nmg %b v\r\nmn\r\n" % (_MARK, _MARK))
         self.has_cas = (await self._until_mn())[:1] == [b"HD"]
         match await self._until_mn():
@@ -117,42 +118,46 @@ class Memcached:
             case [head, mark] if head.startswith(b"VA "):
                 return mark
             case other:
-                raise ConnectionLostError(f"what answers isn't a memcached with meta commands (1.6 or later): {other!r:.100}")
+                raise ConnectionLostError(
+                    f"the server at this address isn't a memcached with meta commands (1.6 or later): {other!r:.100}"
+                )
 
     async def _until_mn(self) -> list[bytes]:
         lines = []
         while (line := await self._line()) != b"MN":
             lines.append(line)
             if len(lines) > _GREETING_LINES_MAX:
-                raise ConnectionLostError(f"what answers isn't a memcached with meta commands (1.6 or later): {lines!r:.100}")
+                raise ConnectionLostError(
+                    f"the server at this address isn't a memcached with meta commands (1.6 or later): {lines!r:.100}"
+                )
         return lines
 
     async def mark(self, mark: bytes) -> None:
-        """It is filled by the session with this mark from now on."""
+        """Record in memcached that the session with this mark has filled it."""
         await self._ask([b"ms %b %d\r\n%b\r\n" % (_MARK, len(mark), mark)])
 
     async def flush(self) -> None:
-        """Forget everything."""
+        """Remove all items."""
         await self._ask([b"flush_all\r\n"])
 
     async def look(self, keys: list[bytes]) -> list[Found | None]:
-        """What it has of these keys."""
+        """Return memcached's current state of these keys."""
         tokens = [key_token(key) for key in keys]
         lines = await self._ask([b"mg %b%b c f\r\n" % _parted(token or b"") for token in tokens])
         return [_found(line) for line in lines]
 
     async def change(self, commands: list[bytes]) -> list[bytes]:
-        """The first two letters of the answers."""
+        """Send the commands, and return the first two letters of each answer, or more of an error."""
         return [line[:2] if not line.startswith(b"SERVER_ERROR") else line for line in await self._ask(commands)]
 
     async def wait_lost(self) -> None:
-        """Raises ConnectionLostError once the connection is no more."""
+        """Wait until the connection is lost; then raise ConnectionLostError."""
         while not self._reader.at_eof():
-            await asyncio.sleep(_WATCH_SECONDS)  # the library tells only who reads
+            await asyncio.sleep(_WATCH_SECONDS)  # the library notifies only readers
         raise ConnectionLostError("memcached has closed the connection")
 
     def close(self) -> None:
-        """Let go."""
+        """Close the connection."""
         self._writer.close()
 
     async def _ask(self, commands: list[bytes]) -> list[bytes]:
@@ -160,7 +165,7 @@ class Memcached:
             self._writer.writelines(commands)
             await self._writer.drain()
 
-        # Read while it is sent: whoever doesn't may wait for one who waits for us.
+        # Read while sending: otherwise both sides may wait for each other to read.
         sending = asyncio.ensure_future(send())
         try:
             lines = [await self._line() for _ in commands]
@@ -173,8 +178,10 @@ class Memcached:
         async with asyncio.timeout(_ANSWER_SECONDS):
             try:
                 line = await self._reader.readline()
-            except ValueError as error:  # it has no end
-                raise ConnectionLostError("what answers isn't a memcached with meta commands (1.6 or later)") from error
+            except ValueError as error:  # the line is too long
+                raise ConnectionLostError(
+                    "the server at this address isn't a memcached with meta commands (1.6 or later)"
+                ) from error
         if not line.endswith(b"\r\n"):
             raise ConnectionLostError("memcached has closed the connection")
         return line[:-2]
@@ -193,10 +200,10 @@ def _found(line: bytes) -> Found | None:
 
 
 class Sink:
-    """Keeps one memcached filled, until it is cancelled."""
+    """Writer that keeps one memcached filled until it is cancelled."""
 
     def __init__(self, feed: Feed, sessions: Sessions, session: Session, host: str, port: int, stall_seconds: float) -> None:
-        """Nothing is connected to yet."""
+        """Create the sink without connecting."""
         self._feed = feed
         self._sessions = sessions
         self._session = session
@@ -209,28 +216,28 @@ class Sink:
         self._mark = b""
         self.stream: ClientStream | None = None
         self.error: str | None = None
-        """Why nothing is written, for now."""
+        """Current reason why nothing is written; None if there is none."""
         self.left_out_count = 0
-        """Keys and values that memcached has no room for."""
+        """Number of keys and values that memcached had no room for."""
 
     async def run(self) -> None:
-        """Follow."""
+        """Follow the feed, and reconnect after errors."""
         while True:
             try:
                 await self._follow()
             except (CdcError, OSError, TimeoutError, ssl.SSLError) as error:
                 text = str(error) or "it doesn't answer"
                 if text != self.error:
-                    self._log.warning("memcached can't be written, trying again", address=self.shown, why=text)
+                    self._log.warning("memcached can't be written, retrying", address=self.shown, why=text)
                 self.error = text
-            except Exception as error:  # noqa: BLE001 - a fault here must not end in silence
-                self._log.exception("a fault of this program keeps memcached from being written", address=self.shown)
+            except Exception as error:  # noqa: BLE001 - a fault here must be logged
+                self._log.exception("a fault of this program prevents writes to memcached", address=self.shown)
                 self.error = repr(error)
             await asyncio.sleep(_RETRY_SECONDS)
 
     @property
     def shown(self) -> str:
-        """The address."""
+        """The memcached's address, as host:port."""
         return f"{self._address[0]}:{self._address[1]}"
 
     async def _follow(self) -> None:
@@ -248,7 +255,7 @@ class Sink:
             self.stream = ClientStream(
                 session, self._feed, self._sessions, self._frames.extend, self._drain, None, self._stall_seconds
             )
-            # A memcached that is started anew is noticed also while nothing is written.
+            # Watch the connection too, so that a restart of memcached is noticed even while nothing is written.
             running = [asyncio.ensure_future(self.stream.run()), asyncio.ensure_future(memcached.wait_lost())]
             try:
                 done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
@@ -278,22 +285,22 @@ class Sink:
             if not left:
                 return
             left = await self._written(memcached, left)
-        raise ConnectionLostError(f"somebody else writes the same keys: {len(left)} could not be written")
+        raise ConnectionLostError(f"another client of memcached writes the same keys: {len(left)} could not be written")
 
     def _has_room(self, write: Write) -> bool:
         if key_token(write.key) is not None:
             return True
-        self._leave_out(write.key, "the key is longer than memcached takes")
+        self._leave_out(write.key, "the key is longer than memcached accepts")
         return False
 
     def _leave_out(self, key: bytes, why: str) -> None:
         self.left_out_count += 1
         if self.left_out_count == 1:
             name = key[:100].decode(errors="replace")
-            self._log.warning("memcached goes without a key; others are only counted", key=name, why=why)
+            self._log.warning("memcached has no room for a key: it is left out, others are only counted", key=name, why=why)
 
     async def _written(self, memcached: Memcached, writes: list[Write]) -> list[Write]:
-        """Write what is newer than what is there; returns what somebody else was quicker with."""
+        """Write the changes that are newer than memcached's items. Return those that somebody else's write prevented."""
         has_cas = memcached.has_cas
         there = await memcached.look([write.key for write in writes])
         asked: list[tuple[Write, bytes]] = []
@@ -306,7 +313,7 @@ class Sink:
         again = []
         for (write, _), answer in zip(asked, answers, strict=True):
             if answer.startswith(b"SERVER_ERROR"):
-                # The former value must not stay; memcached itself removes it where the new one is too large.
+                # The former value must not stay; memcached itself removes it if the new one is too large.
                 self._leave_out(write.key, answer.decode(errors="replace"))
                 if write.value is not None:
                     again.append(Write(write.key, None, write.seq))

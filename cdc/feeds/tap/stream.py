@@ -1,12 +1,12 @@
-"""What one client gets, from its place on: rows of the store until it is filled, then changes.
+"""One client's feed from its position on: rows of the store until the client is filled, then changes.
 
-    view of the store at S1 ──▶ rows │ changes up to S2 │ rows of a view at S2, behind the last one │ … │ changes, as they come
+    view of the store at S1 ──▶ rows │ changes up to S2 │ rows of a view at S2, after the last one │ … │ changes, as they arrive
 
-So a client never gets an older value behind a newer one: rows of a later view come behind the changes that lead to it. Of these
-rows, those are left out that such a change has told already; they are remembered by their keys, up to a bound.
+So a client never gets an older value after a newer one: rows of a later view follow the changes that lead to it. The stream
+leaves out those of these rows that such a change has already sent; it remembers their keys, up to a limit.
 
-Nothing is prepared for a client that doesn't take it: the stream waits for the socket and for ACKs, and what it waits with is in
-the ring that all clients share, or on the topics.
+The stream prepares no data for a client that doesn't read it. It waits for the socket and for ACKs, and the waiting changes stay
+in the ring that all clients share, or on the topics.
 """
 
 from __future__ import annotations
@@ -28,83 +28,83 @@ from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import EngineMessage, VBucketState
 
 _PIECE_MESSAGES: Final = 1_000
-"""Sent at a time to clients that don't acknowledge."""
+"""Number of messages sent at a time to clients that don't acknowledge."""
 _CHANGED_BYTES_MAX: Final = 32 * 1024 * 1024
 _KEY_BYTES: Final = 100
 NEW: Final = -1
-"""The number of a place that no view of the store has given yet."""
+"""Seq of a position that has no view of the store yet."""
 
 
 class StalledError(CdcError):
-    """The client takes or acknowledges nothing."""
+    """The client reads or acknowledges nothing."""
 
 
 class SlowError(CdcError):
-    """The client is so far behind that the newest changes aren't kept for it."""
+    """The client is so far behind that the changes it needs are no longer kept for it."""
 
 
 class Source(Protocol):
-    """What all clients' streams share."""
+    """State that all clients' streams share; implemented by cdc.feeds.tap.feed.Feed."""
 
     def is_over(self, session: Session) -> bool:
-        """Whether the client has keys that are gone and that nobody can name: it must be filled anew."""
+        """Whether the client has removed keys that no event names: it must be filled again."""
 
     def is_new_enough(self, rows: Rows, seq: int) -> bool:
-        """Whether the store has come to this number, and to where keys were last lost sight of."""
+        """Whether rows are from a store that has reached this seq, and the last unnamed removal of keys."""
 
     @property
     def swept_offset(self) -> int:
-        """Behind the last record that told of keys that nobody can name."""
+        """Offset after the last record that reported removed keys without naming them."""
 
     async def wait_stored(self, seq: int) -> None:
-        """Until the store has come to this number, and to where keys were last lost sight of."""
+        """Wait until the store has reached this seq, and the last unnamed removal of keys."""
 
     async def wait_read(self, seq: int) -> None:
-        """Until the topics have been read up to a number. Raises ExpiredError if it is of another time."""
+        """Wait until the topics have been read up to a seq. Raises ExpiredError if the topics end before it."""
 
     @property
     def last(self) -> int:
-        """The number of the newest change."""
+        """Seq of the newest change."""
 
     def selection(self, session: Session) -> Selection:
-        """What a client gets, as things are."""
+        """Return the current selection of changes for a client."""
 
     def is_alone(self, session: Session, space: str) -> bool:
-        """Whether this is the only space that the client gets."""
+        """Whether this space is the only one that the client gets."""
 
     def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
-        """What follows a change, without an end."""
+        """Yield the changes after `after`, without end."""
 
     async def read(self, cursor: Cursor, selection: Selection) -> Rows:
-        """Rows of the store; waits while it can't be read."""
+        """Return rows of the store; wait while the store can't be read."""
 
     def check_turn(self, session: Session) -> None:
-        """Raises SlowError if the client keeps what others wait for."""
+        """Raise SlowError if other clients wait for the reader that this client has kept past its turn."""
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
-        """What a TRUNCATE has removed; None if nobody knows."""
+        """Return the keys that a TRUNCATE removed, with their vbuckets, or None if they can't be determined."""
 
     @property
     def all_vbuckets(self) -> frozenset[int]:
-        """That there are."""
+        """All vbuckets."""
 
     @property
     def share_bytes(self) -> int:
-        """What one client may be sent at a time, unless one message is larger."""
+        """Maximum size of what one client is sent at a time, in bytes; a single message may be larger."""
 
 
 class Sessions(Protocol):
-    """Where sessions are kept."""
+    """Owner of the sessions."""
 
     def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
-        """From now on these vbuckets are the client's alone."""
+        """Reserve these vbuckets for the session's client."""
 
     async def keep(self, session: Session) -> None:
-        """Return once the session is on the disk as it is."""
+        """Return once the session is on disk in its current state."""
 
 
 class ClientStream:
-    """One connection's."""
+    """Feed of one connection."""
 
     def __init__(
         self,
@@ -117,14 +117,17 @@ class ClientStream:
         stall_seconds: float,
         taken: Callable[[], int] = lambda: 0,
     ) -> None:
-        """Without a `window` the client doesn't acknowledge. `taken` says how many bytes its machine has taken, if it can."""
+        """Without a `window` the client doesn't acknowledge.
+
+        `taken` returns the bytes that the client's machine has received, or 0 if unknown.
+        """
         self.session = session
         self.window = window
         self.sent_bytes = 0
         self.sent_messages = 0
         self.sent_at = time.monotonic()
         self.seq = session.place.seq
-        """Up to where everything has been sent."""
+        """Seq up to which everything has been sent."""
         self._source = source
         self._sessions = sessions
         self._write = write
@@ -136,15 +139,15 @@ class ClientStream:
         self._opaque = 0
         self._place = session.place
         self._least_seq = 0
-        """What the rows that it is filled with must have: after a FLUSH no older values than before."""
+        """Minimum seq of the rows that the client is filled with: after a FLUSH it must get no older values than before."""
 
     @property
     def is_filling(self) -> bool:
-        """Whether it is still getting rows of the store."""
+        """Whether the client is still getting rows of the store."""
         return self._place.cursor is not None
 
     def answered(self, opaque: int) -> None:
-        """The client has acknowledged a message."""
+        """Record that the client has acknowledged a message."""
         if self.window is None:
             return
         place = self.window.answered(opaque, time.monotonic())
@@ -153,7 +156,7 @@ class ClientStream:
             self._answered.set()
 
     def noop(self) -> None:
-        """Say that the connection is alive, to a client that isn't waited for: what it took would look like progress."""
+        """Send a NOOP, unless the stream waits for the client: then the client's reading of the NOOP would look like progress."""
         if self._is_waiting:
             return
         self._opaque += 1
@@ -161,14 +164,14 @@ class ClientStream:
         self.sent_at = time.monotonic()
 
     async def run(self) -> None:
-        """Send, until a dump is complete. Raises StalledError and SlowError."""
+        """Send the feed, until a dump is complete. Raises StalledError and SlowError."""
         session, source = self.session, self._source
         while True:
             try:
                 if session.is_reset:
-                    # Nobody is left with nothing for a store that can't be read yet.
+                    # Don't empty a client before the store can be read.
                     self._least_seq = await self._wait_stored(max(0, self._place.seq))
-                    # A server that is killed behind the FLUSH must not go on from the place before it.
+                    # If the server is killed after the FLUSH, the client must not resume from the position before it.
                     await self._sessions.keep(session)
                     await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
                     await self._settle()
@@ -183,7 +186,7 @@ class ClientStream:
                     await self._follow(source.last)
                     session.is_replaying = False
                     await self._message(EngineMessage.END_BACKFILL)
-                self._check_over()  # a client that gets a dump would never hear of it
+                self._check_over()  # a client that gets a dump would never be told later
                 if session.wish.is_takeover and not session.owned:
                     await self._take_over()
                 if session.wish.is_dump:
@@ -191,15 +194,15 @@ class ClientStream:
                     return
                 await self._follow(None)
             except ExpiredError:
-                pass  # what it lacks is gone: it is filled anew
+                pass  # the changes that the client lacks are gone: it is filled again
             session.is_reset = True
 
     # Rows.
 
     async def _first_rows(self, cursor: Cursor) -> Rows:
-        """Those that follow, from a view that isn't older than what the client has. A client that is new has its place now.
+        """Return the next rows, from a view that isn't older than the client's changes. A new client gets its position here.
 
-        That place is on the disk before the client gets a row: whatever happens then, it is told what has changed since.
+        The position is on disk before the client gets a row, so after any failure the client is sent the changes made since.
         """
         if self._place.seq != NEW:
             self._least_seq = self._place.seq
@@ -223,7 +226,7 @@ class ClientStream:
         return rows
 
     async def _wait_stored(self, seq: int) -> int:
-        """Until there are rows that are no older than a change; returns that, or 0 if it is of another time."""
+        """Wait until the store has rows that are no older than a seq. Return that seq, or 0 if the topics end before it."""
         try:
             await self._source.wait_read(seq)
         except ExpiredError:
@@ -253,11 +256,14 @@ class ClientStream:
                     coming.cancel()
 
     async def _follow_filling(self, until: int, changed: set[bytes] | None) -> set[bytes] | None:
-        """Send changes up to a view, and remember the keys, as long as they aren't too many."""
+        """Send the changes up to a view, and add their keys to `changed`.
+
+        Return `changed`, or None once there are too many keys.
+        """
         cursor = self._place.cursor
         async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
             async for batch in batches:
-                after = self._place.seq  # of what comes before it in the batch, the row is still to be sent
+                after = self._place.seq  # rows with changes earlier in the batch are still to be sent
                 await self._send_batch(batch, until, cursor)
                 if changed is not None:
                     changed.update(change.key for change in batch.changes if after < change.seq <= until)
@@ -281,7 +287,7 @@ class ClientStream:
 
     def _check_over(self) -> None:
         if self._source.is_over(self.session):
-            raise ExpiredError("keys are gone that nobody can name")
+            raise ExpiredError("keys were removed that no event names")
 
     async def _send_batch(self, batch: Batch, until: int, cursor: Cursor | None) -> None:
         last = min(batch.last, until)
@@ -292,7 +298,7 @@ class ClientStream:
         start, count = 0, len(frames)
         while start < count:
             end = min(start + self._piece, count)
-            # What one event changes isn't told in part.
+            # Don't split the changes of one event.
             while end < count and seqs[end] == seqs[end - 1]:
                 end += 1
             await self._send_piece(frames[start:end], Place(last if end == count else seqs[end - 1], cursor))
@@ -309,7 +315,7 @@ class ClientStream:
             return
         keys = await self._source.former_keys(change)
         if keys is None:
-            raise ExpiredError(f"the keys that space {change.space!r} had can't be found out")
+            raise ExpiredError(f"the keys that space {change.space!r} had can't be determined")
         frames = [
             wire.delete(key, vbucket, self._next_opaque(), change.seq)
             for key, vbucket in keys
@@ -355,7 +361,7 @@ class ClientStream:
         )
 
     async def _send(self, frames: list[bytes], place: Place) -> None:
-        """Frames of which only the last one brings the client to `place`."""
+        """Send frames; the client is at `place` only after the last one."""
         start, count = 0, len(frames)
         while start < count:
             end = min(start + self._piece, count)
@@ -390,7 +396,7 @@ class ClientStream:
             self.session.place = place
 
     def _reached(self, place: Place) -> None:
-        """Everything up to `place` has been sent; of what the client doesn't get there is no answer to wait for."""
+        """Record that everything up to `place` has been sent. Changes that the client doesn't get have no ACK to wait for."""
         self._place = place
         self.seq = place.seq
         if self.window is None or not self.window.unacked_messages:
@@ -408,7 +414,10 @@ class ClientStream:
             await self._in_time(self._answered.wait, "has acknowledged nothing")
 
     async def _in_time(self, wait: Callable[[], Awaitable[object]], what: str) -> None:
-        """Wait as long as the client's machine takes anything: its link may be slow, and a message large."""
+        """Wait as long as the client's machine receives anything: the link may be slow, and a message large.
+
+        Raises StalledError.
+        """
         self._is_waiting = True
         try:
             while True:

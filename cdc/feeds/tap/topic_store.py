@@ -1,12 +1,12 @@
-"""A store of rows that the server keeps itself, where the daemon's is out of its reach: an LMDB file, filled from the topics.
+"""The server's own store of rows, for machines where it can't read the daemon's: an LMDB file, filled from the topics.
 
-    rows    space id, primary key → seq of its last change, the row as `after` has it
-    gone    the same of keys that are deleted, while partitions are read in no common order
+    rows    space id, primary key → seq of its last change, the row as in `after`
+    gone    the same for deleted keys, while partitions are read in no common order
     about   format, configuration, position, spaces
 
-The position is written with the rows that belong to it, so a process that is killed goes on where it was, and nothing is applied
-twice that would matter. Unlike the daemon's, each commit is synced: there are a few of them per second, and what the machine's
-stop leaves is the last or one before.
+The position is written in the same commit as its rows, so a killed process resumes where it stopped, and no change is applied
+twice with a different result. Unlike the daemon's store, each commit is synced: there are a few per second, and after a stop
+of the machine the store is at the last commit or the one before.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ _MAP_BYTES: Final = 1 << 40
 _MAP_BYTES_MIN: Final = 1 << 30
 _FILE_MODE: Final = 0o600
 _KEY_BYTES_MAX: Final = 511
-"""LMDB's."""
+"""LMDB's limit for a key, in bytes."""
 _SWEPT_ROWS: Final = 20_000
 _HEAD: Final = struct.Struct(">QH")
-"""Of a row: the seq of its last change, and the length of its key if that stands here and not in LMDB's key."""
+"""Head of a row: the seq of its last change, and the length of its key if the key is stored here and not in LMDB's key."""
 _SEQ: Final = struct.Struct(">Q")
 _DAMAGED: Final = (
     lmdb.CorruptedError,
@@ -55,21 +55,24 @@ _DAMAGED: Final = (
 
 
 class StorePosition(msgspec.Struct):
-    """Where a store is."""
+    """Position of a store in the topics."""
 
     epoch: int
-    """Grows whenever keys went that nobody can name, also over stores: no client was filled from one with a higher epoch."""
+    """Number that grows whenever keys are removed that no event names, also over new stores.
+
+    No client was filled from one with a higher epoch.
+    """
     seq: int = 0
-    """All changes up to here are in it, and no later one, unless it is loading."""
+    """Seq up to which all changes are in the store; later ones aren't, unless it is loading."""
     is_loading: bool = True
     places: dict[str, tuple[int, int]] = {}
-    """By topic and partition: the next message's offset, and the seq of the last one before it."""
+    """By topic and partition, the next message's offset, and the seq of the last message before it."""
     cluster: str = ""
-    """The id of Kafka's cluster, where it is known."""
+    """Id of the Kafka cluster, if known."""
     topic_ids: dict[str, str] = {}
-    """The same of topics."""
+    """Ids of topics by name, if known."""
     looked_seq: int = 0
-    """Changes up to here came from topics of these ids."""
+    """Seq up to which changes came from topics with these ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,7 @@ class _Space:
 
 
 class TopicStore(RowStore):
-    """One server's. One thread writes it (cdc.feeds.tap.keeper), any may read."""
+    """One server's own store. One thread writes it (cdc.feeds.tap.keeper); any thread may read it."""
 
     def __init__(
         self,
@@ -92,7 +95,10 @@ class TopicStore(RowStore):
         vbucket_count: int,
         view_seconds_max: float,
     ) -> None:
-        """`name` and `spaces` say what is kept: with others it is made anew. `template` is None for a space that isn't wanted."""
+        """`name` and `spaces` determine the contents: with other ones the store is made again.
+
+        `template` returns None for an unwanted space.
+        """
         super().__init__(vbucket_count, view_seconds_max)
         self.path = path
         self._kept = msgspec.msgpack.encode([name, spaces])
@@ -101,19 +107,19 @@ class TopicStore(RowStore):
         self._environment: lmdb.Environment | None = None
         self._databases: tuple[Any, Any, Any] = (None, None, None)
         self._sweeping: tuple[int, int, bytes] = (0, 0, b"")
-        """A space, its floor, and the row behind which others may be gone."""
+        """The space being swept, its floor, and the LMDB key to continue from."""
         self.position = StorePosition(0)
         self.row_count = 0
         self.incomplete: list[str] = []
-        """Spaces of which rows may be missing or old."""
+        """Names of the spaces whose rows may be missing or outdated."""
 
     # Opening.
 
     def open(self, known_epoch: int = 0) -> None:
-        """Open or make it. Raises ConfigurationError if another process has it, or the disk doesn't take it.
+        """Open or create the store. Raises ConfigurationError if another process has it, or the directory can't be written.
 
-        `known_epoch` is the highest that a client may have been filled at: where the store is made anew, its epoch is higher,
-        though the file doesn't tell any more what it was.
+        `known_epoch` is the highest epoch at which a client may have been filled. If the store is made again, its epoch is
+        higher than that, although the file no longer contains the former epoch.
         """
         if self._environment is None:
             self.position = StorePosition(known_epoch)
@@ -150,17 +156,17 @@ class TopicStore(RowStore):
             raise
 
     def _say_anew(self, why: str) -> None:
-        structlog.get_logger().warning("the server's own store is made anew from the topics", path=str(self.path), why=why)
+        structlog.get_logger().warning("the server's own store is made again from the topics", path=str(self.path), why=why)
 
     # Writing, for one thread.
 
     def spaces(self) -> dict[int, SpaceState]:
-        """What is known of spaces."""
+        """Return the state of the spaces."""
         with self._telling(), self._opened_environment.begin() as txn:
             return decoded_spaces(txn.get(b"spaces", b"", db=self._databases[0]))
 
     def clear(self, why: str = "") -> None:
-        """Forget everything."""
+        """Remove all rows, and begin a new epoch. Logs `why`, if given."""
         if why:
             self._say_anew(why)
         about, rows, gone = self._databases
@@ -176,7 +182,7 @@ class TopicStore(RowStore):
         self._count({})
 
     def commit(self, fold: Fold, position: StorePosition, *, is_ordered: bool) -> None:
-        """Write what has changed, as one commit. `is_ordered`: all of it is newer than what is in the store.
+        """Write the fold's changes as one commit. `is_ordered`: all of them are newer than the store's rows.
 
         Raises StateError.
         """
@@ -197,7 +203,7 @@ class TopicStore(RowStore):
                     txn.put(place, b"%b%b%b" % (_HEAD.pack(seq, len(kept_key)), kept_key, value), db=rows)
                     continue
                 txn.delete(place, db=rows)
-                if position.is_loading:  # an older change of it may still come
+                if position.is_loading:  # an older change of the key may still arrive
                     txn.put(place, _SEQ.pack(seq), db=gone)
             if not position.is_loading and has_gone:
                 txn.drop(gone, delete=False)
@@ -207,7 +213,7 @@ class TopicStore(RowStore):
         self._count(fold.spaces)
 
     def sweep_some(self, spaces: dict[int, SpaceState]) -> None:
-        """Look through some rows of a space for those that are gone, and remove them. `spaces` are those of the last commit.
+        """Look through some rows of a space, and delete those that are removed. `spaces` is the state as of the last commit.
 
         Raises StateError.
         """
@@ -234,7 +240,7 @@ class TopicStore(RowStore):
 
     @property
     def size_bytes(self) -> int:
-        """Of the file, free pages included."""
+        """Size of the file, in bytes, including free pages."""
         try:
             return (self.path / _DATA_FILE).stat().st_size
         except OSError:
@@ -287,7 +293,7 @@ class TopicStore(RowStore):
             numbers.append((seq, seq))
         return self._frames(names, values, numbers, selection)
 
-    # Inside.
+    # Helpers.
 
     @property
     def _opened_environment(self) -> lmdb.Environment:
@@ -304,7 +310,7 @@ class TopicStore(RowStore):
             yield
         except _DAMAGED as error:
             raise StateError(
-                f"the server's own store {self.path} is damaged: {error}", "Remove it; it is made anew from the topics."
+                f"the server's own store {self.path} is damaged: {error}", "Remove it; the server makes it again from the topics."
             ) from error
         except (lmdb.Error, OSError) as error:
             raise StateError(
@@ -319,7 +325,7 @@ class TopicStore(RowStore):
 
 
 def _epoch_of(position: bytes | None) -> int:
-    """Of a store that another version may have written; 0 if it doesn't tell."""
+    """Return the epoch of a store that another version may have written, or 0 if it can't be decoded."""
     try:
         return msgspec.msgpack.decode(position or b"", type=StorePosition).epoch
     except msgspec.MsgspecError:
@@ -330,7 +336,7 @@ def _opened(path: Path) -> lmdb.Environment:
     map_bytes = _MAP_BYTES
     while True:
         try:
-            # The last commit may be lost with the machine, and never a part of one.
+            # A stop of the machine may lose the last commit, but never a part of a commit.
             return lmdb.open(
                 str(path), map_size=map_bytes, max_dbs=4, metasync=False, readahead=False, meminit=False, mode=_FILE_MODE
             )
@@ -341,7 +347,7 @@ def _opened(path: Path) -> lmdb.Environment:
 
 
 def _place(space_id: int, key: bytes) -> tuple[bytes, bytes]:
-    """LMDB's key of a row, and the row's own key if that isn't the rest of it."""
+    """Return LMDB's key of a row, and the row's own key if LMDB's key doesn't contain it."""
     prefix = space_prefix(space_id)
     if len(prefix) + len(key) <= _KEY_BYTES_MAX:
         return prefix + key, b""

@@ -1,7 +1,7 @@
-"""What the threads that read the topics have in common.
+"""Base of the threads that read the topics.
 
-They begin again after what heals by waiting, until they are stopped; and they let partitions wait that are ahead of the others,
-so that what is read before its turn stays bounded.
+A thread starts again after temporary errors, until it is stopped. It pauses partitions that are ahead of the others,
+so that the memory of waiting changes stays bounded.
 """
 
 from __future__ import annotations
@@ -21,66 +21,69 @@ from cdc.kafka.reach import Reach
 
 POLL_SECONDS: Final = 0.02
 MESSAGES: Final = 4_000
-"""Taken from librdkafka at a time."""
+"""Maximum number of messages that are taken from librdkafka at a time."""
 TOPICS_SECONDS: Final = 2.0
-"""How often new topics are looked for."""
+"""Interval at which new topics are looked for, in seconds."""
 HOLE_TOPICS_SECONDS: Final = 0.25
-"""The same, where a number is missing."""
+"""The same interval while a seq is missing."""
 HOLE_SECONDS: Final = 10.0
-"""How long a missing number is waited for, before it is looked what has become of it."""
+"""Time to wait for a missing seq before its fate is checked, in seconds."""
 _RETRY_SECONDS: Final = 1.0
 _WAITING_BYTES_MAX: Final = 64 * 1024 * 1024
-"""Of changes that wait for one of another partition; past it partitions that are ahead aren't read."""
+"""Size of waiting changes above which partitions that are ahead are paused, in bytes."""
 AHEAD_BYTES: Final = 32 * 1024 * 1024
-"""That librdkafka fetches before it is asked."""
+"""Size of the messages that librdkafka prefetches, in bytes."""
 
 
 class TopicThread(ABC):
-    """A thread that reads topics, until it is stopped or can't go on."""
+    """Thread that reads topics until it is stopped or fails."""
 
     def __init__(self, name: str, trouble: str, on_end: Callable[[CdcError | None], None]) -> None:
-        """`trouble` is what the log says when something has to be tried again; `on_end` is told the error that ended it."""
+        """`trouble` is the log message for temporary errors. `on_end` is called with the error that ended the thread, or None."""
         self._trouble = trouble
         self._on_end = on_end
         self._stopping = threading.Event()
         self._log = structlog.get_logger()
         self.error: str | None = None
-        """Why nothing comes, for now."""
+        """Current reason why no messages arrive; None if there is none."""
         self._paused: set[Place] = set()
         self._waiting_bytes_max = _WAITING_BYTES_MAX
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
-        """Begin."""
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
-        """End soon; nothing may keep the thread."""
+        """Ask the thread to stop; nothing may block it."""
         self._stopping.set()
 
     def join(self) -> None:
-        """Wait for the end."""
+        """Wait until the thread has ended."""
         self._thread.join()
 
     @abstractmethod
     def _follow(self) -> None:
-        """Read with one consumer, until a stop is asked for. May return, or raise what heals by waiting, to begin again."""
+        """Read with one consumer until a stop is requested.
+
+        The method may return, or raise a temporary error, to be called again.
+        """
 
     def _consume(self, consumer: Consumer, reach: Reach) -> list[Message]:
-        """What has come. Raises ConnectionLostError if nothing will."""
+        """Return the messages that have arrived. Raises ConnectionLostError if Kafka can't be reached."""
         messages = consumer.consume(MESSAGES, POLL_SECONDS)
         if not messages and not self._stopping.is_set():
             reach.check()
         return messages
 
     def _goes_on(self) -> None:
-        """Something was read: what was wrong is over."""
+        """Clear the current error, after something was read."""
         if self.error is not None:
             self._log.info("the topics are read again")
             self.error = None
 
     def _hold_back(self, consumer: Consumer, waiting_bytes: int, heads: Mapping[Place, int], limit: int) -> None:
-        """Bound what waits: don't read partitions whose newest number is past the limit."""
+        """Limit the waiting changes: pause partitions whose newest seq is above `limit`."""
         if waiting_bytes > self._waiting_bytes_max:
             ahead = {place for place, seq in heads.items() if seq > limit} - self._paused
             consumer.pause([TopicPartition(*place) for place in ahead])
@@ -107,8 +110,8 @@ class TopicThread(ABC):
         except KafkaException as error:
             failure = reading_error(error.args[0], "the topics can't be read")
         except Exception as error:
-            # A fault of this program, whose traceback follows: without this clients would wait for ever.
-            failure = CdcError(f"a thread that reads topics has ended: {error!r}")
+            # A fault of this program, whose traceback follows: without this error clients would wait for ever.
+            failure = CdcError(f"a thread that reads topics has failed: {error!r}")
             raise
         finally:
             self._on_end(failure)

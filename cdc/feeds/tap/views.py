@@ -1,6 +1,6 @@
-"""Rows of the daemon's store, read from this process while the daemon writes them.
+"""Rows of the daemon's store, read by this process while the daemon writes them.
 
-Nothing is written here but an entry in LMDB's table of readers.
+This process writes only its entry in LMDB's table of readers.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class _Space:
     template: KeyTemplate
     prefix: bytes = b""
     number_field: int | None = None
-    """Where the primary key is, if it is one whole number and the key at the client has nothing else behind `prefix`."""
+    """Index of the primary key's field if the key is one integer and follows `prefix` in the client's key; otherwise None."""
 
 
 class DaemonStore(RowStore):
-    """One daemon's store."""
+    """Reader of one daemon's store."""
 
     def __init__(
         self, path: Path, name: str, template: Callable[[str], KeyTemplate | None], vbucket_count: int, view_seconds_max: float
     ) -> None:
-        """`template` gives a space's key template, None if the space isn't wanted."""
+        """`template` returns a space's key template, or None if the space isn't wanted."""
         super().__init__(vbucket_count, view_seconds_max)
         self._path = path
         self._name = name
@@ -77,7 +77,7 @@ class DaemonStore(RowStore):
                 else:
                     name = of_key(key_of(fields))
             except (EncodingError, SchemaError):
-                continue  # it has no event either
+                continue  # the row has no event either
             if name is None:
                 continue
             names.append(name)
@@ -109,11 +109,11 @@ class DaemonStore(RowStore):
         position = checkpoint.position
         if position is None:
             raise BusyError(
-                f"the state store {self._path} has nothing of a daemon {self._name!r} yet",
+                f"the state store {self._path} doesn't contain data of a daemon {self._name!r} yet",
                 _ELSEWHERE,
             )
         if position.rekeyed:
-            raise BusyError(f"rows in the state store {self._path} are being given other keys")
+            raise BusyError(f"rows in the state store {self._path} are being re-keyed")
         forms = {key: value for key, value in records.items() if b"space_id" in key or b"numbers" in key}
         if forms != self._records:
             self._records = forms
@@ -142,13 +142,13 @@ class DaemonStore(RowStore):
         if self._environment is not None and identity == self._identity:
             return
         self._close()
-        is_clean(self._path)  # raises StateLostError for what can't be trusted
+        is_clean(self._path)  # raises StateLostError for a store that can't be trusted
         environment = lmdb.open(str(self._path), readonly=True, max_dbs=8, max_readers=126, readahead=False, map_size=1 << 40)
         try:
             self._databases = tuple(environment.open_db(name, create=False) for name in (b"about", b"rows", b"records"))
         except lmdb.NotFoundError as error:
             environment.close()
-            raise BusyError(f"the state store {self._path} is being made") from error
+            raise BusyError(f"the state store {self._path} is being created") from error
         self._environment, self._identity = environment, identity
         self._records = {}
 

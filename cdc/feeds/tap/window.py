@@ -1,7 +1,7 @@
-"""How often a client is asked to acknowledge, and how much it may leave unanswered.
+"""Control of how often a client is asked for an ACK, and how much it may leave unacknowledged.
 
-The distance between two questions grows while answers come soon, and shrinks while they take long: a fast client answers once
-in thousands of messages, a slow one, or one far away, is never far behind what it is known to have.
+The distance between two requests for an ACK grows while ACKs arrive quickly, and shrinks while they are slow. A fast client
+acknowledges once in thousands of messages. A slow or distant client never has much unacknowledged data.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from cdc.feeds.tap.session import Place
 
 INTERVAL_MIN: Final = 16
 INTERVAL_MAX: Final = 4096
-"""Messages between two questions."""
+"""Bounds of the number of messages between two requests for an ACK."""
 _SOON_SECONDS: Final = 0.25
 _LATE_SECONDS: Final = 2.0
 _QUESTIONS_MAX: Final = 4
-"""That may be open at a time."""
+"""Maximum number of open requests."""
 
 
 @dataclass(slots=True)
@@ -30,13 +30,13 @@ class _Question:
 
 
 class AckWindow:
-    """What one client was asked and hasn't answered."""
+    """One client's open requests for an ACK."""
 
     def __init__(self, bytes_max: int) -> None:
         self._bytes_max = bytes_max
         self._questions: deque[_Question] = deque()
         self.interval = INTERVAL_MIN
-        """How many messages to send until the next question."""
+        """Number of messages to send until the next request."""
         self.unacked_bytes = 0
         self.unacked_messages = 0
         self._counts: deque[int] = deque()
@@ -47,16 +47,16 @@ class AckWindow:
         return not self._questions or (len(self._questions) < _QUESTIONS_MAX and self.unacked_bytes < self._bytes_max)
 
     def asked(self, opaque: int, place: Place, count: int, byte_count: int, now: float) -> None:
-        """Messages were sent of which the last one asks; with its answer the client is at `place`."""
+        """Record that messages were sent of which the last one asks for an ACK; with its ACK the client is at `place`."""
         self._questions.append(_Question(opaque, place, now, byte_count))
         self._counts.append(count)
         self.unacked_bytes += byte_count
         self.unacked_messages += count
 
     def answered(self, opaque: int, now: float) -> Place | None:
-        """Where the client is, now that it has answered; None if nobody asked that.
+        """Return the client's position after this ACK, or None if no request has this opaque.
 
-        An answer is one to everything before, too: messages come in order.
+        An ACK also acknowledges everything before it, because messages arrive in order.
         """
         if all(question.opaque != opaque for question in self._questions):
             return None
@@ -74,5 +74,5 @@ class AckWindow:
         return question.place
 
     def waited_seconds(self, now: float) -> float:
-        """How long the oldest question has been open; 0 if none is."""
+        """Return how long the oldest request has been open, in seconds; 0 if none is open."""
         return now - self._questions[0].asked_at if self._questions else 0.0

@@ -1,11 +1,11 @@
-"""memcached's binary protocol as far as TAP needs it: what clients send, taken apart, and what is sent to them, put together.
+"""Subset of memcached's binary protocol that TAP needs: decoding of clients' packets, and encoding of the server's.
 
     0 magic │ 1 opcode │ 2 key length │ 4 extras length │ 5 data type │ 6 vbucket or status │ 8 body length │ 12 opaque │ 16 CAS
     24 extras, key, value
 
-A client asks (TAP_CONNECT), and from then on the server sends commands and the client answers those that ask for an ACK. Real
-clients differ in what their ACKs look like: gomemcached's have 24 bytes, spymemcached's a UUID for a body, and ep-engine's name a
-key and extras that aren't there. So of an ACK only the opaque is looked at, and as many bytes are read as its body length says.
+A client sends TAP_CONNECT. From then on the server sends commands and the client answers those that ask for an ACK. Real
+clients send different ACKs: gomemcached's have 24 bytes, spymemcached's have a UUID as body, and ep-engine's announce a
+key and extras that aren't there. Therefore only the opaque of an ACK is used, and exactly its body length is read.
 
 Sources: memcached's protocol_binary.h (1.4 engine branch), spymemcached 2.12.3, gomemcached 0.3.4.
 """
@@ -23,16 +23,16 @@ HEADER: Final = struct.Struct(">BBHBBHIIQ")
 REQUEST: Final = 0x80
 RESPONSE: Final = 0x81
 BODY_BYTES_MAX: Final = 72 * 1024
-"""Of what a client sends: the longest name that is taken, and a list of 32,768 vbuckets."""
+"""Maximum body of a client's packet, in bytes: the longest accepted name, and a list of 32,768 vbuckets."""
 NAME_BYTES_MAX: Final = 1024
 KEY_BYTES_MAX: Final = 65_535
-"""What a header has room for."""
+"""Longest key that a header can announce, in bytes."""
 VBUCKETS_MAX: Final = 32_768
-"""The hash has so many values."""
+"""Number of values of the hash."""
 
 
 class Opcode(IntEnum):
-    """Commands."""
+    """Commands of the protocol."""
 
     GET = 0x00
     SET = 0x01
@@ -58,7 +58,7 @@ class Opcode(IntEnum):
 
 
 class Status(IntEnum):
-    """Of answers."""
+    """Statuses of responses."""
 
     OK = 0x00
     NOT_FOUND = 0x01
@@ -74,7 +74,7 @@ class Status(IntEnum):
 
 
 class ConnectFlag(IntFlag):
-    """What a client wants. Others may be set; they are passed over."""
+    """Flags of TAP_CONNECT. Other flags are ignored."""
 
     BACKFILL = 0x01
     DUMP = 0x02
@@ -85,11 +85,11 @@ class ConnectFlag(IntFlag):
 
 
 _FLAGS_WITHOUT_VALUE: Final = 0x3F
-"""Higher ones may bring values that nobody here knows."""
+"""Mask of the known flags; unknown higher flags may bring further values."""
 
 
 class VBucketState(IntEnum):
-    """Of VBUCKET_SET."""
+    """States in VBUCKET_SET."""
 
     ACTIVE = 1
     REPLICA = 2
@@ -98,7 +98,7 @@ class VBucketState(IntEnum):
 
 
 class EngineMessage(IntEnum):
-    """Of OPAQUE: what ep-engine's clients know."""
+    """Messages in OPAQUE that ep-engine's clients know."""
 
     BEGIN_BACKFILL = 1
     END_STREAM = 7
@@ -109,16 +109,16 @@ _ACK: Final = 0x01
 _NO_VALUE: Final = 0x02
 _NETWORK_BYTE_ORDER: Final = 0x04
 _TTL: Final = 255
-"""How many more servers may pass a message on: memcached refuses one that has come to 0."""
+"""Number of servers that may still forward a message: memcached refuses a message whose ttl has reached 0."""
 
-# Header and extras: engine length 2, flags 2, ttl 1, reserved 3; of a mutation item flags 4 and expiry 4 as well.
+# Header and extras: engine length 2, flags 2, ttl 1, reserved 3; a mutation also has item flags 4 and expiry 4.
 _MUTATION: Final = struct.Struct(">BBHBBHIIQHHB3xII")
 _OTHER: Final = struct.Struct(">BBHBBHIIQHHB3x")
 _FLAGS_AT: Final = 27
 _MUTATION_EXTRAS: Final = 16
 _EXTRAS: Final = 8
 _pack_mutation: Final = _MUTATION.pack
-# The same with what never changes in fewer numbers: most messages are these.
+# The same layout with the constant fields combined into fewer numbers, for speed: most messages are mutations.
 _pack_whole: Final = struct.Struct(">HHHHIIQQQ").pack
 _MUTATION_CODE: Final = REQUEST << 8 | 0x41
 _MUTATION_SIZES: Final = _MUTATION_EXTRAS << 8
@@ -127,7 +127,7 @@ _pack_other: Final = _OTHER.pack
 
 
 class Packet(NamedTuple):
-    """What a client sent."""
+    """A client's packet."""
 
     magic: int
     opcode: int
@@ -140,22 +140,22 @@ class Packet(NamedTuple):
 
     @property
     def extras(self) -> bytes:
-        """What stands before the key."""
+        """Bytes before the key."""
         return self.body[: self.extras_length]
 
     @property
     def key(self) -> bytes:
-        """Between extras and value."""
+        """Bytes between the extras and the value."""
         return self.body[self.extras_length : self.extras_length + self.key_length]
 
     @property
     def value(self) -> bytes:
-        """What stands behind the key."""
+        """Bytes after the key."""
         return self.body[self.extras_length + self.key_length :]
 
 
 class Packets:
-    """Takes bytes as they come and gives whole packets."""
+    """Decoder of received bytes into complete packets."""
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.body_bytes_max = body_bytes_max
@@ -163,11 +163,14 @@ class Packets:
         self._put_back: list[Packet] = []
 
     def put_back(self, packets: list[Packet]) -> None:
-        """The next `feed` gives these first: they are for somebody else."""
+        """Return these packets from the next `feed` first: they belong to another consumer."""
         self._put_back = packets
 
     def feed(self, data: bytes) -> list[Packet]:
-        """The packets that are whole now. Raises ProtocolError for what can't be one: nothing behind it can be read."""
+        """Return the packets that are complete now.
+
+        Raises ProtocolError for an invalid packet, because no packet after it can be found.
+        """
         pending = self._pending
         pending += data
         found, self._put_back = self._put_back, []
@@ -179,8 +182,8 @@ class Packets:
                     f"a packet begins with 0x{magic:02x}, not 0x80 or 0x81: this isn't memcached's binary protocol"
                 )
             if body_length > self.body_bytes_max:
-                raise ProtocolError(f"a packet has a body of {body_length} bytes, {self.body_bytes_max} are taken")
-            # What an answer says of its key and extras needn't be so.
+                raise ProtocolError(f"a packet has a body of {body_length} bytes, at most {self.body_bytes_max} are accepted")
+            # A response may announce a key and extras that it doesn't have.
             if magic == REQUEST and key_length + extras_length > body_length:
                 raise ProtocolError(
                     f"a request has {key_length} bytes of key and {extras_length} of extras in a body of {body_length}"
@@ -197,11 +200,11 @@ class Packets:
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a client's TAP_CONNECT asks for."""
+    """A client's request in TAP_CONNECT."""
 
     name: str
     backfill_since: int = 0
-    """Seconds since the epoch: nothing older is wanted. 0: everything; later than now: only what is new."""
+    """Seconds since the epoch: changes since then are wanted. 0: everything; in the future: only new changes."""
     is_dump: bool = False
     vbuckets: frozenset[int] | None = None
     is_takeover: bool = False
@@ -210,11 +213,11 @@ class Wish:
 
 
 def wish_of(packet: Packet) -> Wish:
-    """What a TAP_CONNECT asks for. Raises ProtocolError that says what is wrong with it."""
+    """Decode a TAP_CONNECT. Raises ProtocolError with the reason if it is invalid."""
     if len(packet.extras) not in (0, 4):
         raise ProtocolError(f"TAP_CONNECT has {len(packet.extras)} bytes of extras, not 4")
     if packet.key_length > NAME_BYTES_MAX:
-        raise ProtocolError(f"a client's name has {packet.key_length} bytes, {NAME_BYTES_MAX} are taken")
+        raise ProtocolError(f"a client's name has {packet.key_length} bytes, at most {NAME_BYTES_MAX} are accepted")
     flags = int.from_bytes(packet.extras, "big")
     value = packet.value
     since, vbuckets = 0, None
@@ -222,11 +225,11 @@ def wish_of(packet: Packet) -> Wish:
         if len(value) < 8:
             raise ProtocolError(f"TAP_CONNECT with BACKFILL has {len(value)} bytes for its date, not 8")
         since, value = int.from_bytes(value[:8], "big"), value[8:]
-    # Some clients append the list to a TAKEOVER without saying so.
+    # Some clients append the list to a TAKEOVER without setting the flag.
     if flags & ConnectFlag.LIST_VBUCKETS or (flags & ConnectFlag.TAKEOVER and value):
         vbuckets, value = _vbuckets(value)
     if value and not flags & ~_FLAGS_WITHOUT_VALUE:
-        raise ProtocolError(f"TAP_CONNECT has {len(value)} bytes behind its values")
+        raise ProtocolError(f"TAP_CONNECT has {len(value)} bytes after its values")
     return Wish(
         packet.key.decode("utf-8", "backslashreplace"),
         since,
@@ -246,11 +249,11 @@ def _vbuckets(value: bytes) -> tuple[frozenset[int], bytes]:
     return frozenset(struct.unpack(f">{count}H", value[2:end])), value[end:]
 
 
-# What is sent.
+# Encoding.
 
 
 def mutation(key: bytes, value: bytes, vbucket: int, opaque: int, cas: int) -> bytes:
-    """A key has this value."""
+    """Return the message that a key has this value."""
     length = len(key)
     return (
         _pack_whole(_MUTATION_CODE, length, _MUTATION_SIZES, vbucket, 16 + length + len(value), opaque, cas, _MUTATION_EXTRA, 0)
@@ -260,7 +263,7 @@ def mutation(key: bytes, value: bytes, vbucket: int, opaque: int, cas: int) -> b
 
 
 def changed_key(key: bytes, vbucket: int, opaque: int, cas: int) -> bytes:
-    """A key has another value, for a client that doesn't want it."""
+    """Return the message that a key has another value, for a client that wants no values."""
     length = _MUTATION_EXTRAS + len(key)
     flags = _NETWORK_BYTE_ORDER | _NO_VALUE
     head = (REQUEST, Opcode.TAP_MUTATION, len(key), _MUTATION_EXTRAS, 0, vbucket, length, opaque, cas)
@@ -268,48 +271,51 @@ def changed_key(key: bytes, vbucket: int, opaque: int, cas: int) -> bytes:
 
 
 def delete(key: bytes, vbucket: int, opaque: int, cas: int) -> bytes:
-    """A key is gone."""
+    """Return the message that a key was deleted."""
     return _pack_other(REQUEST, 0x42, len(key), _EXTRAS, 0, vbucket, _EXTRAS + len(key), opaque, cas, 0, 0, _TTL) + key
 
 
 def flush(opaque: int, cas: int) -> bytes:
-    """All keys are gone."""
+    """Return the message that all keys were removed."""
     return _pack_other(REQUEST, Opcode.TAP_FLUSH, 0, _EXTRAS, 0, 0, _EXTRAS, opaque, cas, 0, 0, _TTL)
 
 
 def engine_message(message: EngineMessage, vbucket: int, opaque: int) -> bytes:
-    """Word of the backfill's begin or end: four bytes that belong to the engine, as `engine length` says."""
+    """Return a message that marks the begin or end of a backfill.
+
+    Its four bytes belong to the engine, as `engine length` says.
+    """
     head = _pack_other(REQUEST, Opcode.TAP_OPAQUE, 0, _EXTRAS, 0, vbucket, _EXTRAS + 4, opaque, 0, 4, 0, _TTL)
     return head + message.to_bytes(4, "big")
 
 
 def vbucket_set(vbucket: int, state: VBucketState, opaque: int) -> bytes:
-    """A vbucket's state at the client is to be this."""
+    """Return the message that sets a vbucket's state at the client."""
     head = _pack_other(REQUEST, Opcode.TAP_VBUCKET_SET, 0, _EXTRAS, 0, vbucket, _EXTRAS + 4, opaque, 0, 0, 0, _TTL)
     return head + state.to_bytes(4, "big")
 
 
 def noop(opaque: int) -> bytes:
-    """A sign of life."""
+    """Return a NOOP, a sign of life."""
     return HEADER.pack(REQUEST, Opcode.NOOP, 0, 0, 0, 0, 0, opaque, 0)
 
 
 def with_ack(message: bytes) -> bytes:
-    """The TAP message with the wish that the client acknowledge it."""
+    """Return the TAP message with the flag that asks for an ACK."""
     return b"%b%c%b" % (message[:_FLAGS_AT], message[_FLAGS_AT] | _ACK, message[_FLAGS_AT + 1 :])
 
 
 def opaque_of(message: bytes) -> int:
-    """What the ACK of a message will carry."""
+    """Return the opaque that the ACK of a message will have."""
     return int.from_bytes(message[12:16], "big")
 
 
 def request(opcode: int, key: bytes = b"", extras: bytes = b"", value: bytes = b"", *, opaque: int = 0, cas: int = 0) -> bytes:
-    """An ordinary command, as clients send it."""
+    """Return an ordinary command, as clients send it."""
     body = extras + key + value
     return HEADER.pack(REQUEST, opcode, len(key), len(extras), 0, 0, len(body), opaque, cas) + body
 
 
 def response(opcode: int, status: Status, opaque: int, body: bytes = b"") -> bytes:
-    """An answer to an ordinary command."""
+    """Return a response to an ordinary command."""
     return HEADER.pack(RESPONSE, opcode, 0, 0, 0, status, len(body), opaque, 0) + body

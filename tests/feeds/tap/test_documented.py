@@ -18,15 +18,15 @@ _WORDS = {4: "four", 5: "five", 10: "ten"}
     "sentence",
     [
         f"up to {topic_thread.AHEAD_BYTES // _MIB} MiB for the server, as much for its own store",
-        f"{live._FOR_ONE_BYTES // _MIB} MiB for each of the clients that catch up",
-        f"{server._WRITE_BYTES // _KIB} KiB at most that wait in it",
-        f"some {2 * feed._ROWS_BYTES // _KIB} KiB of rows wait for it besides",
-        f"Where there are more than {feed._SHARED_BYTES // feed._SHARE_BYTES_MAX} connections",
-        f"together they are {feed._SHARED_BYTES // _MIB} MiB of each kind, down to {feed._SHARE_BYTES_MIN // _KIB} KiB a client",
-        f"{1000 * feed._GATHER_SECONDS:g} s where there are a thousand",
-        f"reading waits up to {_WORDS[int(feed._HOLD_SECONDS)]} seconds for clients that follow",
-        f"at most {_WORDS[catching_up._PLACES]} such at a time",
-        f"in turns of {_WORDS[int(catching_up._TURN_SECONDS)]} seconds",
+        f"{live._FOR_ONE_BYTES // _MIB} MiB for each client that is catching up",
+        f"{server._WRITE_BYTES // _KIB} KiB that wait in it",
+        f"another {2 * feed._ROWS_BYTES // _KIB} KiB of rows wait for it",
+        f"With more than {feed._SHARED_BYTES // feed._SHARE_BYTES_MAX} connections",
+        f"together have {feed._SHARED_BYTES // _MIB} MiB of each kind, down to {feed._SHARE_BYTES_MIN // _KIB} KiB a client",
+        f"{1000 * feed._GATHER_SECONDS:g} s with a thousand clients",
+        f"the server stops reading for up to {_WORDS[int(feed._HOLD_SECONDS)]} seconds for clients that follow",
+        f"At most {_WORDS[catching_up._PLACES]} clients do so at a time",
+        f"they take turns of {_WORDS[int(catching_up._TURN_SECONDS)]} seconds",
         f"with more than {stream._CHANGED_BYTES_MAX // _MIB} MiB of changed keys meanwhile",
     ],
 )
@@ -36,7 +36,7 @@ def test_bounds(sentence: str) -> None:
 
 def test_acks_are_on_the_disk_within_a_second() -> None:
     assert server._SAVE_SECONDS == 1
-    assert "at most a second of ACKs is asked for again" in _TEXT
+    assert "asks again for at most one second of ACKs" in _TEXT
 
 
 def test_what_others_rely_on() -> None:

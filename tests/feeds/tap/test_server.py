@@ -340,7 +340,7 @@ def test_a_client_that_waits_is_filled_again_when_a_space_is_renamed(tmp_path: P
             Opcode.TAP_CONNECT,
             "65535 vbuckets in 2 bytes",
         ),
-        (wire.response(Opcode.TAP_MUTATION, Status.OK, 1), None, "sent an answer before it was asked"),
+        (wire.response(Opcode.TAP_MUTATION, Status.OK, 1), None, "sent a response packet before its TAP_CONNECT"),
         (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + wire.request(Opcode.GET, b"k"), None, "sends commands (0x00)"),
         (wire.request(Opcode.TAP_CONNECT, b"a", bytes(4)) + b"\x81\x41" + b"\xff" * 22, None, "4294967295 bytes"),
         (

@@ -119,7 +119,7 @@ def test_wishes(name: str) -> None:
         (connect(b"a", 0x04), "0 vbuckets in 0 bytes"),
         (connect(b"a", 0x04, b"\0\2\0\1"), "2 vbuckets in 4 bytes"),
         (connect(b"a", 0x08, b"\0"), "0 vbuckets in 1 bytes"),
-        (connect(b"a", 0x02, b"x"), "1 bytes behind its values"),
+        (connect(b"a", 0x02, b"x"), "1 bytes after its values"),
         (wire.request(Opcode.TAP_CONNECT, b"a", b"\0" * 8), "8 bytes of extras"),
         (connect(b"a" * 1025, 0), "1025 bytes"),
     ],
@@ -158,7 +158,7 @@ def test_what_is_no_packet(data: bytes, problem: str) -> None:
 
 
 def test_a_body_that_is_too_long_is_refused_before_it_has_come() -> None:
-    with pytest.raises(ProtocolError, match=r"101 bytes, 100 are taken"):
+    with pytest.raises(ProtocolError, match=r"101 bytes, at most 100 are accepted"):
         Packets(100).feed(struct.pack(">BBHBBHIIQ", 0x81, 0x41, 0, 0, 0, 0, 101, 0, 0))
 
 
