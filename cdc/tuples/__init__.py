@@ -1,1 +1,1 @@
-"""What the server computes on raw tuples: UPDATE, UPSERT and their arithmetic, over MessagePack's bytes."""
+"""UPDATE and UPSERT on raw tuples, computed on their MessagePack bytes as the server does, including its arithmetic."""

@@ -1,14 +1,16 @@
-"""What the server computes in an UPDATE: sums of four kinds of numbers, bits, and splices, with the types of their results.
+"""The server's arithmetic in an UPDATE: sums of four kinds of numbers, bitwise operations, and splices, with their result types.
 
-* Two integers make an integer in its shortest form; outside of -2^63 … 2^64-1 the server refuses.
-* With a float32 or a double in it (and no decimal), the sum is taken in doubles and becomes a float32 if that loses nothing,
-  be the operands what they were; a field that the format calls double (float64) or float32 keeps its own width.
-* With a decimal in it, all becomes decimal: doubles by their 15 leading digits, rounded half up to the digits that decimals
-  have: 38, with exponents of their own range, and from 3.5 on 76. An infinity or NaN is refused, as is an overflow.
-* There is no arithmetic of datetimes and intervals in an UPDATE, in any version up to 3.9: it is refused.
-* Bits are those of unsigned integers. Splices count bytes, so that they may cut UTF-8 apart.
+* The sum of two integers is an integer in its shortest form. The server refuses results outside of -2^63 … 2^64-1.
+* If an operand is a float32 or a double (and none is a decimal), the sum is computed in doubles. The result becomes a float32 if
+  that loses nothing, whatever the operands' types. In a field whose format type is double (float64) or float32, the result has
+  that type's width.
+* If an operand is a decimal, the other is converted to a decimal; a double by its 15 leading digits. The result is rounded half
+  up to the precision of decimals: 38 digits, with exponents of their own range, and 76 digits from 3.5 on. The server refuses
+  an infinity, a NaN and an overflow.
+* An UPDATE has no arithmetic of datetimes and intervals in any version up to 3.9; the server refuses it.
+* Bitwise operations need unsigned integers. Splices count bytes, so they can split a UTF-8 character.
 
-What it refuses to know: where an operand came from. Sources: src/box/xrow_update_field.c, src/lib/core/decimal.c.
+Out of scope: the origin of the operands. Sources: src/box/xrow_update_field.c, src/lib/core/decimal.c.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from cdc.protocol.extensions import EXT_DECIMAL, decode_extension, pack
 
 
 class Kind(IntEnum):
-    """What a value is to arithmetic. Of two numbers the lesser kind is that of the result."""
+    """Kind of a value in arithmetic. The result of two numbers has the lesser of their kinds."""
 
     NONE = 0
     DECIMAL = 1
@@ -35,7 +37,7 @@ class Kind(IntEnum):
     STRING = 5
     BINARY = 6
     RAW = 7
-    """Bytes that stand for themselves: nothing can be computed with them."""
+    """An encoded value that can't be an operand."""
 
 
 Scalar = tuple[Kind, Any]
@@ -56,19 +58,19 @@ _DECIMALS_FROM_3_5: Final = decimal.Context(
 
 
 class OperationRefusedError(SchemaError):
-    """The server refuses such an operation on such a tuple: an UPDATE fails by it, an UPSERT goes on without it."""
+    """The server refuses this operation on this tuple: an UPDATE then fails, an UPSERT skips the operation."""
 
 
 class IntegerOverflowError(OperationRefusedError):
-    """The sum of two integers is none that the server has."""
+    """The sum of two integers is outside the server's range; `sum` is that sum."""
 
     sum = 0
 
 
 def read(data: bytes, position: int) -> Scalar:
-    """The value at `position`, Kind.NONE if nothing can be computed with it.
+    """Decode the value at `position`; return NO_SCALAR for a type without arithmetic.
 
-    Raises IndexError if it isn't whole, SchemaError for a decimal that can't be read.
+    Raises IndexError if the value is incomplete, SchemaError for a decimal that can't be decoded.
     """
     kind = layout.TYPES[data[position]]
     if kind is layout.UNSIGNED or kind is layout.INTEGER:
@@ -92,7 +94,7 @@ def read(data: bytes, position: int) -> Scalar:
 
 
 def store(scalar: Scalar, field_type: str = "") -> bytes:
-    """The bytes that the server writes for a result, in a field of this type of the format."""
+    """Encode a result as the server does in a field with this type in the format."""
     kind, value = scalar
     match kind:
         case Kind.INTEGER:
@@ -114,7 +116,7 @@ def store(scalar: Scalar, field_type: str = "") -> bytes:
 
 
 def _int64(value: int) -> int:
-    """What the server takes a sum for that has overflowed: its 64 lowest bits, with a sign."""
+    """Return the value that the server sees of an overflowed sum: its lowest 64 bits, as a signed number."""
     if INTEGER_MIN <= value <= INTEGER_MAX:
         return value
     low = value & INTEGER_MAX
@@ -122,18 +124,18 @@ def _int64(value: int) -> int:
 
 
 def _remains(value: int) -> bytes:
-    """The bytes of a sum that has overflowed: of one that it takes for positive the server writes the last byte.
+    """Encode an overflowed sum as the server does: if its 64-bit remainder isn't negative, the server writes only its last byte.
 
-    Raises SchemaError if that is no value.
+    Raises SchemaError if that byte isn't a MessagePack value.
     """
     rest = _int64(value)
     if rest >= 0 and 0x80 <= rest & 0xFF < 0xE0:
-        raise SchemaError(f"of the overflow {value} the server has left a byte that is no value")
+        raise SchemaError(f"the sum {value} overflows, and the byte that the server writes for it isn't a value")
     return integer(rest) if rest < 0 else _SMALL[rest & 0xFF]
 
 
 def integer(value: int) -> bytes:
-    """An integer in its shortest form."""
+    """Encode an integer in its shortest form."""
     if value >= 0:
         if value < 0x80:
             return _SMALL[value]
@@ -160,12 +162,12 @@ def _float(value: float) -> bytes:
     try:
         return b"\xca" + struct.pack(">f", value)
     except OverflowError:
-        # What C makes of a double that no float32 reaches.
+        # C converts a double beyond float32's range to an infinity.
         return b"\xca" + struct.pack(">f", float("inf") if value > 0 else float("-inf"))
 
 
 def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, ...]) -> Scalar:
-    """`left` + `right`, or - `right`. The right one must be a number. Raises OperationRefusedError."""
+    """Return `left` + `right`, or `left` - `right` if `minus`. `right` must be a number. Raises OperationRefusedError."""
     if left[0] not in NUMBERS:
         raise OperationRefusedError("the field isn't a number")
     kind = min(left[0], right[0])
@@ -186,7 +188,7 @@ def add(left: Scalar, right: Scalar, *, minus: bool, version: tuple[int, ...]) -
         first, second = _decimal(left, context), _decimal(right, context)
         return Kind.DECIMAL, context.subtract(first, second) if minus else context.add(first, second)
     except (decimal.Overflow, decimal.InvalidOperation) as error:
-        raise OperationRefusedError("a decimal can't hold the result or an operand of it") from error
+        raise OperationRefusedError("a decimal can't hold the result or an operand") from error
 
 
 def _decimal(scalar: Scalar, context: decimal.Context) -> Decimal:
@@ -202,7 +204,7 @@ def _decimal(scalar: Scalar, context: decimal.Context) -> Decimal:
 
 
 def bits(code: str, left: Scalar, right: int) -> Scalar:
-    """The bits of two unsigned integers, by `&`, `|` or `^`. Raises OperationRefusedError."""
+    """Combine the bits of two unsigned integers by `code`: `&`, `|` or `^`. Raises OperationRefusedError."""
     kind, value = left
     if kind is not Kind.INTEGER or not 0 <= value <= INTEGER_MAX:
         raise OperationRefusedError("the field isn't an unsigned integer")
@@ -210,9 +212,10 @@ def bits(code: str, left: Scalar, right: int) -> Scalar:
 
 
 def splice(text: Scalar, offset: int, cut: int, paste: bytes, *, version: tuple[int, ...]) -> Scalar:
-    """`text` without `cut` bytes at `offset` (from 0, or negative from behind the end), and `paste` in their place.
+    """Return `text` with `cut` bytes at `offset` replaced by `paste`.
 
-    A negative `cut` says how many bytes stay at the end. Raises OperationRefusedError.
+    `offset` counts from 0, or is negative; -1 is the position after the last byte. A negative `cut` is minus the number of
+    bytes to keep at the end. Raises OperationRefusedError.
     """
     kind, value = text
     if kind is not Kind.STRING and (kind is not Kind.BINARY or version < (3, 2)):

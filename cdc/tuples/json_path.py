@@ -1,10 +1,10 @@
-"""JSON paths as the server reads them, token by token: `.name`, `["any text"]`, `[3]`, `[*]`, and a name at the very beginning.
+"""Parser of JSON paths as the server reads them, token by token: `.name`, `["any text"]`, `[3]`, `[*]`, and a leading name.
 
-A path is bytes: what stands between quotes may be any UTF-8, and is compared as bytes. Places count from 1 in a path,
-whatever INDEX_BASE the request has, and come out counted from 0.
+A path is bytes: quoted text may be any UTF-8, and is compared as bytes. In a path, array places count from 1, whatever
+INDEX_BASE the request has; the returned tokens count from 0.
 
-Unquoted names are letters, digits and underscores. Unicode's property Alphabetic, which the server asks for, is not in
-Python's library; marks are taken for alphabetic here, which accepts a few names that the server refuses.
+Unquoted names consist of letters, digits and underscores. The server uses Unicode's property Alphabetic, which Python's
+library lacks. This parser treats marks as alphabetic, and thus accepts a few names that the server refuses.
 
 Sources: src/lib/json/json.c, and src/box/tuple.c for where a token leads.
 """
@@ -26,7 +26,7 @@ class Mark(Enum):
 
 
 Token = int | bytes | Mark
-"""A place in an array from 0, a key of a map, or one of the marks."""
+"""A place in an array (from 0), a key of a map, or one of the marks."""
 
 _PLACE_MAX: Final = 2**31 - 1
 _DIGITS: Final = b"0123456789"
@@ -34,11 +34,11 @@ _ALPHABETIC: Final = ("L", "Nl", "Nd", "Mn", "Mc")
 
 
 class PathError(ValueError):
-    """The path can't be read at this place."""
+    """The path is malformed at the place that the message names."""
 
 
 def next_token(path: bytes, offset: int) -> tuple[Token, int]:
-    """The token at `offset`, and where the next one begins. Raises PathError."""
+    """Return the token at `offset`, and the offset of the next one. Raises PathError."""
     if offset == len(path):
         return Mark.END, offset
     first = path[offset]
@@ -52,9 +52,9 @@ def next_token(path: bytes, offset: int) -> tuple[Token, int]:
 
 
 def follow(data: bytes, position: int, token: Token) -> tuple[int, int] | None:
-    """Where a token leads in the value at `position`: the beginnings of the key (or element) and of the value.
+    """Find a token's target in the value at `position`; return where its key (or element) and its value begin, or None.
 
-    A place in a map is the integer key that it has from 1. None if there is nothing. Raises IndexError for data that isn't whole.
+    A place in a map denotes the integer key with the same number, counted from 1. Raises IndexError for incomplete data.
     """
     kind = layout.TYPES[data[position]]
     if kind is layout.ARRAY and isinstance(token, int):
@@ -75,7 +75,7 @@ def follow(data: bytes, position: int, token: Token) -> tuple[int, int] | None:
 
 
 def is_key(data: bytes, position: int, key: bytes) -> bool:
-    """Whether the value at `position` is this string. Raises IndexError for data that isn't whole."""
+    """Return whether the value at `position` is this string. Raises IndexError for incomplete data."""
     if layout.TYPES[data[position]] is not layout.STRING:
         return False
     begin, length = layout.content(data, position)

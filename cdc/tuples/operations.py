@@ -1,10 +1,10 @@
-"""The operations of UPDATE and UPSERT: what they address, and what they say.
+"""The operations of UPDATE and UPSERT: their target fields and arguments, in a normalised form.
 
-A client may name a field by number (from 0 or 1, as INDEX_BASE says, or negative from the tuple's end), by its name in the
-format, or by a JSON path that begins with either (`data.user.name`, `[3].a.b[2]`). Tarantool logs the reference as it was
-sent, so it is resolved here, against the format at the row's position.
+A client may refer to a field by number (from 0 or 1, according to INDEX_BASE, or negative from the tuple's end), by its name in
+the format, or by a JSON path that begins with either (`data.user.name`, `[3].a.b[2]`). Tarantool logs the reference as it was
+sent. Therefore this module resolves it, by the format at the row's position.
 
-`normalise` gives one form to all of them, which events without images carry. What they make of a tuple is update.py's.
+`normalise` converts all references to one form, which events without images contain. update.py applies operations to tuples.
 
 Source: src/box/xrow_update.c (field references).
 """
@@ -24,8 +24,9 @@ _CODES: Final = _ARITHMETIC | frozenset("=!#:")
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One operation. `field` counts from 0, or is negative from the tuple's end; `path` leads inside it (`.a.b[2]`) or is empty.
+    """One operation.
 
+    `field` counts from 0, or is negative from the tuple's end. `path` is the path inside the field (`.a.b[2]`), or empty.
     `argument` is the operand; for `:` it is (position from 1 or negative from the end, length, text); for `#` a count.
     """
 
@@ -36,9 +37,10 @@ class Operation:
 
 
 def normalise(operations: object, *, base: int, names: Sequence[str]) -> list[Operation]:
-    """Resolve a decoded list of operations. `names` are the format's field names in order.
+    """Resolve the references in a decoded list of operations.
 
-    Raises SchemaError for anything that a server would not have written.
+    `base` is the request's INDEX_BASE, `names` are the format's field names in order. Raises SchemaError for operations that a
+    server would not have written.
     """
     if not isinstance(operations, list):
         raise SchemaError(f"operations should be an array, the row has {excerpt(operations, 200)}")
@@ -60,7 +62,7 @@ def _normalise(operation: object, base: int, names: Sequence[str]) -> Operation:
 def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int, str]:
     if isinstance(reference, int):
         return (reference if reference < 0 else _place(reference, base)), ""
-    # A name with dots in it wins over the path that it could also be.
+    # A field name that contains dots takes precedence over the equal path.
     if reference in names:
         return names.index(reference), ""
     data = reference.encode(errors="surrogateescape")
@@ -71,7 +73,7 @@ def _resolve(reference: int | str, base: int, names: Sequence[str]) -> tuple[int
     rest = data[end:].decode(errors="surrogateescape")
     match first:
         case int():
-            # Places in a path count from 1, also where INDEX_BASE is 0: vinyl rewrites only the numbers of an UPSERT.
+            # Places in a path count from 1, even if INDEX_BASE is 0: of an UPSERT, vinyl rewrites only the field numbers.
             return first, rest
         case bytes():
             name = first.decode()
@@ -88,7 +90,7 @@ def _place(number: int, base: int) -> int:
 
 
 def steps(path: str) -> list[int | str]:
-    """A path's steps: array places from 0, or map keys. Raises SchemaError."""
+    """Split a path into steps: array places (from 0) and map keys. Raises SchemaError."""
     data = path.encode(errors="surrogateescape")
     found: list[int | str] = []
     offset = 0

@@ -1,24 +1,26 @@
-"""UPDATE and UPSERT: what a server makes of a tuple by the operations of a row, byte by byte.
+"""UPDATE and UPSERT: compute the tuple that a server stores after the operations of a row, byte for byte.
 
-Fields that no operation touches keep their exact bytes, and values that `=` and `!` set are those of the operation, however
-they were written. Everything else is written as the server writes it: `cdc.tuples.arithmetic` knows numbers and strings,
-`cdc.tuples.update_tree` how operations of one request meet. The rules that are told here are those of reading them:
+Fields that no operation touches keep their exact bytes, and values set by `=` and `!` keep the operation's encoding. All other
+values are encoded as the server does: `cdc.tuples.arithmetic` handles numbers and strings, `cdc.tuples.update_tree` handles
+operations of one request that interact. This module reads the operations, by these rules:
 
-* Operations are carried out one after the other, and each finds the fields where the ones before it have left them.
-* A number counts from INDEX_BASE, or negative from the end: -1 is the last field, and for `!` the place behind it. A text is
-  a field's name or, if it isn't, a JSON path that begins with one or with `[place]`. Places in a path count from 1, always.
-* `=` and `!` beyond the end of the tuple (not of an array in it) fill up with nil, since 2.8. `#` deletes what there is.
-* An operation that can't be read (an unknown code, a name that the format hasn't got, an operand of the wrong type, a splice
-  before the first byte) is refused with its whole request, also in an UPSERT. What an UPSERT goes on without, and the server
-  only logs, is an operation that doesn't fit the tuple: no such field, a number expected and none found, an overflow, a key
-  that exists already, a path that can't be read behind its first step.
+* Operations are applied one after the other. Each refers to the fields as the previous operations left them.
+* A field number counts from INDEX_BASE, or is negative from the end: -1 is the last field, and for `!` the place after it. A text
+  is a field's name. If no field has that name, the text is a JSON path that begins with a name or with `[place]`. Places in a
+  path always count from 1.
+* If `=` or `!` targets a place beyond the end of the tuple (not of an array in it), the gap is filled with nil, since 2.8. `#`
+  deletes at most the existing fields.
+* If an operation can't be read (an unknown code, a name that isn't in the format, an operand of the wrong type, a splice before
+  the first byte), the server refuses the entire request, including an UPSERT. If an operation of an UPSERT doesn't fit the tuple,
+  the server skips only that operation and logs it. Such cases are: no such field, a number expected but not found, an overflow,
+  a key that exists already, a path that can't be read after its first step.
 
-Rows of a log are what a server has accepted, so an operation that can't be carried out is a SchemaError: either the tuple
-isn't the one that the server had, or the server is of a kind that this module doesn't know. `version` is the master's: it
-decides about the digits of decimals, and about operations that meet at one path (see `cdc.tuples.update_tree`).
+Rows of a log were accepted by a server, so an operation that can't be applied raises SchemaError: either the tuple differs from
+the server's, or this module doesn't support that kind of server. `version` is the master's. It determines the digits of
+decimals, and the behaviour of operations on a common path (see `cdc.tuples.update_tree`).
 
-What it refuses to know: keys, and formats beyond names and types of the top fields. A number inside of a field, for which an
-index with a JSON path declares a type `double`, comes out as if nobody had.
+Out of scope: keys, and formats beyond the names and types of the top-level fields. If an index with a JSON path declares the
+type `double` for a number inside a field, this module ignores that declaration.
 
 Sources: src/box/xrow_update.c, xrow_update_field.c, compared from 2.6 to 3.9, and held by the answers of live servers
 (tests/captures/updates.jsonl.gz, tests/live/test_update.py).
@@ -41,7 +43,7 @@ from cdc.tuples.update_nodes import Instruction, UndefinedError, Version
 from cdc.tuples.update_tree import Tree
 
 NEWEST: Final[Version] = (3, 9)
-"""The version whose rules hold where none is given."""
+"""Server version whose rules apply by default."""
 
 _OPERATIONS_MAX: Final = 4000
 _COUNTS: Final = {**dict.fromkeys("=+-&|^!#", 3), ":": 5}
@@ -57,9 +59,10 @@ def update(
     types: Sequence[str] = (),
     version: Version = NEWEST,
 ) -> bytes:
-    """The tuple after an UPDATE. `types` are those of the format's fields, as far as they are known.
+    """Return the tuple after an UPDATE.
 
-    Raises SchemaError for what the server would have refused: the operation is in the message.
+    `base` is the request's INDEX_BASE. `names` and `types` are those of the format's fields; `types` may be shorter.
+    Raises SchemaError, whose message contains the operation, for operations that the server would have refused.
     """
     return _quickly(tuple_, operations, base, names) or _thoroughly(
         tuple_, operations, base, names, types, version, upserts=False
@@ -75,19 +78,24 @@ def upsert(
     types: Sequence[str] = (),
     version: Version = NEWEST,
 ) -> bytes:
-    """The tuple after an UPSERT that has found it.
+    """Return the tuple after an UPSERT that found an existing tuple. The parameters are those of `update`.
 
-    Two things are left to the caller, who knows the keys and the format; in both cases the old tuple stays. The server
-    ignores an UPSERT whose result has another primary key: compare the keys of both tuples. And vinyl, which accepts an
-    UPSERT without looking at the tuple, ignores it if the result doesn't fit the format; memtx has refused such a request.
+    The caller, who knows the keys and the format, must check two cases, in which the old tuple remains:
 
-    Raises SchemaError for operations that can't be read, or whose outcome a server of that version leaves undefined.
+    * The server ignores an UPSERT whose result has another primary key, so compare the keys of both tuples.
+    * Vinyl accepts an UPSERT without reading the tuple, and ignores it if the result doesn't fit the format. Memtx refuses such
+      a request, so it isn't in the log.
+
+    Raises SchemaError for operations that can't be read, or whose outcome is undefined on a server of that version.
     """
     return _quickly(tuple_, operations, base, names) or _thoroughly(tuple_, operations, base, names, types, version, upserts=True)
 
 
 def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) -> bytes | None:
-    """A few operations `=`, `+` and `-` of integers, on different fields that exist, by number or name; None for all others."""
+    """Apply up to 15 operations `=`, and `+` and `-` of integers, on different existing fields, by number or name.
+
+    Returns None for all other operations.
+    """
     try:
         count = operations[0] - 0x90
         if not 0 < count < 16:
@@ -117,7 +125,7 @@ def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) 
             return None
         fields, position = layout.header(tuple_, 0)
         last = max(changes)
-        # A header that isn't the shortest becomes it.
+        # The server replaces a header that isn't the shortest; the slow path does that.
         if last >= fields or not (0x90 <= tuple_[0] < 0xA0 or (tuple_[0] == 0xDC and fields > 15)):
             return None
         chunks: list[bytes] = []
@@ -145,7 +153,7 @@ def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) 
         chunks.append(tuple_[done:])
         return b"".join(chunks)
     except (IndexError, ValueError):
-        # Cut off, a number of another kind, or a path instead of a name.
+        # Incomplete data, a number of another kind, or a path instead of a name.
         return None
 
 
@@ -159,7 +167,7 @@ def _thoroughly(
     *,
     upserts: bool,
 ) -> bytes:
-    # The tree's slices are of the tuple, of the operations and of one nil: all of them are put into one buffer.
+    # The tree's slices point into the tuple, the operations and one nil, so all of them are put into one buffer.
     shift = len(tuple_)
     data = b"".join((tuple_, operations, bytes((layout.NIL,))))
     with _explained("the tuple", data, (0, shift)):
@@ -171,8 +179,8 @@ def _thoroughly(
             raise SchemaError("it should be one array")
         spans = list(layout.elements(data, shift))
         if len(spans) > _OPERATIONS_MAX:
-            raise SchemaError(f"a server takes {_OPERATIONS_MAX} operations at most")
-    # All of them are read before one is carried out: what can't be read is refused with all.
+            raise SchemaError(f"a server accepts at most {_OPERATIONS_MAX} operations")
+    # Read all operations before applying any: one unreadable operation makes the server refuse all.
     instructions = []
     for span in spans:
         with _explained("the operation", data, span):
@@ -190,7 +198,7 @@ def _thoroughly(
 
 @contextmanager
 def _explained(what: str, data: bytes, span: tuple[int, int]) -> Iterator[None]:
-    """Let errors say which operation they are about; whatever bytes came in, they are SchemaErrors."""
+    """Add to an error's message the operation that caused it, and convert errors of malformed bytes to SchemaError."""
     try:
         yield
     except SchemaError as error:
@@ -198,7 +206,7 @@ def _explained(what: str, data: bytes, span: tuple[int, int]) -> Iterator[None]:
     except IndexError as error:
         raise SchemaError(f"{what} {_shown(data, span)} can't be read: {error}") from error
     except RecursionError as error:
-        raise SchemaError(f"{what} {_shown(data, span)} goes deeper than can be followed") from error
+        raise SchemaError(f"{what} {_shown(data, span)} is nested too deeply to be processed") from error
 
 
 def _shown(data: bytes, span: tuple[int, int]) -> str:
@@ -210,7 +218,7 @@ def _shown(data: bytes, span: tuple[int, int]) -> str:
 
 
 def _decoded(data: bytes, span: tuple[int, int], base: int, names: Sequence[str], version: Version) -> Instruction:
-    """Read one operation. Raises SchemaError or IndexError."""
+    """Decode one operation. Raises SchemaError or IndexError."""
     if layout.TYPES[data[span[0]]] is not layout.ARRAY:
         raise SchemaError("it should be an array")
     parts = [begin for begin, _ in layout.elements(data, span[0])]
@@ -228,7 +236,7 @@ def _decoded(data: bytes, span: tuple[int, int], base: int, names: Sequence[str]
             if operand[0] not in NUMBERS:
                 raise SchemaError("its operand should be a number")
         case "#":
-            # The server keeps 32 bits of the count.
+            # The server uses only the lowest 32 bits of the count.
             count = layout.integer(data, begin) & 0xFFFF_FFFF if kind is layout.UNSIGNED else 0
             if not count:
                 raise SchemaError("its count should be positive")
@@ -256,7 +264,7 @@ def _addressed(data: bytes, code: str, begin: int, base: int, names: Sequence[st
             raise SchemaError(f"the first field has the number {base}")
         return Instruction(code, number if number < 0 else number - base, b"", 0, is_for_root=True)
     path = _text(data, begin)
-    # A name with dots in it wins over the path that it could also be.
+    # A field name that contains dots takes precedence over the equal path.
     place = _named(path, names)
     if place is not None:
         return Instruction(code, place, path, len(path), is_for_root=True)
@@ -282,13 +290,13 @@ def _named(name: bytes, names: Sequence[str]) -> int | None:
 def _int32(data: bytes, begin: int) -> int:
     number = layout.integer(data, begin)
     if not -(2**31) <= number < 2**31:
-        raise SchemaError(f"{number} is more than a server takes here")
+        raise SchemaError(f"{number} is outside the 32-bit range that a server accepts here")
     return number
 
 
 def _text(data: bytes, begin: int, *, binary: bool = False) -> bytes:
     kind = layout.TYPES[data[begin]]
     if kind is not layout.STRING and not (binary and kind is layout.BINARY):
-        raise SchemaError("a string is expected in it")
+        raise SchemaError("one of its parts should be a string")
     start, length = layout.content(data, begin)
     return data[start : start + length]

@@ -1,6 +1,6 @@
-"""What the tree of `cdc.tuples.update_tree` is made of: operations on their way, and the fields that they have come to.
+"""Building blocks of the tree in `cdc.tuples.update_tree`: operations with their progress along a path, and touched fields.
 
-It refuses to know what an operation does, and how two of them meet.
+Out of scope: the effect of an operation, and the interaction of two operations.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from cdc.tuples.arithmetic import NO_SCALAR, OperationRefusedError, Scalar
 from cdc.tuples.json_path import Mark, PathError, Token, next_token
 
 Span = tuple[int, int]
-"""Where a value begins and ends."""
+"""Begin and end of a value."""
 
 Version = tuple[int, ...]
-"""A server's: (2, 10, 5). What isn't said counts as nothing, so (2, 10) is older."""
+"""A server's version, such as (2, 10, 5). A shorter tuple is older: (2, 10) is less than (2, 10, 0)."""
 
 
 class UndefinedError(SchemaError):
-    """What a server of this version makes of it isn't defined: it may have crashed, or made a tuple of garbage."""
+    """The result of an operation is undefined in this server version: the server may have crashed or written garbage."""
 
 
 class Instruction:
-    """One operation, and how far its path has been followed.
+    """One operation, and the part of its path that has been followed.
 
-    `argument` is a slice (begin, end) for `=` and `!`, a number for `+` and `-`, an integer for bits, a count for `#`,
-    (offset, cut, paste) for `:`. `token` is the step at which it is; `consumed` says that it leads where it already is.
+    `argument` is a slice (begin, end) for `=` and `!`, a number for `+` and `-`, an integer for bitwise operations, a count for
+    `#`, (offset, cut, paste) for `:`. `token` is the current step of the path; `consumed` says that this step has been taken.
     """
 
     __slots__ = ("argument", "code", "consumed", "inserts", "is_for_root", "offset", "path", "token")
@@ -48,7 +48,7 @@ class Instruction:
         return self.offset == len(self.path)
 
     def advance(self) -> Token:
-        """Take the next step of the path. Raises OperationRefusedError."""
+        """Read and return the next step of the path. Raises OperationRefusedError."""
         try:
             token, self.offset = next_token(self.path, self.offset)
         except PathError as error:
@@ -56,7 +56,7 @@ class Instruction:
         return token
 
     def step(self) -> Token:
-        """The step that is to be taken in the container at hand. Raises OperationRefusedError."""
+        """Return the step to take in the current container. Raises OperationRefusedError."""
         if self.consumed:
             token = self.advance()
             if token is Mark.END:
@@ -65,18 +65,18 @@ class Instruction:
         return self.token
 
     def span(self) -> Span:
-        """The argument of `=` or `!`."""
+        """Return the argument of `=` or `!`, a slice."""
         assert isinstance(self.argument, tuple)
         return self.argument
 
     def count(self) -> int:
-        """The argument of `#`."""
+        """Return the argument of `#` or of a bitwise operation, an integer."""
         assert isinstance(self.argument, int)
         return self.argument
 
 
 class Shape(Enum):
-    """What a field has become; `cdc.tuples.update_tree` tells what each means."""
+    """Shape of a field in the tree; `cdc.tuples.update_tree` explains each."""
 
     UNTOUCHED = 0
     SCALAR = 1
@@ -88,7 +88,7 @@ class Shape(Enum):
 
 @dataclasses.dataclass(slots=True)
 class Field:
-    """A node. Which attributes mean something depends on its shape; positions are absolute in the tree's bytes."""
+    """A node of the tree. Its shape determines which attributes are used; positions are absolute in the tree's bytes."""
 
     shape: Shape
     begin: int
@@ -108,7 +108,7 @@ class Field:
 
 @dataclasses.dataclass(slots=True)
 class Item:
-    """A touched key of a map, None if it is gone, its value, and where the untouched pairs behind it begin and end."""
+    """A touched key of a map (None if none, or deleted), its value, and the begin and end of the untouched pairs after it."""
 
     key: bytes | None
     value: Field

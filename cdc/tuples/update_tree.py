@@ -1,31 +1,31 @@
-"""The tree into which the server takes a tuple apart under the operations of one UPDATE or UPSERT, and its bytes afterwards.
+"""The tree into which the server splits a tuple to apply one UPDATE or UPSERT, and the encoding of the resulting tuple.
 
-Which bytes come out depends on how the operations met each other, so the tree has the server's shapes:
+The resulting bytes depend on how the operations interact, so the tree has the same node shapes as the server's:
 
     untouched   a slice of the old tuple, or of an operation's argument
-    scalar      a value that was computed
-    array, map  a container of which an operation has taken a field by itself. An array keeps its order. A map's touched keys
-                are written first, the latest first, then what is left between them; its header and those keys are shortest.
-    lone        one operation somewhere inside the field: everything but its target (and the header of the container that it
-                makes longer or shorter) keeps its bytes and places; a new key of a map comes first
-    route       a path that several operations have in common, to the container where they part
+    scalar      a computed value
+    array, map  an opened container, whose elements are separate nodes. An array keeps its order. A map's touched keys are
+                encoded first, the latest first, then the remaining pairs; its header and the touched keys are the shortest.
+    lone        a single operation somewhere inside the field: all bytes keep their value and order, except the target and the
+                header of the container that grows or shrinks; a new key of a map is put first
+    route       the common path of several operations, up to the container where their paths diverge
 
-A second operation that comes to a lone one or to a route opens the container in which their paths part; what stood there
-moves in: a computed value as it is, anything else is carried out again. That is also why deleting a key or place that isn't
-there is refused by itself (nothing is lone there) but does nothing in a container that is open already.
+When a second operation reaches a lone node or a route, it opens the container in which the paths diverge. The former node moves
+into that container: a computed value is kept, any other operation is applied again. Therefore the server refuses a `#` on an
+absent key or place if it is the only operation in the field, but ignores it in a container that is already open.
 
-Differences of versions that show in logs:
+Version differences that are visible in logs:
 
-    before 2.8      nothing is filled up with nil, and nothing absent is deleted
-    before 2.10.3   a step into what an earlier operation has inserted isn't found: the search ends behind the container, and
-                    goes on with what stands there
-    before 2.10.5   what is behind the end of an earlier operation's path is looked for in the old value, and a field that was
-                    computed or set is taken for a map
-    before 3.0      a field that an operation has come to isn't computed again: the second operation is refused
-    from 3.0 on     it is computed again; a sum that overflows is refused, and stays in the field nevertheless
+    before 2.8      gaps aren't filled with nil, and deleting an absent place of the tuple or of an array is refused
+    before 2.10.3   a step into a value that an earlier operation inserted isn't found: the search ends after the container, and
+                    continues with the bytes there
+    before 2.10.5   a path that extends an earlier operation's path is searched for in the old value, and a field that was
+                    computed or set is treated as a map
+    before 3.0      a field that an operation has touched can't be computed again: the second operation is refused
+    from 3.0 on     such a field is computed again; an overflowing sum is refused, but nevertheless stays in the field
 
-What such a server does by its compiler's grace (reading past the tuple, or ending itself) is an UndefinedError here, after
-which no UPSERT goes on.
+Where such a server's behaviour depends on the compiler (it reads past the tuple, or crashes), this module raises UndefinedError,
+which ends an UPSERT too.
 
 Sources: src/box/xrow_update_array.c, _map.c, _bar.c (lone), _route.c.
 """
@@ -54,17 +54,18 @@ from cdc.tuples.json_path import Mark, Token, follow, is_key, next_token
 from cdc.tuples.update_nodes import Field, Instruction, Item, Shape, Span, UndefinedError, Version
 
 FIELDS_MAX: Final = 1 << 22
-"""A tuple that is filled up beyond it is of no use; the server's own limit is the size of a tuple."""
+"""Maximum number of fields to which a tuple is filled with nil; the server limits only the tuple's size."""
 
 
 _TOKENS: Final[dict[str, type]] = {layout.ARRAY: int, layout.MAP: bytes}
-"""What names a field in which container."""
+"""Type of the token that addresses an element, by the container's type."""
 
 
 class Tree:
-    """A tuple under operations.
+    """A tuple to which operations are applied.
 
-    `data` begins with the tuple, `size` bytes, and holds what the slices of the operations point to, and a nil at `nil`.
+    `data` begins with the tuple (`size` bytes). It also contains the bytes that the operations' slices refer to, and a nil at
+    offset `nil`.
     """
 
     def __init__(self, data: bytes, size: int, nil: int, *, version: Version) -> None:
@@ -75,15 +76,15 @@ class Tree:
         self._root = self._open(Field(Shape.UNTOUCHED, 0, 0), 0, None, None)
 
     def apply(self, instruction: Instruction) -> None:
-        """Carry out an operation.
+        """Apply an operation.
 
-        Raises OperationRefusedError: the tree is what it is after an UPSERT has gone on without the operation.
-        Raises SchemaError: it is of no use any more.
+        After OperationRefusedError the tree is in the state in which an UPSERT continues without the operation. After any other
+        SchemaError the tree is unusable.
         """
         self._in_array(instruction, self._root)
 
     def store(self, types: Sequence[str]) -> bytes:
-        """The new tuple. `types` are those of the top fields by the format."""
+        """Encode and return the new tuple. `types` are the format's types of the top-level fields."""
         chunks = [layout.array_header(len(self._root.elements))]
         for number, element in enumerate(self._root.elements):
             self._store_element(element, types[number] if number < len(types) else "", chunks)
@@ -104,7 +105,7 @@ class Tree:
             case Shape.ROUTE:
                 assert field.hop is not None
                 if instruction.path.startswith(field.path, instruction.offset):
-                    # As the server does, bytes are compared here, so that `.a` is taken for the beginning of `.ab`.
+                    # The comparison is by bytes, as in the server, so `.a` counts as the beginning of `.ab`.
                     instruction.offset += len(field.path)
                     self._into(instruction, field.hop)
                 else:
@@ -115,7 +116,7 @@ class Tree:
                 raise OperationRefusedError("no such field")
 
     def _compute(self, instruction: Instruction, field: Field) -> None:
-        """An operation on a value that is taken by itself."""
+        """Apply a computing operation to a value that is a separate node."""
         scalar = NO_SCALAR
         if field.shape is Shape.UNTOUCHED:
             scalar = self._computed(instruction, field.begin)
@@ -180,7 +181,7 @@ class Tree:
         return element
 
     def _raw(self, instruction: Instruction) -> Field:
-        """A value that was set, as servers before 3.0 keep it: nothing can be done in it any more."""
+        """Return a node for a set value, as in servers before 3.0: later operations can't change its inside."""
         begin, end = instruction.span()
         field = Field(Shape.SCALAR, begin, end)
         field.scalar = Kind.RAW, self._data[begin:end]
@@ -219,7 +220,7 @@ class Tree:
             self._compute(instruction, item.value)
 
     def _item(self, field: Field, key: bytes) -> Item | None:
-        """A key that is taken by itself from now on, None if the map hasn't got it."""
+        """Return a map's key as a separate node, created if necessary; None if the map lacks the key."""
         data = self._data
         for item in field.items:
             if item.key == key:
@@ -241,7 +242,7 @@ class Tree:
                 position = end
         return None
 
-    # One operation inside of a field that is otherwise untouched.
+    # A single operation inside an otherwise untouched field.
 
     def _alone(self, instruction: Instruction, field: Field) -> None:
         data, code = self._data, instruction.code
@@ -272,7 +273,7 @@ class Tree:
                 point = self._deleted(instruction, field, parent, token, point, pair)
             elif code not in "=!":
                 field.scalar = self._computed(instruction, position)
-        # From here on nothing fails: an operation that does leaves the field untouched.
+        # Nothing below fails: a refused operation must leave the field untouched.
         instruction.inserts = code == "!" or is_new
         field.shape = Shape.LONE
         field.instruction, field.path, field.parent, field.point = instruction, path, parent, point
@@ -298,7 +299,7 @@ class Tree:
         if layout.TYPES[data[parent]] is layout.ARRAY:
             assert isinstance(token, int)
             if token + instruction.count() >= 1 << 32:
-                raise UndefinedError("a count that the server reckons past 32 bits")
+                raise UndefinedError("a count that overflows 32 bits in the server")
             count = min(instruction.count(), layout.header(data, parent)[0] - token)
             instruction.argument = count
             end = point[1]
@@ -307,14 +308,14 @@ class Tree:
             return point[0], end
         if instruction.count() != 1:
             raise OperationRefusedError("only one key of a map can be deleted at once")
-        # Of an integer key the server takes as many bytes as a string of that length has: one byte fits the key 1 alone.
+        # For an integer key the server removes as many bytes as a string of length `token` has: right only for key 1 in one byte.
         field.is_broken = isinstance(token, int) and (token != 0 or point[0] - pair != 1)
         return pair, point[1]
 
-    # Operations that meet.
+    # Operations that interact.
 
     def _branch(self, field: Field, instruction: Instruction) -> Field:
-        """Open the container in which the paths of a field's operations and of a new one part."""
+        """Open and return the container in which the paths of the field's operations and of a new one diverge."""
         data, version = self._data, self._version
         parent, after = field.begin, 0
         last: Token = Mark.END
@@ -337,7 +338,7 @@ class Tree:
             elif version >= (2, 10, 3):
                 break
             else:
-                # What an earlier operation has inserted isn't there: the server goes on where the search has ended.
+                # The value that an earlier operation inserted isn't found: the server continues where the search ended.
                 is_array = layout.TYPES[data[parent]] is layout.ARRAY
                 parent = layout.header(data, parent)[1] if is_array else layout.end_of(data, parent)
         if parent in (self._size, self._nil[0]):
@@ -349,7 +350,7 @@ class Tree:
         step = old if isinstance(old, expected) else self._mistaken(child, parent, last if old is Mark.END else old, text_length)
         instruction.consumed, instruction.token = False, new
         if not before:
-            # They part at once: the field itself is opened.
+            # The paths diverge at their first step: open the field itself.
             return self._open(field, parent, child, step)
         hop = self._open(Field(Shape.UNTOUCHED, 0, 0), parent, child, step)
         if parent >= field.end:
@@ -360,7 +361,7 @@ class Tree:
         return hop
 
     def _child(self, field: Field, after: int) -> Field:
-        """What stood in a field, as it moves into the container that is `after` bytes of its path away."""
+        """Return a copy of a field for the container that follows `after` bytes of the field's path."""
         child = copy.copy(field)
         child.path = child.path[after:]
         if child.path:
@@ -374,7 +375,7 @@ class Tree:
         return child
 
     def _repeated(self, child: Field | None) -> Instruction | None:
-        """The operation that is carried out again when its container is opened; any other's result moves in."""
+        """Return the operation to apply again after its container is opened; None if its result is moved in instead."""
         if child is None or child.shape is not Shape.LONE or child.path:
             return None
         assert child.instruction is not None
@@ -382,11 +383,11 @@ class Tree:
         return None if is_copied and self._version < (3, 0) else child.instruction
 
     def _mistaken(self, child: Field, parent: int, token: Token, text_length: int) -> Token | None:
-        """The step by which an operation is carried out again in a container of another kind than its step was for.
+        """Return the step by which to apply an operation again in a container of another kind than the step was for.
 
-        The server takes it for a place in the array, or a key of the map, whatever it was. What it takes for a key is anywhere
-        in its memory, and as long as the last key of the path; so nothing is deleted unless a key of the map has that length.
-        None: nothing is to be done. Raises UndefinedError where nobody can know.
+        The server uses the step as a place in the array, or as a key of the map, whatever the step was. A key read this way can
+        be anywhere in the server's memory, with the length of the path's last key. Thus the server deletes nothing unless a key
+        of the map has that length. Returns None if there is nothing to do. Raises UndefinedError if the outcome is unpredictable.
         """
         instruction, data = self._repeated(child), self._data
         if instruction is None:
@@ -408,7 +409,7 @@ class Tree:
         raise UndefinedError("an operation beside an integer key of a map that another has set")
 
     def _open(self, field: Field, position: int, child: Field | None, token: Token | None) -> Field:
-        """Make `field` the container at `position`, with what was done to one of its fields before."""
+        """Turn `field` into the open container at `position`, and move `child`, at `token`, into it or apply it again."""
         data = self._data
         again = self._repeated(child)
         field.begin = field.end = position
@@ -439,7 +440,7 @@ class Tree:
             self._into(again, field)
         return field
 
-    # Bytes.
+    # Encoding.
 
     def _store_element(self, element: Span | Field, field_type: str, chunks: list[bytes]) -> None:
         if isinstance(element, tuple):

@@ -395,7 +395,7 @@ def test_more_operations_than_a_server_takes() -> None:
 def test_depth_is_an_error_not_a_crash() -> None:
     assert raw(b"\x91" * 500 + b"\x01", pack([["=", "[1]" * 498, 5]])) == b"\x91" * 498 + b"\x05"
     # Each operation goes into what the one before it has inserted, so that the server's tree gets a level by each.
-    with pytest.raises(SchemaError, match="deeper"):
+    with pytest.raises(SchemaError, match="nested too deeply"):
         updated([[0]], *[["=", "[1]" + "[2]" * depth, [0]] for depth in range(1, 1000)])
 
 
