@@ -1,1 +1,1 @@
-"""Rows to transactions to batches, pure: what is confirmed, in which order, and what has become of it."""
+"""Pure logic of the stream: rows become transactions and batches, with their confirmation, order and settlement."""

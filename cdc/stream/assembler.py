@@ -1,16 +1,20 @@
-"""Rows → whole transactions.
+"""Groups the stream's rows into complete transactions.
 
-How a transaction shows in the stream (src/box/xrow.c): a row without TSN is a transaction by itself. The rows of a longer
-one carry TSN = lsn - (lsn of its first row), 0 on the first, and the COMMIT flag on the last. Masters up to 2.11 filter
-rows one by one, so the first row that arrives may have a TSN above 0; what identifies the transaction is lsn - TSN either
-way. A relay never mixes two transactions.
+How the stream marks a transaction (src/box/xrow.c):
+
+  - A row without a TSN is a transaction of its own.
+  - The rows of a longer transaction carry TSN = lsn - (lsn of its first row), which is 0 on the first row. The last row
+    carries the COMMIT flag.
+  - Masters up to 2.11 filter single rows, so the first row that arrives may have a TSN above 0. In either case, lsn - TSN
+    identifies the transaction.
+  - A relay never interleaves two transactions.
 
     lsn   41        42 43 44            45
           ·         tsn 0,1,2, commit   ·
           └ {1:41}  └────────── {1:42}  └ {1:45}
 
-Only whole transactions leave. The rows of the unfinished one are kept as the frames they came in; past `memory_bytes_max`
-their bytes go to a spool on disk and their decoded form is dropped.
+The assembler returns only complete transactions. It keeps the rows of the unfinished one as the received frames. If these
+exceed `memory_bytes_max`, it writes their bytes to a spool on disk and drops their decoded form.
 """
 
 from __future__ import annotations
@@ -32,13 +36,13 @@ _INTEGERS: Final = {int}
 _NUMBERS: Final = {int, float}
 _ORIGIN_MAX: Final = 31
 _TIMESTAMP_MAX: Final = 1e11
-"""Past the year 5000: no clock shows it, and its microseconds must stay a number of 64 bits."""
+"""Upper limit of a row's timestamp, in seconds since the epoch: after the year 5000, and in microseconds still within 64 bits."""
 _TSN: Final = Key.TSN
 _FLAGS: Final = Key.FLAGS
 
 
 class _Open:
-    """The transaction whose end has not arrived."""
+    """The transaction whose last row has not arrived yet."""
 
     __slots__ = ("byte_count", "parts", "replica_id", "row_count", "spool", "tsn")
 
@@ -53,7 +57,7 @@ class _Open:
 
 
 class Assembler:
-    """Cuts the stream of one connection into transactions."""
+    """Builder of complete transactions from the rows of one connection."""
 
     def __init__(self, *, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
         self._memory_bytes_max = memory_bytes_max
@@ -62,17 +66,20 @@ class Assembler:
 
     @property
     def open_byte_count(self) -> int:
-        """Bytes of the unfinished transaction, in memory or spooled."""
+        """Size of the unfinished transaction, in memory or spooled, in bytes."""
         return self._open.byte_count if self._open is not None else 0
 
     def close(self) -> None:
-        """Forget the unfinished transaction: its connection has ended, and it will come again."""
+        """Discard the unfinished transaction: its connection has ended, and the master will send it again."""
         if self._open is not None and self._open.spool is not None:
             self._open.spool.close()
         self._open = None
 
     def feed(self, frames: Frames) -> list[Transaction]:
-        """Take rows in the order of the log; return the transactions that are whole now. Raises ProtocolError."""
+        """Add rows in the order of the log; return the transactions that are complete now.
+
+        Raises ProtocolError for a row with an invalid header, or one that interrupts another transaction.
+        """
         transactions: list[Transaction] = []
         if not len(frames):
             return transactions
@@ -81,7 +88,7 @@ class Assembler:
         kinds, origins, lsns, timestamps = _columns(frames)
         raws = frames.raws()
         open_ = self._open
-        start = 0  # of the open transaction's rows within this batch
+        start = 0  # index of the open transaction's first row within `frames`
         index = -1
         for header, kind, replica_id, lsn, timestamp in zip(headers, kinds, origins, lsns, timestamps, strict=True):
             index += 1
@@ -133,13 +140,13 @@ class Assembler:
 
 
 def rows_of(frames: Frames) -> list[Row]:
-    """The rows of frames that were checked before."""
+    """Return the rows of frames that were checked before."""
     columns = zip(frames.headers, frames.bodies, frames.raws(), strict=True)
     return [(header[Key.REQUEST_TYPE], header[Key.LSN], body, frame) for header, body, frame in columns]
 
 
 def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Type, origin, lsn and time of the rows, checked as columns: the loop that follows can rely on them."""
+    """Return type, origin, lsn and timestamp of all rows as columns. Their types and ranges are checked for the caller's loop."""
     headers = frames.headers
     try:
         kinds = [header[_TYPE] for header in headers]
@@ -158,13 +165,13 @@ def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[floa
         ):
             return kinds, origins, lsns, timestamps
     except KeyError:
-        pass  # the slow way says which row it is
+        pass  # the slower check below finds the row and reports it
     columns = list(zip(*map(_checked, headers), strict=True))
     return list(columns[0]), list(columns[1]), list(columns[2]), list(columns[3])
 
 
 def _checked(header: Header) -> tuple[int, int, int, float]:
-    """One row's fields, or the error that says what is wrong with it."""
+    """Return one row's fields. Raises ProtocolError naming the first invalid field."""
     kind, origin, lsn = (header.get(key) for key in (Key.REQUEST_TYPE, Key.REPLICA_ID, Key.LSN))
     timestamp: Any = header.get(Key.TIMESTAMP, 0.0)
     if type(kind) is not int:

@@ -1,22 +1,24 @@
-"""Rows of some spaces once more, as `r` events made from the images: for a consumer that has lost its own.
+"""Publishes all rows of some spaces again, as `r` events made from the images, for a consumer that has lost its own rows.
 
     chunk │ transactions of the stream │ chunk │ transactions │ …        STARTED before the first chunk, COMPLETED with the last
 
-The images are as of the stream's position, so a chunk that is made between two transactions shows the rows as those before it
-left them, and those behind it change them. Nothing has to be compared or held back: whatever happens to a space between two
-chunks has come out as events of its own, and the next chunk goes on behind the last key.
+The images are as of the stream's position. A chunk that is made between two transactions therefore shows the rows as the earlier
+transactions left them, and the later transactions change them. The daemon needn't compare or hold back anything: changes to a
+space between two chunks are published as events of their own, and the next chunk continues after the last key. If between two
+chunks a space is
 
-    truncated   `t` has come out; the rows that are there now are behind it
+    truncated   `t` has been published; the rows that exist now come after it
     dropped     there are no rows, and COMPLETED doesn't name the space
-    altered     the next rows are shown by the new form, as those of the stream are
-    renamed     the events go to another topic, which is to have all rows: the space begins anew
-    rekeyed     as renamed: `t` has come out, and all rows under their new keys (cdc.stream.rekeying)
+    altered     the next rows have the new form, as those of the stream do
+    renamed     the events go to another topic, which must get all rows: the space starts again at its first key
+    rekeyed     as renamed: `t` and all rows under their new keys have been published (cdc.stream.rekeying)
 
-Its events don't come again after a restart, those of the stream do. Where they are visible before they are committed (at least
-once), others would take their seqs then, so the checkpoint says that a request is open before its first row is made.
+After a restart, the daemon doesn't publish the request's events again, but it does publish the stream's again. With at-least-once
+delivery, events are visible before they are committed, so other events would then reuse the seqs of the request's events.
+Therefore the checkpoint records that a request is open before the request's first row is made.
 
-The request has the next number of a snapshot, and moves the position's number with it, so that no two have the same. The
-snapshot that the position rests on stays the one before, and complete: a restart in the middle forgets the request.
+The request takes the next snapshot number and stores it in the position, so no two requests or snapshots have the same number.
+The position still rests on the previous snapshot, which stays complete: a restart during the request forgets the request.
 """
 
 from __future__ import annotations
@@ -41,16 +43,16 @@ from cdc.stream.transaction import Transaction
 
 CHUNK_ROWS: Final = 2_000
 CHUNK_BYTES: Final = 1024 * 1024
-"""What one chunk may hold; a single row may go over it. Live events wait no longer than this takes."""
+"""Maximum rows and bytes of one chunk; a single row may exceed the bytes. Live events wait no longer than one chunk takes."""
 
 _NAMES_SHOWN: Final = 20
 
 Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
-"""What to do about a row that can't be shown: raise the error, or set the row aside."""
+"""Handler of a row that can't be encoded: it raises the error, or sets the row aside."""
 
 
 class Chunk(NamedTuple):
-    """What `show` has shown: up to which key, how many rows, and whether there are no more."""
+    """Result of `show`: the last key shown, the number of rows shown, and whether no more rows follow."""
 
     after: bytes
     row_count: int
@@ -58,12 +60,12 @@ class Chunk(NamedTuple):
 
 
 class Republication:
-    """One request on its way through one pipeline."""
+    """Progress of one request in one pipeline."""
 
     def __init__(self, names: Iterable[str], *, starts_alone: bool = False) -> None:
-        """`starts_alone`: the first chunk has no rows, and has to be durable before the next one is made."""
+        """If `starts_alone`, the first chunk has no rows, and must be durable before the next one is made."""
         self.names = tuple(dict.fromkeys(names))
-        """Of the spaces that are wanted."""
+        """Names of the requested spaces."""
         self._starts_alone = starts_alone
         self._waiting: deque[int] = deque()
         self._counts: list[SpaceCount] = []
@@ -72,11 +74,11 @@ class Republication:
         self._shown: tuple[str, object] | None = None
         self._space_rows = 0
         self.snapshot_id = 0
-        """The request's number, 0 before its first chunk."""
+        """The request's number; 0 before its first chunk."""
         self.row_count = 0
-        """Rows that have been shown."""
+        """Number of rows shown so far."""
         self.is_complete = False
-        """Whether all have."""
+        """Whether all rows have been shown."""
 
     def advance(
         self,
@@ -88,11 +90,11 @@ class Republication:
         images: Images | None,
         refuse: Refuse,
     ) -> Position:
-        """Put the next chunk into the outbox; returns the position with the request's number.
+        """Put the next chunk into the outbox; return the position with the request's number.
 
-        Nothing may be open at `position`: neither a transaction nor a snapshot. Raises RequestError, with the first chunk, if
-        one of the spaces isn't published or has no images; the pipeline is good then. Raises EncodingError for a row that can't
-        be shown, if such rows aren't to be set aside, KeysChangedError or ConfigurationError.
+        At `position`, neither a transaction nor a snapshot may be open. The first chunk raises RequestError if one of the spaces
+        isn't published or has no images; the pipeline remains usable then. Raises EncodingError for a row that can't be
+        encoded, if such rows aren't set aside. Also raises KeysChangedError and ConfigurationError.
         """
         if images is None:
             raise RequestError(
@@ -161,7 +163,7 @@ class Republication:
 
 
 def next_request(position: Position) -> Position:
-    """The position with the number of another request."""
+    """Return the position with the number of the next request."""
     state = position.snapshot
     assert state is not None
     assert state.is_complete
@@ -180,9 +182,9 @@ def show(
     rows_max: int,
     bytes_max: int,
 ) -> Chunk:
-    """Put rows of a space into the outbox, in the order of their keys from behind the key `after` on.
+    """Put rows of a space into the outbox, in the order of their keys, beginning after the key `after`.
 
-    No more than `rows_max`, and none once the outbox has `bytes_max`. Raises what `refuse` does.
+    Stops after `rows_max` rows, or once the outbox holds `bytes_max` bytes. Raises the errors that `refuse` raises.
     """
     shown = 0
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
@@ -210,11 +212,11 @@ def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], builder
 
 
 def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
-    """What a space's rows are shown with; None if it is gone, or isn't published."""
+    """Return the encoder of a space's rows; None if the space is gone or isn't published."""
     space = spaces.compiled.get(space_id)
     if space is None:
         try:
-            # Not put among the compiled ones: in the stream the first row of some spaces means more than its event.
+            # Not added to `spaces.compiled`: for some spaces, the stream must do more at the first row than make its event.
             space = spaces.compile(spaces.form(space_id))
         except SchemaError:
             return None
@@ -222,6 +224,6 @@ def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
 
 
 def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
-    """The same; None if the space's rows aren't kept, either."""
+    """Return the encoder as `compiled` does; None also if the space's rows aren't kept."""
     space = compiled(spaces, space_id)
     return space if space_id in spaces.image_changes else None

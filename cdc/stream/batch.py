@@ -1,4 +1,4 @@
-"""The batch that is being filled: messages in order, what must be known of them, and the `seq` that they carry."""
+"""The batch that is being filled: its messages in order, the facts that go with them, and the `seq` of each event."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from cdc.native import CompiledMessages
 
 Forms = dict[int, StoredSpace | None]
-"""Of spaces by id, what the checkpoint says of them from now on; None for one that is gone."""
+"""What the checkpoint records of spaces from now on, by space id; None for a space that is gone."""
 
 
 class Mark(NamedTuple):
-    """A place in what is being collected."""
+    """A place in a batch that is being filled."""
 
     part_count: int
     byte_count: int
@@ -30,7 +30,7 @@ class Mark(NamedTuple):
 
 
 class BatchBuilder:
-    """Collects until `take`. The hot loops add to `parts` themselves, and then bring the counters up to date."""
+    """Collector of messages until `take`. The hot loops append to `parts` themselves, and then update the counters."""
 
     __slots__ = (
         "_announced",
@@ -48,7 +48,7 @@ class BatchBuilder:
     )
 
     def __init__(self, names: TopicNames, seq: int, bytes_max: int) -> None:
-        """Past `bytes_max` of values it is full, and to be taken soon."""
+        """Once its values exceed `bytes_max`, the batch is full and should be taken soon."""
         self._names = names
         self.bytes_max = bytes_max
         self._announced: set[str] = set()
@@ -59,17 +59,17 @@ class BatchBuilder:
         self.row_count = 0
         self.timestamp = 0.0
         self.stored: Forms = {}
-        # The last one given out: it goes on over batches. Every event has one of its own, so they count the events too.
+        # The last seq that was assigned; it continues over batches. Every event has its own seq, so seqs also count the events.
         self.seq = seq
         self._taken_seq = seq
 
     @property
     def is_full(self) -> bool:
-        """Whether it holds as much as a batch should."""
+        """Whether the batch has exceeded `bytes_max`."""
         return self.byte_count > self.bytes_max
 
     def announce(self, topic: str) -> None:
-        """A topic is about to be written to; the publisher makes sure once that it is there."""
+        """Add a topic that is about to be written to. The publisher ensures once that the topic exists."""
         if topic not in self._announced:
             self._announced.add(topic)
             self._topics.append(topic)
@@ -89,12 +89,12 @@ class BatchBuilder:
         self.byte_count += len(value)
 
     def forget_messages(self) -> None:
-        """Forget the messages, which are out already, and nothing else."""
+        """Discard the messages, which are already published, and keep everything else."""
         self.parts = []
         self.byte_count = 0
 
     def discard(self, position: Position, changes: Changes) -> Batch:
-        """Forget what has been collected but for the topics, which will be needed: the batch of what was replayed."""
+        """Return the batch of replayed transactions, without messages. The collected topics are kept: later batches need them."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.parts, self.stored = [], {}
         self.byte_count = self.row_count = 0
@@ -102,11 +102,11 @@ class BatchBuilder:
         return batch
 
     def restart(self, seq: int) -> None:
-        """Go on after this `seq`, as if all before had been taken."""
+        """Continue after this `seq`, as if everything before had been taken."""
         self.seq = self._taken_seq = seq
 
     def take(self, position: Position, *, is_boundary: bool) -> Batch:
-        """What has been collected since the last call."""
+        """Return everything that was collected since the last call, as a batch."""
         batch = Batch(
             self.parts,
             self.byte_count,
@@ -127,18 +127,19 @@ class BatchBuilder:
 
     @property
     def mark(self) -> Mark:
-        """How far it is filled."""
+        """The current place in the batch."""
         return Mark(len(self.parts), self.byte_count, self.row_count, self.seq, self.timestamp)
 
     def back_to(self, mark: Mark) -> None:
-        """Forget the messages behind a mark."""
+        """Discard the messages after a mark."""
         del self.parts[mark.part_count :]
         self.byte_count, self.row_count, self.seq, self.timestamp = mark[1:]
 
     def take_before(self, mark: Mark, position: Position) -> Batch:
-        """What had been collected when the mark was set, and led to `position`; nothing may be `stored` yet by then.
+        """Return the batch that had been collected when `mark` was set, and that ends at `position`.
 
-        The topics of what came later go with it: they are made a little too early.
+        `stored` must have been empty at that time. The batch also has the topics of the later messages: they are created a little
+        too early.
         """
         event_count = mark.seq - self._taken_seq
         parts, self.parts = self.parts[: mark.part_count], self.parts[mark.part_count :]
@@ -165,26 +166,28 @@ Message = tuple[str, bytes | None, bytes | None]
 
 
 class Broadcast(msgspec.Struct, frozen=True, gc=False):
-    """A message for every partition of its topic: a truncation has no key, and concerns them all."""
+    """A message for every partition of its topic: a truncation has no key, and concerns all partitions."""
 
     topic: str
     value: bytes
 
 
 Part = Union[Message, Broadcast, "CompiledMessages"]
-"""What a batch is made of: a message, or what the compiled path has made of many rows, which needs no message of Python's."""
+"""Part of a batch: one message, or the compiled path's output for many rows, which needs no Python object per message."""
 
 
 class Batch(msgspec.Struct, gc=False):
-    """What a publisher is given: messages in order, in parts, and the position that they lead to.
+    """Input of a publisher: messages in order, in parts, and the position that they lead to.
 
-    `is_boundary` says that the batch ends where a source transaction ends, so that `position` may be committed with it;
-    only the pieces of a spooled transaction but the last don't. `stored` are the checkpoint's schema records to write along
-    (None for a space that is gone), `topics` those that messages of this batch are the first to need. `timestamp` is when
-    the master wrote the batch's last row, in seconds since the epoch, 0 if it has none. `changes` are for the store of images;
-    a batch that is replayed has nothing else, since Kafka has its events already. `is_pause` says that nothing has come yet, but
-    work is being done: whoever takes batches may look after its connections, and asks for the next. `numbers` are what keys in
-    the store begin with at `position` (Images.numbers), None without images.
+    - `is_boundary`: the batch ends at the end of a source transaction, so `position` may be committed with it. False only for
+      a large transaction's pieces before the last one, and for a pause.
+    - `stored`: schema records to write to the checkpoint with it, None for a space that is gone.
+    - `topics`: topics that messages of this batch are the first to need.
+    - `timestamp`: when the master wrote the batch's last row, in seconds since the epoch; 0 if the batch has none.
+    - `changes`: changes for the state store. A replayed batch (`is_catch_up`) has nothing else: Kafka already has its events.
+    - `is_pause`: the batch is empty, because longer work is under way. The caller may attend to its connections, and then asks
+      for the next batch.
+    - `numbers`: the numbers that prefix the state store's keys at `position` (Images.numbers); None without images.
     """
 
     parts: list[Part]
@@ -204,11 +207,11 @@ class Batch(msgspec.Struct, gc=False):
 
     @classmethod
     def pause(cls, position: Position) -> Batch:
-        """Nothing, in the middle of work that takes long."""
+        """Return an empty batch, which lets the caller do other things during long work."""
         return cls([], 0, 0, 0, position, False, {}, [], 0.0, is_pause=True)
 
     def each(self) -> Iterator[Message | Broadcast]:
-        """The messages, one by one."""
+        """Yield the messages one by one."""
         for part in self.parts:
             if isinstance(part, tuple | Broadcast):
                 yield part
@@ -217,10 +220,10 @@ class Batch(msgspec.Struct, gc=False):
 
     @property
     def messages(self) -> list[Message | Broadcast]:
-        """All messages."""
+        """All messages of the batch."""
         return list(self.each())
 
     def begins_anew(self, topic: str) -> bool:
-        """Whether a truncation is the first of what it has for a topic: what was there before is no matter to consumers then."""
+        """Return whether the batch's first message for a topic is a truncation: then consumers don't need earlier messages."""
         first = next((each for each in self.each() if (each.topic if isinstance(each, Broadcast) else each[0]) == topic), None)
         return isinstance(first, Broadcast)

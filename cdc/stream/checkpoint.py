@@ -1,18 +1,18 @@
-"""The checkpoint topic: where the daemon finds out, at start, what it had done.
+"""The checkpoint topic, from which a starting daemon learns what it had published.
 
-`<prefix>.checkpoint` is compacted and has one partition. The record under `{"name": …}` is the position; beside it stands a
-record per space with its system rows, from which the schema at that position is rebuilt, and a tombstone for a space that is
-gone. All records of one commit are written in one Kafka transaction, in both delivery modes, so what a read_committed reader
-folds from the topic is one consistent moment.
+`<prefix>.checkpoint` is compacted and has one partition. The record with the key `{"name": …}` holds the position. Further
+records hold each space's system rows, from which the daemon rebuilds the schema at that position; a tombstone stands for a space
+that is gone. All records of one commit are written in one Kafka transaction, in both delivery modes. A read_committed reader that
+folds the topic therefore gets the state of one moment.
 
-`writer` names the process that wrote the position: it tells a producer whose transaction timed out from one that was fenced
-by a second daemon of the same name.
+`writer` names the process that wrote the position. It distinguishes a producer whose transaction timed out from a producer that
+was fenced by a second daemon of the same name.
 
-Under the empty name stand two kinds of records that are about a daemon and not its position, so that an older version of this
-program passes over them:
+Two kinds of records have an empty name. They concern a daemon rather than its position, so an older version of this program
+skips them:
 
-    {"name": "", "owner": NAME}   the daemon NAME publishes under this prefix, and nobody else may. Written in a Kafka transaction
-    {"name": "", "alive": NAME}   the daemon NAME is at work. Written every few seconds, outside of its transactions
+    {"name": "", "owner": NAME}   only the daemon NAME may publish under this prefix. Written in a Kafka transaction
+    {"name": "", "alive": NAME}   the daemon NAME is running. Written every few seconds, outside of its transactions
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import published_forms
 
 NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
-"""A name that no daemon has keeps this record out of what a checkpoint says."""
+"""Key of `numbers_record`. No daemon has the name null, so the record is never read as part of a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """The process that writes positions, and whether it keeps a state store beside them."""
+    """A process that writes positions, and whether it keeps a state store beside them."""
 
     id: str
     has_store: bool
@@ -44,7 +44,7 @@ class Writer:
 
 @dataclass(frozen=True, slots=True)
 class Sign:
-    """A daemon's sign of life: which process gave it, where and when, and whether it was the last one, before a clean end."""
+    """A daemon's sign of life: its process, host and time, and whether it was the last one, before a clean end."""
 
     writer: str
     host: str
@@ -55,11 +55,12 @@ class Sign:
 
 @dataclass(slots=True)
 class Checkpoint:
-    """What was stored: the position (None if there never was one), the schema at it, and who wrote it.
+    """Content of the checkpoint topic: the position (None if there never was one), the schema at it, and its writer.
 
-    `has_store`: whether the writer kept a state store; None if it was too old to say. Of all daemons on the topic: `owners`
-    have claimed the prefix, in order, `published` have published something, each with when it last wrote, and `signs` are
-    those of life.
+    `has_store`: whether the writer kept a state store; None if the writer was too old to record that. The other fields cover
+    all daemons on the topic, by name: `owners` have claimed the prefix, in this order, each with the time of its claim;
+    `published` have published events, each with the time of its last write; `signs` are their signs of life. Times are in
+    milliseconds since the epoch.
     """
 
     position: Position | None = None
@@ -71,24 +72,24 @@ class Checkpoint:
     signs: dict[str, Sign] = field(default_factory=dict)
 
     def published_forms(self) -> list[SpaceForm]:
-        """The spaces that are published at the position, as they look there."""
+        """Return the forms, at the position, of the spaces that are published there."""
         return published_forms(self.spaces.values())
 
 
 def position_record(name: str, position: Position, writer: Writer, now_ms: int) -> tuple[bytes, bytes]:
-    """Key and value of the position."""
+    """Return key and value of the position's record."""
     who = {"writer": writer.id, "has_store": writer.has_store, "ts_ms": now_ms}
     return encode({"name": name}), encode({"name": name, **position.to_json(), **who})
 
 
 def owner_record(name: str, now_ms: int | None) -> tuple[bytes, bytes | None]:
-    """Key and value of a claim to the prefix; a tombstone if it is given up."""
+    """Return key and value of a claim to the prefix. Without `now_ms`, the value is a tombstone, which gives up the claim."""
     value = None if now_ms is None else encode({"owner": name, "since_ts_ms": now_ms})
     return encode({"name": "", "owner": name}), value
 
 
 def sign_record(name: str, sign: Sign) -> tuple[bytes, bytes]:
-    """Key and value of a sign of life."""
+    """Return key and value of a sign of life."""
     value = {
         "alive": name,
         "writer": sign.writer,
@@ -101,7 +102,7 @@ def sign_record(name: str, sign: Sign) -> tuple[bytes, bytes]:
 
 
 def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[bytes, bytes | None]:
-    """Key and value of one space's system rows; a tombstone if it is gone."""
+    """Return key and value of the record with one space's system rows; the value is a tombstone if the space is gone."""
     key = encode({"name": name, "space_id": space_id})
     if space is None:
         return key, None
@@ -111,14 +112,14 @@ def space_record(name: str, space_id: int, space: StoredSpace | None) -> tuple[b
 
 
 def numbers_record(numbers: Mapping[int, int]) -> tuple[bytes, bytes]:
-    """Key and value, in the state store alone, of the numbers that spaces' keys begin with there."""
+    """Return key and value of the record, kept only in the state store, of the numbers that prefix each space's keys there."""
     return NUMBERS_KEY, encode({str(space_id): number for space_id, number in numbers.items()})
 
 
 def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> None:
-    """Take one record of the topic into `checkpoint`; of other names, only that they are there.
+    """Fold one record of the topic into `checkpoint`. Of daemons with other names, only their existence is recorded.
 
-    Raises ConfigurationError for what isn't a checkpoint record.
+    Raises ConfigurationError for a record that isn't a checkpoint record.
     """
     try:
         identity: dict[str, Any] = json.loads(key)
@@ -150,7 +151,7 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
 
 
 def _fold_published(name: str, content: dict[str, Any] | None, checkpoint: Checkpoint) -> None:
-    # A daemon that has taken its name and come no further has published nothing.
+    # A daemon that has only registered its name, without a snapshot yet, has published nothing.
     if content and content.get("snapshot"):
         checkpoint.published[name] = content["ts_ms"]
     else:
@@ -160,7 +161,7 @@ def _fold_published(name: str, content: dict[str, Any] | None, checkpoint: Check
 def _fold_daemon(identity: dict[str, Any], value: bytes | None, checkpoint: Checkpoint) -> None:
     owner, alive = identity.get("owner"), identity.get("alive")
     if owner is not None:
-        # Who claims anew goes to the end, as its record does.
+        # A repeated claim moves to the end, as its record does.
         checkpoint.owners.pop(owner, None)
         if value is not None:
             checkpoint.owners[owner] = json.loads(value)["since_ts_ms"]

@@ -1,11 +1,11 @@
-"""The compiled row path of one connection: which spaces' rows it handles, and a run of it.
+"""The compiled row path of one connection: the spaces whose rows it handles, and its runs.
 
-    spaces.compiled[id] = …  ─▶ a plan there          CompiledRows.run ─▶ messages, and how far it came
-    spaces.compiled.pop(id)  ─▶ none any more              │ the next transaction is uncommon
+    spaces.compiled[id] = …  ─▶ a plan there          CompiledRowPath.run ─▶ messages, and where it stopped
+    spaces.compiled.pop(id)  ─▶ no plan any more           │ the next transaction is uncommon
                                                            ▼
                                                       the Python path (cdc.stream.pipeline)
 
-A space that has no plan there is nobody's mistake: its rows go the Python way, which is the specification.
+A space without a plan there isn't an error: its rows take the Python path, which is the specification.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _new_row_path: Final[Callable[[bytes, bool, int | None, str, int], native.Compil
 )
 
 _KINDS: Final[dict[type, int]] = {type(None): 1, bool: 2, int: 4, str: 8, bytes: 16, UUID: 32}
-"""Of each type of values its bit in a plan (cdc/native/src/plan.rs)."""
+"""Bit of each type of values in a plan (cdc/native/src/plan.rs)."""
 _ALL_KINDS: Final = sum(_KINDS.values())
 _INSTANT: Final = 64
-"""Of points in time, which a key has without their zones."""
+"""Bit of points in time, which a key contains without their time zones."""
 _RECORDS_FROM: Final = {"none": None, "multi": 2, "all": 1}
 _NO_MAX: Final = 1 << 32
 _PAST_FORMAT: Final = re.compile(r"field_\d+")
 
 
 def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic: str) -> native.CompiledRowPath | None:
-    """A row path that has no plans yet; None where the Python path runs."""
+    """Return a row path without any plans; None where only the Python path is available."""
     if _new_row_path is None:
         return None
     records_from = _RECORDS_FROM[options.transaction_topic]
@@ -46,7 +46,10 @@ def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic
 
 
 class CompiledSpaces(dict[Any, SpaceEvents | None]):
-    """The spaces whose rows need no second look, None for one that isn't published; the compiled path has the same."""
+    """Encoders of the spaces whose rows need no further check, None for an unpublished one.
+
+    Keeps the compiled path's plans in step.
+    """
 
     def __init__(self, row_path: native.CompiledRowPath | None) -> None:
         super().__init__()
@@ -64,49 +67,49 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
             _take(path, space)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
-        """Forget a space."""
+        """Remove a space."""
         if self._row_path is not None:
             self._row_path.forget(int(space_id))
         return super().pop(space_id, default)
 
     def clear(self) -> None:
-        """Forget all spaces."""
+        """Remove all spaces."""
         if self._row_path is not None:
             self._row_path.forget_all()
         super().clear()
 
 
 def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
-    """Have a space's rows handled there, if its form is one that can be."""
+    """Add a plan for a space to the compiled path, if the path can handle the space's form."""
     form = space.form
     names = [form.part_name(index) for index in range(len(form.key_parts))]
     kinds = [_kinds(part) for part in form.key_parts]
     if len(set(names)) < len(names) or not all(kinds):
         return
     if space.changes_by == "image" and any(part.is_as_written for part in form.key_parts):
-        return  # its keys in the store are made in Python
+        return  # Python makes the space's keys in the state store
     try:
         fields = [(encode(item.name), item.type in PLAIN_FIELD_TYPES) for item in form.fields]
         parts = [(encode(name), part.field, kind) for name, part, kind in zip(names, form.key_parts, kinds, strict=True)]
         name = encode(form.name)
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
-        return  # a name that isn't UTF-8
-    tells_upserts = not form.is_vinyl  # of vinyl they are counted, where the server merges them
+        return  # a name isn't valid UTF-8
+    tells_upserts = not form.is_vinyl  # UPSERTs of vinyl spaces are counted in Python, if the server merges them
     about = space.topic, name, space.table, space.schema
     path.take(form.space_id, *about, fields, parts, _fields_max(form), images, tells_upserts)
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:
-    """What the store's keys of a space begin with and are made of, its fields, and whether its UPSERTs are taken."""
+    """Return the number and parts of a space's keys in the state store, its fields, and whether its UPSERTs are handled."""
     form = space.form
     parts = [(part.field, part.type) for part in form.key_parts]
-    # Vinyl looks at an UPSERT's tuple when it is too late to refuse it, and has rules of its own.
+    # Vinyl checks an UPSERT's tuple when it is too late to refuse the UPSERT, and has rules of its own.
     return space.key_number, parts, [(field.name.encode(), field.type) for field in form.fields], not form.is_vinyl
 
 
 def _kinds(part: KeyPart) -> int:
-    """The types of values that a part of the key may have and that are written as they are; 0 if there are none."""
+    """Return the bits of the value types that a key part may have and that are written unchanged; 0 if there are none."""
     if part.path:
         return 0
     if part.type == "datetime" and not part.is_as_written:
@@ -115,7 +118,7 @@ def _kinds(part: KeyPart) -> int:
 
 
 def _fields_max(form: SpaceForm) -> int:
-    """How many fields a tuple may have without two of one name."""
+    """Return how many fields a tuple may have without two fields of the same name."""
     names = form.field_names
     for place, name in enumerate(names):
         if name in names[:place]:

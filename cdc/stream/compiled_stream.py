@@ -1,12 +1,13 @@
-"""A connection's rows through the compiled path, as far as it takes them, and through the Python path where it hands them back.
+"""Routes a connection's rows through the compiled path, and those that it hands back through the Python path.
 
-    frames ─▶ run ─▶ whole transactions, as many as it can ─▶ the batch
-               ▲              │ the next one is uncommon: DDL, control rows, what can't be written …
+    frames ─▶ run ─▶ complete transactions, as many as it can ─▶ the batch
+               ▲              │ the next one is uncommon: DDL, control rows, rows that can't be encoded …
                │              ▼
-               └──────── the Python path: that transaction, and more at once where the compiled path gets nowhere
+               └──────── the Python path: that transaction, and more at once where the compiled path makes no progress
 
-Where more has to be known than the row (the limbo isn't empty, the schema has changed and that hasn't been told, the images are
-being brought up to the checkpoint), all goes the Python way. An unfinished transaction waits here as its bytes.
+All rows take the Python path while their events depend on more than the rows: the limbo isn't empty, the schema has changed and
+the change isn't published yet, or the images are being brought up to the checkpoint. An unfinished transaction waits here as its
+bytes.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.stream_events import StreamEvents
 
 OPEN_BYTES_MAX: Final = 1024 * 1024
-"""So much of an unfinished transaction is kept here; a longer one goes the Python way, past a bound to disk."""
+"""Maximum size of an unfinished transaction kept here, in bytes. A longer one goes to the Python path, which may spool it."""
 
 HANDED_BACK_MAX: Final = 1024
 WORTH_A_RUN: Final = 64
-"""So many rows make up for what it costs to change from one path to the other. Where runs are shorter, ever more rows go the
-Python way at once, up to HANDED_BACK_MAX."""
+"""Number of rows that makes up for the cost of changing from one path to the other. If runs are shorter, more and more rows
+take the Python path at once, up to HANDED_BACK_MAX."""
 
 
 class CompiledStream:
-    """The way of a connection's rows, where the compiled path runs."""
+    """Router of one connection's rows, where the compiled path is available."""
 
     def __init__(
         self,
@@ -48,7 +49,7 @@ class CompiledStream:
         feed: Callable[[Frames, bytes], Iterator[Batch]],
         batch: Callable[[], Batch],
     ) -> None:
-        """`may_run` tells whether rows are all that there is to know, `feed` is the Python path, `batch` takes what is filled."""
+        """`may_run` says whether events depend on rows alone, `feed` is the Python path, `batch` returns the filled batch."""
         self._path = path
         self._builder = builder
         self._events = events
@@ -59,27 +60,27 @@ class CompiledStream:
         self._may_run = may_run
         self._feed = feed
         self._batch = batch
-        # The beginning of a transaction, as it came.
+        # The received part of the unfinished transaction.
         self._open: list[CompiledFrames] = []
         self._open_byte_count = 0
-        # How many rows the Python path is given at once.
+        # Number of rows that the Python path gets at once.
         self._handed_back_count = 1
 
     @property
     def open_byte_count(self) -> int:
-        """Bytes of the unfinished transaction, as far as it waits here."""
+        """Size of the part of the unfinished transaction that waits here, in bytes."""
         return self._open_byte_count
 
     def close(self) -> None:
-        """Forget the unfinished transaction."""
+        """Discard the unfinished transaction."""
         self._open = []
         self._open_byte_count = 0
 
     def feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
-        """Take rows; yields batches that are full. Raises as the Python path does."""
+        """Process rows; yield full batches. Raises the same errors as the Python path."""
         start, open_ = 0, self._open
         if open_ and isinstance(frames, CompiledFrames) and frames.rows.go_on(open_[-1].rows):
-            # Looked at by itself: it may be one row, and what is open much.
+            # Don't join these frames with the open ones: they may be a single row, and the open ones large.
             yield from self._keep(frames, suffix)
             return
         self.close()
@@ -89,7 +90,7 @@ class CompiledStream:
             yield from self._feed(frames, suffix)
             return
         if open_:
-            # Only the transaction that was open is read again.
+            # Only the open transaction is read again, not the rest of the frames.
             start = frames.rows.end_of_open(0)
             yield from self._run(CompiledFrames.joined([*open_, frames.part(0, start)]), 0, suffix)
         if start < len(frames):
@@ -99,7 +100,7 @@ class CompiledStream:
         builder, rows, count = self._builder, frames.rows, len(frames)
         while at < count:
             if self._assembler.open_byte_count:
-                # The Python path has the beginning of this transaction, and is given the rest.
+                # The Python path has the beginning of this transaction, so it gets the rest too.
                 end = rows.end_of_open(at)
                 yield from self._feed(frames.part(at, end), suffix)
                 at = end
@@ -124,7 +125,7 @@ class CompiledStream:
             at = end
 
     def _run_once(self, rows: native.Rows, at: int, suffix: bytes) -> tuple[int, bool]:
-        """Run until something is to be done about it; returns where that is, and whether the next transaction didn't fit."""
+        """Run until the compiled path stops; return where, and whether it stopped because the next transaction didn't fit."""
         builder, events = self._builder, self._events
         images = self._images.reading if self._images is not None else None
         run = self._path.run(rows, at, suffix, list(events.vclock.items()), builder.seq, builder.byte_count, images)
@@ -139,7 +140,7 @@ class CompiledStream:
         return run.at, run.is_full
 
     def _keep(self, rest: CompiledFrames, suffix: bytes) -> Iterator[Batch]:
-        """The beginning of a transaction, or more of it, whose rest comes with the next frames."""
+        """Keep a transaction's received part until later frames complete it; hand it to the Python path once it is too large."""
         self._open.append(rest)
         self._open_byte_count += len(rest.data)
         if self._open_byte_count > self._open_bytes_max:

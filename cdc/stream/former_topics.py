@@ -1,7 +1,7 @@
-"""What the checkpoint tells of topics that must be there already: those of the spaces that it has as published.
+"""Topics that must exist according to the checkpoint: those of the spaces that it lists as published.
 
-A form becomes part of the checkpoint in the commit for which its topic was made, so a topic that is missing now was deleted.
-While a snapshot is under way that is no matter: all rows come again.
+A space's form enters the checkpoint in the commit for which its topic was created, so a topic that is missing now was deleted.
+During a snapshot a missing topic doesn't matter: the snapshot publishes all rows again.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from cdc.stream.checkpoint import Checkpoint
 
 
 def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, str]:
-    """The topics that have had the rows of published spaces, and the names of those."""
+    """Return the topics that have received the rows of published spaces, with those spaces' names; none during a snapshot."""
     state = stored.position.snapshot if stored.position is not None else None
     found: dict[str, str] = {}
     if state is None or not state.is_complete:
         return found
     names = TopicNames(prefix)
     for form in stored.published_forms():
-        # Spaces of which one isn't published any more may have the same topic: then its rows are the other's.
+        # If two spaces have the same topic because one isn't published any more, the rows there belong to the other space.
         with contextlib.suppress(ConfigurationError):
             found[names.of_space(form.space_id, form.name)] = form.name
     return found
 
 
 def form_records(stored: Checkpoint, prefix: str, now_us: Callable[[], int]) -> list[Message]:
-    """What the schema topic has to have at least: the present form of each published space, told as a snapshot tells it."""
+    """Return the minimum content of the schema topic: the current form of each published space, recorded as by a snapshot."""
     forms = stored.published_forms()
     if not forms or stored.position is None:
         return []

@@ -1,4 +1,4 @@
-"""What the events of one transaction of the stream share, and where it stands."""
+"""Text that all events of one stream transaction share, and the transaction's counters."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from cdc.stream.transaction import Transaction
 
 
 class OriginTexts(msgspec.Struct, gc=False):
-    """Texts that hold while one origin's transactions follow each other; made anew when another origin's row comes.
+    """Text that stays the same for consecutive transactions of one origin; built again for a row of another origin.
 
-    `before` and `after` are the vclock around the origin's own component.
+    `before` and `after` are the vclock's text around the origin's own component.
     """
 
     origin: int = 0
@@ -26,7 +26,7 @@ class OriginTexts(msgspec.Struct, gc=False):
     previous_lsn: bytes = b"0"
 
     def turn_to(self, origin: int, vclock: Mapping[int, int]) -> None:
-        """From here on rows are of this origin, and follow `vclock`."""
+        """Build the text for this origin, whose next row follows `vclock`."""
         others = sorted((other, lsn) for other, lsn in vclock.items() if other != origin)
         before = b"".join(b'"%d":%d,' % item for item in others if item[0] < origin)
         after = b"".join(b',"%d":%d' % item for item in others if item[0] > origin)
@@ -39,7 +39,7 @@ class OriginTexts(msgspec.Struct, gc=False):
 
 
 class EventFragments(msgspec.Struct, gc=False):
-    """What the events of one transaction share, and where it stands."""
+    """Text that all events of one transaction share, and the transaction's counters."""
 
     transaction: Transaction
     time: bytes
@@ -51,10 +51,10 @@ class EventFragments(msgspec.Struct, gc=False):
     row_number: int = 0
     total_order: int = 0
     emptied: dict[int, str] = {}
-    """Names of spaces that lost their rows: the transaction may drop them, too."""
+    """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""
 
     def truncation(self, space: SpaceEvents, lsn: int, row_number: int, seq: int) -> bytes:
-        """The event that all rows of a space are gone, counted as the transaction's next."""
+        """Return the event that reports the loss of all rows of a space; it counts as the transaction's next event."""
         form = space.form
         self.total_order += 1
         self.emptied[form.space_id] = form.name
@@ -81,7 +81,7 @@ class EventFragments(msgspec.Struct, gc=False):
         )
 
     def records(self, schema: SchemaTracker) -> list[tuple[bytes, bytes]]:
-        """Keys and values of the transaction's BEGIN and END."""
+        """Return keys and values of the transaction's BEGIN and END."""
         transaction = self.transaction
         counts = [
             (schema.name(space_id) or self.emptied.get(space_id, str(space_id)), count) for space_id, count in self.orders.items()

@@ -1,10 +1,11 @@
-"""What the daemon's thread and the publisher's hand each other: batches one way, settled positions and what went wrong the other.
+"""Queue and state shared by the daemon's thread and the publisher's thread: batches go one way, settled positions and errors
+back.
 
     daemon ──submit──▶ queue (bytes bounded) ──take──▶ publisher
            ◀─collect── settled, or an error ◀─settle, abort, fail──┘
 
-Which states there are, and what leads from one to another, is in TRANSITIONS. It refuses to know threads: whoever calls holds the
-lock that both have. One number, or one state, may be read without it.
+TRANSITIONS lists the states and the inputs that move the publisher from one to another. The module does no locking: its callers
+hold the lock that both threads share. A single number or state may be read without the lock.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from cdc.stream.batch import Batch
 
 
 class State(Enum):
-    """What a publisher is at."""
+    """State of a publisher."""
 
     RUNNING = auto()
     ABORTED = auto()
-    """What isn't settled was thrown away, and the daemon hasn't gone back to the checkpoint yet."""
+    """Unsettled batches were discarded, and the daemon hasn't returned to the checkpoint yet."""
     FAILED = auto()
     STOPPED = auto()
 
 
 class Input(Enum):
-    """What moves it."""
+    """Inputs that move the publisher from one state to another."""
 
     ABORT = auto()
     RESET = auto()
@@ -39,31 +40,34 @@ class Input(Enum):
 
 TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
     State.RUNNING: {Input.ABORT: State.ABORTED, Input.FAIL: State.FAILED, Input.STOP: State.STOPPED},
-    # Where the daemon ends before it has gone back, it is the error of the abort that stays.
+    # If the daemon stops before it has returned to the checkpoint, the error of the abort remains.
     State.ABORTED: {Input.RESET: State.RUNNING, Input.STOP: State.FAILED, Input.FAIL: State.FAILED},
-    # All is committed, and then it can't be seen that readers reach it.
+    # Everything was committed, but afterwards the publisher couldn't see that readers reach it.
     State.STOPPED: {Input.FAIL: State.FAILED},
     State.FAILED: {},
 }
 
 
 class Handover:
-    """One publisher's."""
+    """Queue and state of one publisher, shared by the daemon's thread and the publisher's thread."""
 
     def __init__(self, bytes_max: int) -> None:
-        """`bytes_max`: with so much waiting no other batch should be submitted; one alone may go over it by its own size."""
+        """`bytes_max`: size of the queue from which no further batch should be submitted.
+
+        One batch may exceed it by its own size.
+        """
         self._bytes_max = bytes_max
         self._queue: deque[Batch] = deque()
         self._settled: list[Position] = []
         self.state = State.RUNNING
         self.queued_bytes = 0
-        """Of the batches that wait to be taken."""
+        """Total size of the queued batches, in bytes."""
         self.error: CdcError | None = None
-        """What the daemon is to be told of."""
+        """The error to raise in the daemon's thread, or None."""
         self.abandoned: str | None = None
-        """Why what isn't settled is to be aborted, if the daemon has asked for that."""
+        """Why the daemon asked to abort the unsettled batches; None if it didn't ask."""
         self.should_drain = False
-        """Whether the publisher is to end once it has taken and committed all."""
+        """Whether the publisher should stop once it has taken and committed all batches."""
 
     @property
     def has_room(self) -> bool:
@@ -72,12 +76,12 @@ class Handover:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a batch waits to be taken."""
+        """Whether a batch is queued."""
         return bool(self._queue)
 
     @property
     def is_drained(self) -> bool:
-        """Whether the publisher is to end, and nothing is left to take."""
+        """Whether the publisher should stop, and no batch is left in the queue."""
         return self.should_drain and not self._queue
 
     def submit(self, batch: Batch) -> None:
@@ -86,7 +90,7 @@ class Handover:
         self.queued_bytes += batch.byte_count
 
     def take(self) -> Batch | None:
-        """The oldest batch; None if none waits."""
+        """Remove and return the oldest queued batch; return None if the queue is empty."""
         if not self._queue:
             return None
         batch = self._queue.popleft()
@@ -94,28 +98,28 @@ class Handover:
         return batch
 
     def settle(self, position: Position) -> None:
-        """All up to there is durable."""
+        """Record that everything up to `position` is durable."""
         self._settled.append(position)
 
     def collect(self) -> list[Position]:
-        """What was settled since the last call, in order. Once all of that is told, raises what went wrong."""
+        """Return the positions settled since the last call, in order. If there are none, raise the publisher's error, if any."""
         settled = self.take_settled()
         if not settled and self.error is not None:
             raise self.error
         return settled
 
     def take_settled(self) -> list[Position]:
-        """What was settled since the last call, in order, whatever went wrong since."""
+        """Return the positions settled since the last call, in order, even after an error."""
         settled, self._settled = self._settled, []
         return settled
 
     def abort(self, error: CdcError) -> None:
-        """All that isn't settled was thrown away: nothing goes on before `reset`."""
+        """Record that unsettled batches were discarded because of `error`. Nothing continues before `reset`."""
         self._move(Input.ABORT)
         self.error = error
 
     def reset(self) -> None:
-        """The daemon has gone back to the checkpoint: what it submitted and hasn't seen settled comes again."""
+        """Record that the daemon has returned to the checkpoint. It submits again all batches that it hasn't seen settled."""
         self._move(Input.RESET)
         self._queue.clear()
         self._settled.clear()
@@ -123,12 +127,15 @@ class Handover:
         self.error = self.abandoned = None
 
     def fail(self, error: CdcError) -> None:
-        """It has ended, by this."""
+        """Record that the publisher stopped because of `error`."""
         self._move(Input.FAIL)
         self.error = error
 
     def stop(self) -> None:
-        """It has ended as it was asked to. If that was before the daemon had gone back, what was aborted stays aborted."""
+        """Record that the publisher stopped as requested.
+
+        If the daemon hadn't returned from an abort yet, the abort's error remains.
+        """
         self._move(Input.STOP)
 
     def _move(self, cause: Input) -> None:

@@ -1,16 +1,16 @@
-"""What has been received, in order, until it is settled; and the only source of what is acknowledged.
+"""Order of the received transactions until they are settled, and the only source of the acknowledged position.
 
-Four positions, each a vclock on a transaction boundary, each never ahead of the one before it:
+The ledger has four positions. Each is a vclock on a transaction boundary, and never ahead of the one before it:
 
     received ≥ released ≥ published ≥ checkpoint
-       │          │           │            └ durable in Kafka together with the position itself: what an ACK may say
+       │          │           │            └ durable in Kafka together with the position itself: what an ACK may report
        │          │           └ handed to Kafka
        │          └ certain: nothing before it can be rolled back
-       └ a whole transaction has arrived
+       └ a complete transaction has arrived
 
-Batches are settled in the order in which they were handed over, whatever order the broker answers in: `settle` takes how
-many batches are durable counted from the head, so a late answer can't push the checkpoint over an earlier gap. A batch
-that publishes nothing (filtered rows, NOPs) is settled like any other, when all before it are.
+Batches are settled in the order in which they were handed over, whatever order the broker answers in: `settle` takes the last
+durable position, and everything before it is settled with it, so a late answer can't push the checkpoint over an earlier gap. A
+batch without events (filtered rows, NOPs) is settled like any other, when all batches before it are.
 """
 
 from __future__ import annotations
@@ -29,49 +29,49 @@ class Ledger:
         self.released = checkpoint.vclock
         self.published = checkpoint.vclock
         self._checkpoint = checkpoint
-        # Boundaries that are published and not settled, oldest first.
+        # Published but unsettled boundaries, oldest first.
         self._unsettled: deque[Position] = deque()
 
     @property
     def checkpoint(self) -> Position:
-        """Everything up to here is settled."""
+        """Position up to which everything is settled."""
         return self._checkpoint
 
     @property
     def acknowledged(self) -> VClock:
-        """What the master may be told. While a snapshot is incomplete nothing of the stream is durable."""
+        """Vclock to acknowledge to the master. While a snapshot is incomplete, nothing of the stream is durable."""
         return self._checkpoint.vclock
 
     @property
     def unsettled_count(self) -> int:
-        """How many boundaries wait to become durable."""
+        """Number of published boundaries that aren't durable yet."""
         return len(self._unsettled)
 
     def is_settled(self, position: Position) -> bool:
-        """Whether this boundary, which was published, has become durable."""
+        """Return whether this published boundary has become durable."""
         return all(unsettled is not position for unsettled in self._unsettled)
 
     def receive(self, vclock: VClock) -> None:
-        """Whole transactions up to `vclock` have arrived."""
+        """Record that complete transactions up to `vclock` have arrived."""
         self.received = vclock
         self._check()
 
     def release(self, vclock: VClock) -> None:
-        """Nothing up to `vclock` can be rolled back any more."""
+        """Record that nothing up to `vclock` can be rolled back any more."""
         self.released = vclock
         self._check()
 
     def publish(self, position: Position) -> None:
-        """A batch that ends at `position` was handed to the publisher."""
+        """Record that a batch that ends at `position` was handed to the publisher."""
         self._unsettled.append(position)
         self.published = position.vclock
         self._check()
 
     def settle(self, position: Position) -> None:
-        """The publisher says that everything up to and including `position` is durable.
+        """Record that everything up to and including `position` is durable, as the publisher reports.
 
-        Positions that were published earlier are settled with it: a commit holds all batches before it. Raises
-        RuntimeError for a position that was never published, which would be an acknowledgement out of thin air.
+        Positions that were published earlier are settled with it: a commit contains all batches before it. Raises RuntimeError
+        for a position that was never published, because acknowledging it would be unfounded.
         """
         while self._unsettled:
             settled = self._unsettled.popleft()

@@ -1,36 +1,39 @@
-"""Where transactions wait that may still be rolled back: synchronous ones, and asynchronous ones behind them.
+"""The queues of transactions that may still be rolled back: synchronous ones, and asynchronous ones after them.
 
-A row of a synchronous transaction is relayed before a quorum has it. Whether it stays is said later, by a row of its own:
+The master relays a row of a synchronous transaction before a quorum has it. A later row of its own decides whether it stays:
 
     lsn    45 sync    46 async    47 sync    48 CONFIRM 45    49 ROLLBACK 47
-             waits      waits       waits      │  45 and 46      │  47 vanishes, and all behind it
-                                               ▼  come out       ▼
+             waits      waits       waits      │  45 and 46      │  47 and all after it
+                                               ▼  are released   ▼  are dropped
     released   44 ───────────────────────────▶ 46 ────────────▶ 49
 
-What makes a transaction synchronous depends on the master. From 2.8 on, flags of its last row say so: WAIT_ACK that it is
-synchronous, WAIT_SYNC that it waits. Before that nothing in the row does, and the `is_sync` option of the spaces that it
-touches decides; of the spaces as they were when it was written, which may be ahead of the schema at which rows are decoded,
-because DDL waits here like everything else. So the `_space` rows that wait are folded here, for this one question.
+The master's version determines what makes a transaction synchronous. From 2.8 on, flags of its last row do: WAIT_ACK means that
+it is synchronous, WAIT_SYNC that it waits. Before 2.8, rows have no such flags, and a transaction is synchronous if it touches a
+space with the `is_sync` option. That option counts as of when the transaction was written, which may be ahead of the schema at
+which rows are decoded, because DDL waits here like everything else. The waiting `_space` rows are folded here for this reason
+alone.
 
-Rows without flags from a server that knows them were written before it was upgraded, so the spaces always count.
+A server that knows the flags may send rows without them, which it wrote before its upgrade. So the spaces' option always counts.
 
-A transaction of NOPs alone has nothing to confirm or roll back, so a master with flags lets it past its limbo, and no CONFIRM
-follows. From 3.0 on it may carry WAIT_ACK all the same: a trigger made its rows NOPs, or a member did to rows of a leader that
-had been replaced. It never carries WAIT_SYNC, unless local rows, which aren't relayed, were a part of it: then it did wait.
+A transaction of NOPs alone has nothing to confirm or roll back, so a master with flags doesn't put it into its limbo, and no
+CONFIRM follows. From 3.0 on, it may carry WAIT_ACK all the same: a trigger made its rows NOPs, or a member did so to rows of a
+leader that had been replaced. It carries WAIT_SYNC only if local rows, which aren't relayed, were a part of it: then it did wait.
 
-An asynchronous transaction waits if its origin's queue isn't empty, whatever its flags say: it was written behind what waits.
-So does one of NOPs, as the position of its origin can't move past the head; it is decided by what is in front of it.
+An asynchronous transaction waits if its origin's queue isn't empty, whatever its flags say, because it was written after the
+waiting ones. So does a transaction of NOPs, because its origin's position can't move past the head of the queue. The transactions
+in front of it decide when it is released or dropped.
 
-    CONFIRM N     from the head, everything comes out up to the first synchronous transaction past lsn N
-    ROLLBACK N    the first synchronous transaction from lsn N on vanishes, and all behind it
+    CONFIRM N     releases everything from the head of the queue up to the first synchronous transaction past lsn N
+    ROLLBACK N    drops the first synchronous transaction at or past lsn N, and everything after it
     PROMOTE N     confirms up to N and rolls back the rest, for the former owner; DEMOTE does the same
 
-The master has one limbo with one owner. Here every origin has a queue, because an instance that comes back may have rows in its
-log that another leader's PROMOTE, further back in everybody else's, has undone; the next change of ownership drops those too.
+The master has one limbo with one owner. Here every origin has a queue: the log of an instance that rejoins may contain rows that
+another leader's PROMOTE has undone, and all other logs have that PROMOTE further back. The next change of ownership drops those
+rows, too.
 
-A queue pins the position of its origin alone, in front of its head. The position of an origin jumps over what vanished, and
-over the rows that spoke about it, when its queue is empty. What the rows mean, and terms and elections, this module refuses to
-know: a row that the master's own log holds was accepted by the master.
+A queue holds back the position of its own origin alone, before the queue's head. When the queue becomes empty, the origin's
+position jumps over the dropped transactions and over the control rows. This module ignores what the rows contain, and terms and
+elections: the master accepted every row that its own log holds.
 
 Sources: src/box/txn_limbo_queue.c (apply_confirm, apply_rollback, transfer_ownership), txn.c (txn_journal_entry_new:
 is_fully_nop), applier.cc (applier_synchro_filter_tx, apply_plain_tx), and for the absence of flags before 2.8 the captures.
@@ -53,18 +56,21 @@ from cdc.stream.transaction import Row, Transaction
 from cdc.stream.transaction_buffer import Line, TransactionBuffer
 
 FLAGS_SINCE: Final = (2, 8)
-"""The first version whose rows say which transactions wait."""
+"""The first version whose rows have flags that mark waiting transactions."""
 
 DEFINITION_BYTES: Final = 1024
-"""About what a `_space` row that waits costs in memory, beside its frame."""
+"""Approximate memory of a waiting `_space` row besides its frame, in bytes."""
 _OF_SPACES: Final = DATA_TYPES | {Type.NOP}
 _LSN_SPAN: Final = 1 << 64
-"""An lsn is a signed number of 64 bits, written as unsigned: 2.6 rolls back "from -1 on", which is everything that waits, where
-an asynchronous transaction, which has no lsn in its queue, stands first."""
+"""Modulus of an lsn, which is a signed number of 64 bits and is sent as unsigned. If an asynchronous transaction, which has no
+lsn in its queue, stands first, 2.6 rolls back everything that waits by "from -1 on"."""
 
 
 class LimboState(msgspec.Struct, frozen=True):
-    """What waits. The oldest arrived at `oldest_us` and is `oldest_origin`:`oldest_lsn`; all three are 0 if nothing waits."""
+    """Size of the limbo.
+
+    The oldest transaction, `oldest_origin`:`oldest_lsn`, arrived at `oldest_us`; all three are 0 if none waits.
+    """
 
     transaction_count: int = 0
     row_count: int = 0
@@ -76,32 +82,32 @@ class LimboState(msgspec.Struct, frozen=True):
 
 
 class Limbo:
-    """The queues of one connection, by origin. Its caller drops what the position covers before it comes here."""
+    """The queues of one connection, by origin. The caller passes in no transaction that the position covers."""
 
     def __init__(self, schema: SchemaTracker, waiting: TransactionBuffer, version: tuple[int, ...]) -> None:
-        """`schema` is the one at which released rows are decoded; `version` is the master's."""
+        """`schema` is the schema at which released rows are decoded; `version` is the master's version."""
         self._schema = schema
         self._waiting = waiting
         self._has_flags = version >= FLAGS_SINCE
-        # Invariant: no queue in it is empty, unless its last transaction is being released.
+        # Invariant: no queue is empty, unless its last transaction is being released.
         self._queues: dict[int, Line] = {}
-        # By origin: lsn and `_space` rows of those that have any.
+        # By origin: lsn and `_space` rows of the waiting transactions that have such rows.
         self._definitions: dict[int, deque[tuple[int, list[Row]]]] = {}
-        # `_space` rows as they will be when everything that waits is released; None for a space that will be gone.
+        # `_space` rows as they will be when all waiting transactions are released; None for a space that will be gone.
         self._space_rows: dict[int, list[Any] | None] = {}
-        # By owner: the last synchronous transaction that was confirmed here.
+        # By owner: lsn of the last synchronous transaction that was confirmed here.
         self._confirmed: dict[int, int] = {}
         self.received: dict[int, int] = {}
-        """By origin with a queue: the lsn of the last row that has arrived, waiting or not."""
+        """By origin with a queue: the lsn of the last row that has arrived, whether the row waits or not."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing waits."""
+        """Whether no transaction waits."""
         return not self._queues
 
     @property
     def state(self) -> LimboState:
-        """How much waits, for operators."""
+        """Number and size of the waiting transactions, for operators."""
         heads = [head for queue in self._queues.values() if (head := queue.head) is not None]
         if not heads:
             return LimboState()
@@ -120,12 +126,12 @@ class Limbo:
     # Arrivals.
 
     def holds(self, transaction: Transaction, now_us: int) -> bool:
-        """Take a transaction in if it has to wait; returns whether it has to. Raises what a full disk raises."""
+        """Queue a transaction if it has to wait; return whether it was queued. Raises the spool's errors if the disk is full."""
         queue = self._queues.get(transaction.replica_id)
         touches, space_rows = self._look_at_spaces(transaction)
         is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._passes_limbo(transaction))
         if queue is None and not is_synchronous:
-            # Asynchronous and flagged as waiting, it was written while the last confirmation was on its way.
+            # If it is asynchronous and flagged as waiting, it was written while the last confirmation was under way.
             return False
         if queue is None:
             queue = self._queues[transaction.replica_id] = self._waiting.line()
@@ -137,20 +143,21 @@ class Limbo:
         return True
 
     def passes(self, replica_id: int, lsn: int) -> bool:
-        """A row that only moves the position has arrived; returns whether it does so at once."""
+        """Record a row that only moves the position; return whether the position may move at once."""
         if replica_id not in self._queues:
             return True
         self.received[replica_id] = lsn
         return False
 
-    # What is said about them.
+    # Control rows.
 
     def apply(self, transaction: Transaction) -> Iterator[Transaction]:
-        """A transaction of one control row: yields what it releases, in order, and drops what it rolls back.
+        """Apply a transaction of one control row: yield the transactions that it releases, in order, and drop those it rolls
+        back.
 
-        Each must be handled before the next is asked for. A row that comes again, or that speaks about what nobody has seen,
-        changes nothing. Raises ProtocolError for a row that can't be understood, SynchronousReplicationError if it undoes
-        what was confirmed.
+        The caller must handle each transaction before it asks for the next. A repeated row, or a row about transactions that
+        never arrived, changes nothing. Raises ProtocolError for a malformed row, SynchronousReplicationError if the row undoes
+        a confirmed transaction.
         """
         kind, _, body, _ = transaction.rows[0]
         owner, lsn = _checked(kind, body, transaction)
@@ -158,9 +165,9 @@ class Limbo:
             if not self._undo(owner, lsn) and 0 < lsn <= self._confirmed.get(owner, 0):
                 raise SynchronousReplicationError(
                     f"{TYPE_NAMES[kind]} of everything of origin {owner} from lsn {lsn} on arrived at "
-                    f"{transaction.replica_id}:{transaction.lsn}, and {owner}:{self._confirmed[owner]} had been confirmed",
-                    'What was published has been rolled back: take a new snapshot with snapshot.mode = "always", '
-                    "and look at how the replica set lost its quorum.",
+                    f"{transaction.replica_id}:{transaction.lsn}, but {owner}:{self._confirmed[owner]} was already confirmed",
+                    'Published changes have been rolled back: take a new snapshot with snapshot.mode = "always", '
+                    "and find out how the replica set lost its quorum.",
                 )
             return
         yield from self._release(owner, lsn)
@@ -171,7 +178,7 @@ class Limbo:
                     self._undo(other, 0)
 
     def unpinned(self) -> dict[int, int]:
-        """Origins whose queue has become empty since the last call, with the lsn that they have been received up to."""
+        """Return the origins whose queue has become empty since the last call, with the lsn up to which they were received."""
         if len(self.received) == len(self._queues):
             return {}
         return {origin: self.received.pop(origin) for origin in list(self.received) if origin not in self._queues}
@@ -190,7 +197,7 @@ class Limbo:
         self._tidy(owner)
 
     def _undo(self, owner: int, lsn: int) -> bool:
-        """Drop from the first synchronous transaction at or past `lsn` on; returns whether there was one."""
+        """Drop the first synchronous transaction at or past `lsn` and all after it; return whether there was one."""
         queue = self._queues.get(owner)
         first = queue.drop_from(lsn) if queue is not None else None
         if first is None:
@@ -205,28 +212,28 @@ class Limbo:
         if not self._queues[owner]:
             self._waiting.drop(self._queues.pop(owner))
         if self._space_rows:
-            # What was released is in the schema, what vanished never will be: what waits says what is to come.
+            # Released rows are in the schema by now, and dropped rows never will be: only the rows that still wait count.
             self._space_rows = {}
             for definitions in self._definitions.values():
                 for _, space_rows in definitions:
                     self._fold(self._space_rows, space_rows)
 
     def _passes_limbo(self, transaction: Transaction) -> bool:
-        """Whether a transaction that has WAIT_ACK changes nothing, so that its master didn't wait either."""
+        """Return whether a transaction with WAIT_ACK changes nothing, so that its master didn't wait either."""
         if transaction.flags & Flag.WAIT_SYNC:
             return False
         spool = transaction.spool
         pieces = (transaction.rows,) if spool is None else self._waiting.rows_in_pieces(spool)
         return all(kind == Type.NOP for rows in pieces for kind, _, _, _ in rows)
 
-    # Which spaces are synchronous, where the master's rows don't say.
+    # Synchronous spaces, for rows without flags.
 
     def _look_at_spaces(self, transaction: Transaction) -> tuple[bool, list[Row]]:
-        """Whether a transaction touches a synchronous space, and its rows of `_space`."""
+        """Return whether a transaction touches a synchronous space, and its rows of `_space`."""
         if transaction.spool is None:
             return self._touched(transaction.rows, {})
         if self._has_flags and not (self._schema.synchronous or self._space_rows):
-            return False, []  # it isn't read twice for a space that it makes synchronous itself
+            return False, []  # the spool isn't read a second time for a space that the transaction makes synchronous itself
         is_synchronous, space_rows, ahead = False, list[Row](), dict[int, list[Any] | None]()
         for rows in self._waiting.rows_in_pieces(transaction.spool):
             touches, found = self._touched(rows, ahead)
@@ -235,17 +242,17 @@ class Limbo:
         return is_synchronous, space_rows
 
     def _touched(self, rows: list[Row], ahead: dict[int, list[Any] | None]) -> tuple[bool, list[Row]]:
-        # Before there were flags, a row that a trigger had turned into nothing counted like any other of its space.
+        # Before there were flags, a row that a trigger had turned into a NOP counted like any other row of its space.
         kinds = DATA_TYPES if self._has_flags else _OF_SPACES
         try:
             space_ids = {body.get(Key.SPACE_ID) for kind, _, body, _ in rows if kind in kinds}
         except TypeError:
-            return False, []  # an array where an id should be: its row is refused where it is handled
+            return False, []  # an array instead of a space id: the row is refused where it is handled
         if SPACE_SPACE not in space_ids:
             if not (self._schema.synchronous or self._space_rows or ahead):
                 return False, []
             return any(self._is_synchronous(space_id, ahead) for space_id in space_ids), []
-        # The transaction defines spaces itself: its rows have to be gone through in order.
+        # The transaction defines spaces itself, so its rows have to be read in order.
         is_synchronous, space_rows = False, list[Row]()
         for row in rows:
             kind, _, body, _ = row
@@ -271,7 +278,7 @@ class Limbo:
 
 
 def is_control(transaction: Transaction) -> bool:
-    """Whether a transaction is a row that speaks about the limbo."""
+    """Return whether a transaction is a control row of the limbo."""
     rows = transaction.rows
     return bool(rows) and rows[0][0] in SYNCHRO_TYPES and len(rows) == 1
 
@@ -280,6 +287,6 @@ def _checked(kind: int, body: Body, transaction: Transaction) -> tuple[int, int]
     owner, lsn = body.get(Key.REPLICA_ID, 0), body.get(Key.LSN, 0)
     if type(owner) is not int or type(lsn) is not int or owner < 0 or lsn < 0:
         raise ProtocolError(
-            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) isn't what its type promises: {excerpt(body)}"
+            f"row {transaction.replica_id}:{transaction.lsn} ({TYPE_NAMES[kind]}) has a malformed body: {excerpt(body)}"
         )
     return owner, lsn - _LSN_SPAN if lsn >= _LSN_SPAN // 2 else lsn

@@ -1,7 +1,8 @@
-"""Tells when a transaction has been waiting for its quorum for long, and when it no longer does.
+"""Reports when a transaction has been waiting long for its quorum, and when it stops waiting.
 
-Nothing behind it is published meanwhile, which looks like a quiet master unless somebody says so. What is told once goes to
-the log, what holds goes to /status and /metrics. It refuses to know the time: who asks brings it along.
+Meanwhile no later transaction is published, which looks like a quiet master unless the daemon reports it. The log gets the
+beginning and the end of a wait; /status and /metrics show the present state. The module reads no clock: its caller passes the
+time.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cdc.stream.limbo import LimboState
 
 @dataclass(frozen=True, slots=True)
 class Overdue:
-    """A transaction that waits for longer than it should, and what is behind it."""
+    """A transaction that has been waiting too long, and the number of waiting transactions with it."""
 
     origin: int
     lsn: int
@@ -21,7 +22,7 @@ class Overdue:
     transaction_count: int
 
     def sentence(self, now_us: int) -> str:
-        """What is the matter, and who can do something about it."""
+        """Return a description of the problem, and its remedy."""
         behind = f", and {self.transaction_count - 1} more behind it" if self.transaction_count > 1 else ""
         return (
             f"transaction {self.origin}:{self.lsn} has been waiting for its quorum for {(now_us - self.since_us) / 1e6:.0f} s"
@@ -32,9 +33,10 @@ class Overdue:
 
 
 def look(limbo: LimboState, told: Overdue | None, now_us: int, *, alert_ms: int) -> tuple[Overdue | None, str]:
-    """What has been waiting for `alert_ms` or more, and a line for the log if that has just begun or ended, else "".
+    """Return what has been waiting for `alert_ms` or more, and a line for the log if that has just begun or ended, else "".
 
-    `told` is what the last look found. With a connection the limbo ends too, and what waited comes again with the next one.
+    `told` is the result of the previous call. The limbo ends with its connection; the next connection receives the waiting
+    transactions again.
     """
     if not limbo.oldest_us or now_us - limbo.oldest_us < alert_ms * 1000:
         if told is None:

@@ -1,4 +1,4 @@
-"""What Kafka's producer has been given since the last commit."""
+"""The uncommitted batches in Kafka's producer, and when to commit them."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from cdc.positions.position import Position
 from cdc.stream.batch import Batch, Forms
 
 COMMIT_LEADS_SECONDS: Final = (0.015, 0.003)
-"""So long before a commit its rows are wanted. Most of them once, early enough to have reached the brokers when it begins, which
-takes longer else; and those that have come since, as late as they can still become messages."""
+"""Times before a commit, in seconds, at which its rows are wanted. Most rows are wanted at the first, early enough to have
+reached the brokers when the commit begins: otherwise the commit takes longer. Rows that have arrived since are wanted at the
+second, as late as they can still become messages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """How often Kafka transactions commit."""
+    """Settings that decide how often Kafka transactions commit."""
 
     interval_seconds: float
     pause_seconds: float
     bytes_max: int
 
     def wanted_in_seconds(self, since_commit: float, *, has_open: bool, is_committing: bool) -> float:
-        """In what time batches are of use; 0 if they are at once, as nothing is being committed, nor has been lately.
+        """Return in how many seconds batches are useful: 0 if at once, because no commit is running or has ended lately.
 
-        Until the next commit may begin, readers of committed messages don't see earlier what is handed over earlier, and each
-        batch costs what a batch costs. `has_open`: something has been handed over since the last commit, which ended
-        `since_commit` ago: once it is due, it is the commit after it that batches are wanted for.
+        Until the next commit may begin, handing over a batch earlier doesn't let readers of committed messages see it earlier,
+        and each batch has its cost. `has_open`: something has been handed over since the last commit, which ended
+        `since_commit` seconds ago. Once the next commit is due, batches are wanted for the commit after it.
         """
         *_, last_lead = COMMIT_LEADS_SECONDS
         if is_committing or (has_open and since_commit >= self.pause_seconds - last_lead):
@@ -38,9 +39,9 @@ class Pace:
 
 @dataclass(slots=True)
 class OpenTransaction:
-    """Batches that aren't committed, and where a commit may fall: `end` is None within a source transaction.
+    """The uncommitted batches, and the position to commit: `end` is None within a source transaction, where no commit may fall.
 
-    Times are those of one clock that never goes back, in seconds; `began_at` is 0 before the first batch.
+    Times come from one monotonic clock, in seconds; `began_at` is 0 before the first batch.
     """
 
     end: Position | None = None
@@ -50,7 +51,7 @@ class OpenTransaction:
     byte_count: int = 0
 
     def add(self, batch: Batch, now: float) -> None:
-        """A batch has been handed over."""
+        """Record that a batch was handed over."""
         self.end = batch.position if batch.is_boundary else None
         self.stored.update(batch.stored)
         self.began_at = self.began_at or now
@@ -58,22 +59,23 @@ class OpenTransaction:
         self.byte_count += batch.byte_count
 
     def due_at(self, pace: Pace, last_commit_at: float, *, follows_more: bool) -> float:
-        """When to commit: as soon as nothing more waits, but for the pause after the last commit, and at the end of the interval
-        at the latest, which lets many batches share a commit while there is much to do.
+        """Return when to commit: at the latest at the end of the interval, which lets many batches share a commit under load.
+
+        Unless more batches are waiting (`follows_more`), commit as soon as the pause after the last commit is over.
         """
         latest = self.began_at + pace.interval_seconds
         return latest if follows_more else min(latest, last_commit_at + pace.pause_seconds)
 
     def is_due(self, pace: Pace, last_commit_at: float, now: float, *, follows_more: bool) -> bool:
-        """Whether to commit now."""
+        """Return whether to commit now."""
         return self.byte_count >= pace.bytes_max or now >= self.due_at(pace, last_commit_at, follows_more=follows_more)
 
     def wait_seconds(self, pace: Pace, last_commit_at: float, now: float, idle_seconds: float) -> float:
-        """How long to wait for another batch. Nothing is due in the middle of a source transaction, where no commit may fall."""
+        """Return how long to wait for another batch. Within a source transaction, where no commit may fall, no commit is due."""
         return self.due_at(pace, last_commit_at, follows_more=False) - now if self.end is not None else idle_seconds
 
     def timeout(self, error: CdcError, now: float, limit_seconds: float) -> TransactionTimeoutError | None:
-        """What to say instead of `error` if a large source transaction has run out of time: None if it hasn't."""
+        """Return the error to raise instead of `error` if a large source transaction has run out of time; None if it hasn't."""
         seconds = now - self.began_at
         if not self.began_at or self.end is not None or seconds < limit_seconds:
             return None

@@ -1,4 +1,4 @@
-"""What an operator decides about events, as the core is told it."""
+"""The operator's decisions about events, as the core receives them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc.events.topics import SpaceFilter
 
 @dataclass(frozen=True, slots=True)
 class PipelineOptions:
-    """What an operator decides about events."""
+    """The operator's decisions about events."""
 
     prefix: str
     include: list[str]
@@ -20,10 +20,10 @@ class PipelineOptions:
     on_error: Literal["fail", "dlq"] = "fail"
     on_image_error: Literal["fail", "dlq"] = "fail"
     transaction_bytes_max: int = 64 * 1024 * 1024
-    """Past this a transaction of the source waits for its end on disk."""
+    """Size, in bytes, from which a source transaction waits on disk for its end."""
     batch_bytes_max: int = 1024 * 1024
-    """With the event that brings it past this, a batch is handed on, in the middle of a transaction if need be."""
+    """Target size of a batch, in bytes. The event that exceeds it ends the batch, within a transaction if need be."""
 
     def space_filter(self) -> SpaceFilter:
-        """Tells which spaces are published, by id and name."""
+        """Return the filter that selects the published spaces, by id and name."""
         return SpaceFilter(self.include, self.exclude)

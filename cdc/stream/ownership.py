@@ -1,20 +1,21 @@
-"""Whose a prefix is, and whether somebody is at work: the decisions, without a clock or a broker.
+"""Decides who owns a prefix, and whether another process is running. The module uses neither a clock nor a broker itself.
 
-A prefix has one owner. Events don't say which daemon made them, so two that publish to the same topics would mix everything
-twice, and nobody could tell. Who comes first claims it, and claims are kept in the order in which they were made, so that of
-two who claim it in the same instant both see who was first.
+A prefix has one owner. Events don't say which daemon made them: if two daemons published to the same topics, every row would be
+there twice, and nobody could tell the two apart. The first daemon claims the prefix. Claims are kept in the order in which they
+were made, so if two daemons claim the prefix at the same instant, both see which one was first.
 
-A name is at work in one process. Taking it in Kafka fences whoever has it, so that is done only when nobody is at work:
+A daemon's name is in use by one process. Taking the name in Kafka fences the process that has it, so a daemon takes it only when
+no process is running under it:
 
     the last process that wrote the checkpoint
-    ├─ ended in order, and said so                          gone
+    ├─ ended in order, and recorded that                    gone
     ├─ held the lock of the state directory that we hold    gone
     └─ else: listen to the checkpoint topic for SILENCE_SECONDS
           ├─ nothing                                        gone: killed elsewhere, frozen, or cut off from Kafka
-          └─ records that come at two moments               at work
+          └─ records at two moments                         running
 
-One moment isn't enough: what a process had sent before it was killed may arrive after that. Moments are those of this process's
-own clock, which never goes back: that of another host may be set back, or stand.
+One moment isn't enough: records that a process sent before it was killed may arrive later. Moments are read from this process's
+own monotonic clock: another host's clock may be set back, or stand.
 """
 
 from __future__ import annotations
@@ -27,15 +28,19 @@ from cdc.errors import ConfigurationError, PublishError
 from cdc.stream.checkpoint import Checkpoint, owner_record
 
 SIGN_SECONDS: Final = 2.0
-"""How often a daemon gives a sign of life."""
+"""Interval between two signs of life of a daemon, in seconds."""
 SILENCE_SECONDS: Final = 8.0
-"""After so much silence of a Kafka that answers, a daemon is taken for gone. Should it be frozen, and wake up, it is fenced."""
+"""Silence, in seconds, after which a daemon counts as gone, while Kafka answers. If it was only frozen, it is fenced once it
+wakes up."""
 APART_SECONDS: Final = 1.5
-"""The signs of a process that is alive come further apart than that; what one had sent before it was killed comes closer."""
+"""Minimum time, in seconds, between two signs of a running process.
+
+Signs sent before a process was killed arrive closer together.
+"""
 
 
 class NameTakenError(PublishError):
-    """Another daemon of this name is at work."""
+    """Another daemon of this name is running."""
 
 
 class PrefixTakenError(ConfigurationError):
@@ -43,9 +48,9 @@ class PrefixTakenError(ConfigurationError):
 
 
 def owner(stored: Checkpoint) -> str | None:
-    """Who owns the prefix; None if nobody does.
+    """Return the owner of the prefix, or None.
 
-    Where an older version has written, nobody has claimed it: then it is whoever published there last.
+    Older versions made no claims: then the owner is the daemon that published there last.
     """
     if stored.owners:
         return next(iter(stored.owners))
@@ -53,7 +58,7 @@ def owner(stored: Checkpoint) -> str | None:
 
 
 def check(stored: Checkpoint, prefix: str, name: str) -> None:
-    """Raises PrefixTakenError if the prefix is another daemon's than `name`."""
+    """Raise PrefixTakenError if another daemon than `name` owns the prefix."""
     by = owner(stored)
     if by is None or by == name:
         return
@@ -70,7 +75,7 @@ def check(stored: Checkpoint, prefix: str, name: str) -> None:
 
 
 def claims(stored: Checkpoint, name: str, now_ms: int, *, takes: bool = False) -> list[tuple[bytes, bytes | None]]:
-    """Records that make `name` the owner; none if it is. With `takes` the others' claims end."""
+    """Return the records that make `name` the owner; none if it owns the prefix. With `takes`, end the others' claims."""
     others = [other for other in stored.owners if other != name] if takes else []
     if name in stored.owners and not others:
         return []
@@ -78,16 +83,16 @@ def claims(stored: Checkpoint, name: str, now_ms: int, *, takes: bool = False) -
 
 
 def taken(stored: Checkpoint, name: str) -> str:
-    """What to say to a daemon when another process has written the checkpoint: who did, if it has told already."""
+    """Return the message for a daemon whose checkpoint another process has written, with that process if it is known already."""
     sign = stored.signs.get(name)
     who = f", process {sign.process_id} on {sign.host}," if sign is not None and sign.writer == stored.writer else ""
     return f"another daemon{who} has taken the name {name!r}: this one ends, and nothing is lost"
 
 
 def is_known_gone(stored: Checkpoint, name: str, ours: Collection[str]) -> bool:
-    """Whether no process of this name can be at work, without listening.
+    """Return whether certainly no process of this name is running, without listening.
 
-    `ours` are processes that have held the lock that this one holds now.
+    `ours` are the processes that have held the lock that this one holds now.
     """
     sign = stored.signs.get(name)
     if stored.writer is None:
@@ -96,9 +101,9 @@ def is_known_gone(stored: Checkpoint, name: str, ours: Collection[str]) -> bool:
 
 
 class Listening:
-    """What has been heard of one daemon, and what follows from it.
+    """Evidence from listening to one daemon, and the conclusion from it.
 
-    Times are those of one clock that never goes back, in seconds.
+    Times come from one monotonic clock, in seconds.
     """
 
     def __init__(self, started: float) -> None:
@@ -107,17 +112,17 @@ class Listening:
         self.is_at_work = False
 
     def heard(self, now: float) -> None:
-        """A record of the daemon's has come."""
+        """Record that a record of the daemon has arrived."""
         self._quiet_since = now
         if self._first_heard is None:
             self._first_heard = now
         self.is_at_work = self.is_at_work or now - self._first_heard >= APART_SECONDS
 
     def deaf(self, now: float) -> None:
-        """Kafka doesn't answer: silence means nothing, and what comes afterwards may have been sent long before."""
+        """Record that Kafka doesn't answer: silence means nothing then, and later records may have been sent long before."""
         self._quiet_since = now
         self._first_heard = None
 
     def is_gone(self, now: float) -> bool:
-        """Whether the silence has been long enough."""
+        """Return whether the silence has lasted long enough."""
         return not self.is_at_work and now - self._quiet_since >= SILENCE_SECONDS

@@ -1,4 +1,4 @@
-"""Patterns of spaces.include and spaces.exclude that fit no space, and what was probably meant by them."""
+"""Patterns of spaces.include and spaces.exclude that match no space, with a guess at what was meant."""
 
 from __future__ import annotations
 
@@ -15,20 +15,23 @@ _NAMES_SHOWN: Final = 10
 
 
 def without_space(include: Sequence[str], exclude: Sequence[str], spaces: Sequence[tuple[int, str]]) -> Iterator[tuple[str, str]]:
-    """Which list each such pattern is in, `include` or `exclude`, and a sentence about it; spaces are given with their ids."""
+    """Yield, for each pattern that matches no space, its list (`include` or `exclude`) and a sentence.
+
+    `spaces` has ids and names.
+    """
     names = own(spaces)
     for key, found in (("include", include), ("exclude", exclude)):
         for pattern in found:
-            # Tarantool's own spaces may be left out by any pattern, and are taken in only by one that names them.
+            # Any pattern may exclude Tarantool's own spaces, but only a pattern that names them includes them.
             fits = SpaceFilter([pattern], []) if key == "include" else _Fits(pattern)
             if not any(fits(space_id, name) for space_id, name in spaces):
                 yield key, f"{pattern!r} fits no space{_meant(pattern, names)}.{shown(names)}"
 
 
 def doubts(include: list[str], exclude: list[str], stored: Iterable[StoredSpace], *, is_default: bool) -> Iterator[str]:
-    """Sentences about such patterns, and about there being no space to publish, for spaces as the checkpoint keeps them.
+    """Yield sentences about patterns that match no space, and about there being no space to publish, for the checkpoint's spaces.
 
-    An `include` that `is_default` was given by nobody, so it is no mistake if it fits nothing.
+    If `include` `is_default`, nobody set it, so it is no mistake if it matches nothing.
     """
     spaces = [(form.space_id, form.name) for form in SchemaTracker(stored).forms() if form.is_replicated]
     for key, sentence in without_space([] if is_default else include, exclude, spaces):
@@ -39,18 +42,18 @@ def doubts(include: list[str], exclude: list[str], stored: Iterable[StoredSpace]
 
 
 def own(spaces: Sequence[tuple[int, str]]) -> list[str]:
-    """The names of those that aren't Tarantool's."""
+    """Return the names of the spaces that aren't Tarantool's own."""
     is_own = SpaceFilter([".*"], [])
     return [name for space_id, name in spaces if is_own(space_id, name)]
 
 
 def listed(names: Sequence[str]) -> str:
-    """In order, and not too many."""
+    """Return the names in order, as a list of limited length."""
     return ", ".join(sorted(names)[:_NAMES_SHOWN]) + (", …" if len(names) > _NAMES_SHOWN else "")
 
 
 def shown(names: Sequence[str], remedy: str = "") -> str:
-    """A sentence that says which spaces there are, to be put behind another, and a remedy if there are any."""
+    """Return a sentence that lists the spaces, to follow another sentence, and the remedy if there are any spaces."""
     return (
         f" The spaces are: {listed(names)}.{remedy}"
         if names

@@ -1,15 +1,16 @@
-"""The core's spine: frames in, batches of messages out, and the ledger of what became of them.
+"""The core of the daemon: it turns frames into batches of messages, and keeps the ledger of their settlement.
 
     frames ─▶ Assembler ─▶ transactions ─▶ Limbo ─▶ StreamEvents (schema at this position) ─▶ Batch ─▶ publisher
                                                                                                 │
                                               Ledger ◀── settle(position) ◀─────────────────────┘
 
-One pipeline lives as long as one connection; it begins at a checkpoint, and after any error it is thrown away and a new one
-begins at the last checkpoint. So there is one way to recover, and it is the way to start.
+A pipeline lives as long as one connection. It begins at a checkpoint. After any error it is discarded, and a new one begins at
+the last checkpoint. So there is one way to recover, which is also the way to start.
 
-With images it may begin before the checkpoint, where the store of tuples is, and be told what is published already: up to
-there it only brings the images along. Another server may serve the log's origins in another order than the one that was followed
-before, so a transaction that lies past what is published waits until all that is published has been seen.
+With images, a pipeline may begin before the checkpoint, at the state store's position, and is given the position up to which
+events are published. Up to there it only updates the images. Another server may send the origins of the log in another order than
+the server that was followed before. Therefore a transaction past the published position waits until all published transactions
+have been seen.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from cdc.stream.transaction import Spool, Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer
 
 REPLAYED_CHANGES_MAX: Final = 10_000
-"""So many changes of rows that are out already are handed on at once."""
+"""Maximum number of already published row changes that are passed on together."""
 
 
 class _Before(NamedTuple):
-    """What had been filled when a transaction came, and how far its origin was."""
+    """State before a transaction: the place in the batch, the images, and the vclock's component of the transaction's origin."""
 
     mark: Mark
     change_count: int
@@ -66,13 +67,13 @@ class _Before(NamedTuple):
     schema_version: int
 
     def vclock(self, now: Mapping[int, int]) -> dict[int, int]:
-        """The vclock that there was then."""
+        """Return the vclock at that time."""
         others = {origin: lsn for origin, lsn in now.items() if origin != self.origin}
         return others if self.lsn is None else {**others, self.origin: self.lsn}
 
 
 class Pipeline:
-    """Turns one connection's rows into batches. Pure: time comes in with the frames, and nothing is sent from here."""
+    """Conversion of one connection's rows into batches. Pure: the caller passes the time with the frames, and nothing is sent."""
 
     def __init__(
         self,
@@ -86,14 +87,14 @@ class Pipeline:
         images: Images | None = None,
         catch_up_to: Position | None = None,
     ) -> None:
-        """Begins at `position`, with the schema `stored` there. Events have images if there are `images` at that position.
+        """Begin at `position`, with the schema `stored` there. If there are `images` at that position, events contain images.
 
-        What lies between `position` and `catch_up_to` is published already: it only changes the images. `version` is the
-        master's: it tells what its rows tell.
+        Rows between `position` and `catch_up_to` are already published: they only change the images. `version` is the master's
+        version, which determines what its rows contain.
         """
         self._catch_up_to = catch_up_to
         self._catch_up_changes = no_changes()
-        # While replaying: what has arrived and is not out yet.
+        # During the replay: transactions that have arrived and aren't published yet.
         self._waiting = TransactionBuffer(options.transaction_bytes_max, new_spool)
         self._ahead = self._waiting.line()
         self._ahead_received: dict[int, int] = {}
@@ -141,45 +142,48 @@ class Pipeline:
         self._snapshot: Snapshot | None = None
         self.ledger = Ledger(position)
 
-    # What is asked from outside.
+    # State for the caller.
 
     @property
     def position(self) -> Position:
-        """The boundary up to which rows have been handled; what waits lies behind it."""
+        """The boundary up to which rows have been handled; waiting transactions come after it."""
         return self._events.position
 
     @property
     def open_byte_count(self) -> int:
-        """Bytes of the source transaction whose end has not arrived."""
+        """Size of the source transaction whose end has not arrived, in bytes."""
         return self._assembler.open_byte_count + (self._compiled.open_byte_count if self._compiled is not None else 0)
 
     @property
     def limbo(self) -> LimboState:
-        """What waits for the word of a quorum."""
+        """Number and size of the transactions that wait for a quorum."""
         return self._limbo.state
 
     @property
     def is_catching_up(self) -> bool:
-        """Whether the images have yet to come to where events are out."""
+        """Whether the images have yet to reach the position of the published events."""
         return self._catch_up_to is not None
 
     @property
     def merging_upsert_count(self) -> int:
-        """UPSERTs of vinyl spaces that have come from a server which merges them."""
+        """Number of UPSERTs of vinyl spaces that were received from a server that merges them."""
         return self._spaces.merging_upsert_count
 
     def published_forms(self) -> list[SpaceForm]:
-        """The spaces that are published, as they look at this position."""
+        """Return the published spaces' forms at this position."""
         return self._spaces.published_forms()
 
     def go_on(self, now_us: int) -> Iterator[Batch]:
-        """What was left undone at the position; to be taken before the first rows of the stream. Raises as `feed` does."""
+        """Yield the batches of work left undone at the position, before the first rows of the stream.
+
+        Raises the errors of `feed`.
+        """
         self._events.now_us = now_us
         if self._catch_up_to is None:
             yield from self._show_rekeyed()
 
     def close(self) -> None:
-        """The connection has ended: what was not whole, or not certain, is forgotten."""
+        """Discard the incomplete and uncertain transactions: the connection has ended."""
         self._assembler.close()
         self._waiting.close()
         if self._compiled is not None:
@@ -188,12 +192,11 @@ class Pipeline:
     # The stream.
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[Batch]:
-        """Take rows of the stream, `now_us` being the time; yield what they come to, usually one batch.
+        """Process rows of the stream; yield the resulting batches, usually one. `now_us` is the present time.
 
-        Only whole and certain transactions come out, so what was fed may come out later. Each batch must be taken before
-        the next is asked for. Raises ProtocolError, SchemaError, EncodingError, ConfigurationError or
-        SynchronousReplicationError; the pipeline is unusable then, but the transactions before the one at fault have come
-        out.
+        Batches contain only complete and certain transactions, so a row's events may be yielded by a later call. The caller must
+        take each batch before it asks for the next. Raises ProtocolError, SchemaError, EncodingError, ConfigurationError or
+        SynchronousReplicationError. The pipeline is unusable then, but the transactions before the faulty one have been yielded.
         """
         self._events.now_us = now_us
         suffix = self._envelope.batch_time(now_us)
@@ -207,11 +210,11 @@ class Pipeline:
             self.ledger.receive(self._received())
 
     def _has_only_rows(self) -> bool:
-        """Whether nothing waits, has been published already, or has yet to be told, beside the rows themselves."""
+        """Return whether events depend on rows alone: nothing waits, nothing is replayed, and no schema change is unpublished."""
         return self._limbo.is_empty and self._catch_up_to is None and not self._spaces.schema.touched
 
     def _feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
-        """Take rows the Python way."""
+        """Process rows in the Python path."""
         events, limbo = self._events, self._limbo
         transactions = self._assembler.feed(frames)
         done = 0
@@ -231,10 +234,10 @@ class Pipeline:
             done += 1
 
     def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """Handle what can be handled now that this transaction has arrived.
+        """Handle the transactions that can be handled now that this one has arrived.
 
-        While replaying, what lies past the events that are out is put aside, and looked at when all of those have been seen:
-        only then the schema is the one at its position. But it may be what decides over a transaction that is published.
+        During the replay, a transaction past the published events is set aside until all published ones have been seen: only
+        then is the schema the one at its position. But it may be a control row that decides over a published transaction.
         """
         until = self._catch_up_to
         if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
@@ -253,10 +256,10 @@ class Pipeline:
                 yield from self._handle(ready, suffix)
 
     def _certain(self, transaction: Transaction) -> Iterator[Transaction]:
-        """What is certain now that this transaction has arrived, in order; itself only if it is certain and new."""
+        """Yield the transactions that are certain now, in order; `transaction` itself only if it is certain and new."""
         events, limbo, origin = self._events, self._limbo, transaction.replica_id
         if transaction.lsn <= limbo.received.get(origin, events.vclock.get(origin, 0)):
-            # It came by another way already.
+            # It was received before.
             if transaction.spool is not None:
                 transaction.spool.close()
         elif is_control(transaction):
@@ -267,16 +270,16 @@ class Pipeline:
             yield transaction
 
     def _decided(self, control: Transaction) -> Iterator[Transaction]:
-        """What a control row releases, in order.
+        """Yield the transactions that a control row releases, in order.
 
-        What it rolls back is passed over together with the row itself, so no position lies between the two.
+        The position passes over rolled back transactions together with the control row, so no position lies between the two.
         """
         yield from self._limbo.apply(control)
         if freed := self._limbo.unpinned():
             self._events.jump(freed)
 
     def _take(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """Handle a transaction that is certain, if it is new to consumers; else only to the images."""
+        """Handle a certain transaction: publish it if it is new to consumers, else only update the images."""
         until = self._catch_up_to
         if until is None:
             yield from self._handle(transaction, suffix)
@@ -289,9 +292,10 @@ class Pipeline:
             self._builder.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
-            # What is published may be decided otherwise than when these events came out, and Kafka's checkpoint has to say so.
+            # The configuration may publish other spaces than when these events were published, and Kafka's checkpoint has to
+            # record that.
             self._spaces.schema.touch_all()
-            # Whoever wants no more than this asks after each batch whether it is there.
+            # A caller that only wants to catch up checks `is_catching_up` after each batch.
             self._catch_up_to = None
             yield batch
             yield from self._show_rekeyed()
@@ -299,7 +303,10 @@ class Pipeline:
             yield self._caught_up()
 
     def _handle(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """Make the events of a transaction; of a large one in pieces, of which only the last ends at a boundary."""
+        """Make the events of a transaction.
+
+        A large one is split into several batches, of which only the last ends at a boundary.
+        """
         builder = self._builder
         if builder.stored and (transaction.row_count > 1 or transaction.spool is not None):
             yield self._batch()  # DDL that comes before the transaction must not be taken for its own
@@ -312,7 +319,7 @@ class Pipeline:
                 if builder.row_count:
                     yield self._batch(is_boundary=False)
         except CdcError:
-            # What came before the transaction that can't be handled is good.
+            # The transactions before the faulty one are good.
             if before is not None and before.mark.row_count:
                 builder.back_to(before.mark)
                 builder.stored = before.stored
@@ -331,7 +338,7 @@ class Pipeline:
             yield self._batch()
 
     def _rows(self, transaction: Transaction, suffix: bytes) -> Iterator[None]:
-        """Fill the outbox with a transaction's events; yields whenever it is full, or much has been read from disk."""
+        """Fill the outbox with a transaction's events; yield whenever it is full, or a chunk has been read from disk."""
         events, spool = self._events, transaction.spool
         pieces = events.begin(transaction, suffix)
         if spool is None:
@@ -351,7 +358,7 @@ class Pipeline:
         events.end(pieces)
 
     def _before(self, origin: int) -> _Before:
-        """What has been filled by now, before a transaction of this origin."""
+        """Return the present state, before a transaction of this origin."""
         images = self.images
         return _Before(
             self._builder.mark,
@@ -366,7 +373,7 @@ class Pipeline:
         )
 
     def _batch_before(self, before: _Before) -> Batch:
-        """What had been filled before a transaction that is handed on in pieces; no DDL is among it."""
+        """Return the batch that was filled before a transaction that is split; it contains no DDL."""
         vclock = VClock(before.vclock(self._events.vclock))
         position = replace(self._events.base, vclock=vclock, seq=before.mark.seq, doubtful=before.doubts)
         self._reach(position)
@@ -376,7 +383,7 @@ class Pipeline:
         return batch
 
     def _replay(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
-        """Bring the images over a transaction whose events are out."""
+        """Update the images by a transaction whose events are published."""
         assert self.images is not None
         for _ in self._rows(transaction, suffix):
             self._catch_up_changes.extend(self.images.take())
@@ -388,10 +395,10 @@ class Pipeline:
         assert self.images is not None
         return len(self._catch_up_changes) + self.images.change_count + len(self._builder.parts)
 
-    # Another primary key.
+    # Changed primary keys.
 
     def _rekey(self, transaction: Transaction) -> Iterator[Batch]:
-        """If the transaction has given spaces another primary key: bring their rows under it, and have them published again."""
+        """If the transaction changed primary keys, move the images to the new keys, and schedule publishing the spaces' rows."""
         events, until = self._events, self._catch_up_to
         for _ in events.rekey():
             yield Batch.pause(events.base)
@@ -401,13 +408,13 @@ class Pipeline:
                 again = tuple(one for one in events.base.rekeyed if one.space_id != space_id)
                 events.base = replace(events.base, rekeyed=(*again, Rekeyed(space_id)))
             elif self.images.is_unknown(space_id):
-                # Rows that can't be kept are there until they have been published, which may have been broken off.
+                # Rows whose new keys can't be stored are kept until they have been published, which may have been interrupted.
                 is_last = transaction.lsn == until.vclock.get(transaction.replica_id)
                 if not (is_last and any(one.space_id == space_id for one in until.rekeyed)):
                     self.images.clear(space_id)
 
     def _show_rekeyed(self) -> Iterator[Batch]:
-        """Publish the rows of spaces that were given another primary key; the stream waits."""
+        """Publish the rows of spaces with changed primary keys; the stream waits meanwhile."""
         while self._events.base.rekeyed:
             assert self.images is not None
             parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
@@ -416,17 +423,17 @@ class Pipeline:
             yield Batch.pause(self._events.base)
 
     def _check_catch_up(self, origin: int) -> None:
-        """A replica id's first unpublished transaction is here. Raises StoreBehindError if others lack before it."""
+        """Check a replica id's first unpublished transaction. Raises StoreBehindError if published ones are missing before it."""
         assert self._catch_up_to is not None
         vclock, known = self._catch_up_to.vclock, self._events.vclock | self._limbo.received
         if known.get(origin, 0) != vclock.get(origin, 0):
             raise StoreBehindError(
-                f"this server's log can't bring the state store to the checkpoint {vclock}: of replica id "
-                f"{origin} its next row follows lsn {known.get(origin, 0)}, and {vclock.get(origin, 0)} is published"
+                f"this server's log can't bring the state store to the checkpoint {vclock}: its next row of replica id "
+                f"{origin} follows lsn {known.get(origin, 0)}, but rows up to lsn {vclock.get(origin, 0)} are published"
             )
 
     def _caught_up(self) -> Batch:
-        """What the replayed transactions did to the images. Their events are out."""
+        """Return the batch of the replayed transactions' changes to the images. Their events are already published."""
         assert self.images is not None
         self._move()
         self._catch_up_changes.extend(self.images.take())
@@ -436,7 +443,7 @@ class Pipeline:
         return batch
 
     def _batch(self, *, is_boundary: bool = True) -> Batch:
-        """What has been filled since the last one."""
+        """Return everything filled since the last batch, as a batch."""
         if is_boundary:
             self._move()
         batch = self._builder.take(self._events.base, is_boundary=is_boundary)
@@ -445,7 +452,7 @@ class Pipeline:
         return batch
 
     def _move(self) -> None:
-        """A boundary has been reached."""
+        """Record that a boundary has been reached."""
         self._reach(self._events.position)
 
     def _reach(self, position: Position) -> None:
@@ -455,7 +462,7 @@ class Pipeline:
         self.ledger.publish(position)
 
     def _received(self) -> VClock:
-        """The position, with what waits behind it."""
+        """Return the vclock of the received rows: the position, and the waiting transactions after it."""
         if self._limbo.is_empty and not self._ahead:
             return VClock(self._events.vclock)
         received = self._events.vclock | self._limbo.received
@@ -466,15 +473,17 @@ class Pipeline:
     # The snapshot.
 
     def begin_snapshot(self, vclock: VClock, now_us: int, *, after_seq: int = 0, publish: bool = True) -> Batch:
-        """A snapshot begins; its stream will begin at `vclock`. The schema will be told afresh, and events go on after
-        `after_seq` if some are out that the position doesn't know of. Without `publish` only the schema is taken from its rows.
+        """Begin a snapshot whose stream will begin at `vclock`.
 
-        From here on the ledger is a new one: the position may be another history's.
+        The schema is published again. Events continue after `after_seq`, in case events are published that the position doesn't
+        cover. Without `publish`, only the schema is taken from the snapshot's rows.
+
+        The ledger is replaced: the position may be another history's.
         """
         events = self._events
         assert self._limbo.is_empty
         if self.images is not None:
-            self.images.doubtful = frozenset()  # the snapshot has what they should have
+            self.images.doubtful = frozenset()  # the snapshot has the correct rows of these keys
         self._builder.restart(max(self._builder.seq, after_seq))
         events.jump(vclock, is_whole=True)
         self._snapshot = Snapshot(
@@ -494,7 +503,7 @@ class Pipeline:
         return self._batch()
 
     def feed_snapshot(self, frames: Frames, now_us: int) -> Iterator[Batch]:
-        """Take rows of the snapshot; yield what they come to, as `feed` does."""
+        """Process rows of the snapshot; yield the resulting batches, as `feed` does."""
         assert self._snapshot is not None
         for _ in self._snapshot.feed(frames, now_us):
             self._events.base = self._snapshot.position
@@ -503,7 +512,7 @@ class Pipeline:
         yield self._batch()
 
     def end_snapshot(self, now_us: int) -> Iterator[Batch]:
-        """The snapshot is complete; after the last batch the position is good to subscribe from.
+        """Complete the snapshot. After the last batch, the stream can be subscribed to from the position.
 
         Raises ProtocolError if something is missing.
         """
@@ -515,7 +524,10 @@ class Pipeline:
         yield self._batch()
 
     def republish(self, request: Republication, now_us: int) -> Batch:
-        """The next chunk of rows that are wanted again, between two calls of `feed`. Raises as it does, and RequestError."""
+        """Return the next chunk of the requested rows, between two calls of `feed`.
+
+        Raises the errors of `feed`, and RequestError.
+        """
         parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
         self._events.base = request.advance(self.position, now_us, *parts)
         return self._batch()

@@ -1,4 +1,4 @@
-"""What a publisher counts, for whoever shows it."""
+"""Statistics of a publisher, for display."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc.stream.backlog import Backlog
 
 @dataclass(slots=True)
 class PublisherStatistics:
-    """Counters since the start, and what waits; written by the publisher's thread, read by anybody."""
+    """Counters since the start, and the present backlog. The publisher's thread writes them; any thread may read them."""
 
     event_count: int = 0
     byte_count: int = 0
@@ -20,13 +20,13 @@ class PublisherStatistics:
     last_commit_at: float = 0.0
     backlog: Backlog = field(default_factory=Backlog)
     trouble: str | None = None
-    """The newest complaint of Kafka's client; None once a commit has come through again."""
+    """The newest problem that Kafka's client reported; None once a commit has succeeded again."""
     failure: str | None = None
     """Why the newest Kafka transaction was aborted; None once another has been committed."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
     def committed(self, started: float, ended: float) -> None:
-        """A commit has come through, by the monotonic clock."""
+        """Record a successful commit. Times are seconds of the monotonic clock."""
         self.commit_count += 1
         self.commit_seconds += ended - started
         self.recent_commit_seconds.append(ended - started)

@@ -1,14 +1,15 @@
-"""Rows of a space that was given another primary key, once more under their new keys: as `r`, out of the images.
+"""Publishes all rows of a space again under their new keys, as `r` events made from the images, after its primary key changed.
 
     transaction that alters the key │ chunk │ chunk │ … │ transactions of the stream        STARTED before the first chunk,
       schema record, `t`            │ r r r │ r r r │   │                                   COMPLETED with the last
 
-The space's `t` came with the transaction, so consumers have none of its rows; the images have all of them, under the new keys
-where such keys can be kept (cdc.images), else still under the old ones, which are let go of with the last chunk. The stream waits
-meanwhile: each later event finds with consumers what it changes.
+The space's `t` was published with the transaction, so consumers have none of its rows. The images have all of them: under the new
+keys if such keys can be stored (cdc.images), else still under the old ones, which are dropped with the last chunk. The stream
+waits meanwhile, so that consumers have the row that a later event changes.
 
-Every chunk ends at a position that says how far it came, so a table of any size needs no large Kafka transaction, and whoever
-begins at that position goes on behind it. A snapshot that is taken instead makes the space anew (cdc.stream.snapshot).
+Every chunk ends at a position that records its progress. So a table of any size needs no large Kafka transaction, and a daemon
+that begins at such a position continues after it. A snapshot that is taken instead publishes the space from its beginning
+(cdc.stream.snapshot).
 """
 
 from __future__ import annotations
@@ -35,15 +36,15 @@ def advance(
     images: Images,
     refuse: Refuse,
 ) -> Position:
-    """Put the next chunk into the outbox; returns the position behind it.
+    """Put the next chunk into the outbox; return the position after it.
 
-    There are `rekeyed` at `position`, and nothing is open there. Raises EncodingError for a row that can't be shown, if such rows
-    aren't to be set aside, or ConfigurationError.
+    `position` has entries in `rekeyed`, and nothing is open there. Raises EncodingError for a row that can't be encoded, if such
+    rows aren't set aside. Also raises ConfigurationError.
     """
     rekeyed, *others = position.rekeyed
     space = compiled(spaces, rekeyed.space_id)
     if space is None:
-        # It is gone, or isn't published any more.
+        # The space is gone, or isn't published any more.
         return replace(position, rekeyed=tuple(others))
     if not rekeyed.snapshot_id:
         position = next_request(position)

@@ -1,4 +1,4 @@
-"""Errors about one row: what is wrong, which row it is, and its bytes, so that it can be looked at and replayed."""
+"""Errors about one row: the problem, the row's identity, and its bytes, so that the row can be examined and replayed."""
 
 from __future__ import annotations
 
@@ -15,37 +15,36 @@ _BODY_OPENING: Final = b"\x82" + pack(int(Key.SPACE_ID))
 _BODY_TUPLE: Final = pack(int(Key.TUPLE))
 
 SNAPSHOT = Transaction(0, 0, 0, 0.0, 0, [])
-"""Stands for the transaction of rows that have none."""
+"""Placeholder for the transaction of rows that have none."""
 
 
 def at_row(error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space: str = "") -> CdcError:
-    """The same error, with the row that it is about, its space where that is known, and its body as it came."""
+    """Return the same error with the row that it is about, the row's space if known, and its body as received."""
     row = f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}){space}, body {body[:_SHOWN_BYTES].hex(' ')}"
     return type(error)(f"{error.message}; {row}", error.hint)
 
 
 def malformed(transaction: Transaction, kind: int, lsn: int, body: bytes) -> ProtocolError:
-    """A row of the stream whose body isn't what its type promises."""
+    """Return the error for a row of the stream whose body doesn't fit its type."""
     return ProtocolError(
-        f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) isn't what its type promises: "
-        f"body {body[:_SHOWN_BYTES].hex(' ')}"
+        f"row {transaction.replica_id}:{lsn} ({TYPE_NAMES.get(kind, kind)}) has a malformed body: {body[:_SHOWN_BYTES].hex(' ')}"
     )
 
 
 def malformed_in_snapshot(frame: bytes) -> ProtocolError:
-    """A row of a snapshot that isn't an INSERT into a space."""
+    """Return the error for a row of a snapshot that isn't an INSERT into a space."""
     return ProtocolError(f"a row of the snapshot can't be read: {frame[:_SHOWN_BYTES].hex(' ')}")
 
 
 def stored_body(space_id: int, tuple_: bytes) -> bytes:
-    """The body in which a row that is kept here would come from the master."""
+    """Return the body that the master would send for a row that is kept here."""
     return b"".join((_BODY_OPENING, pack(space_id), _BODY_TUPLE, tuple_))
 
 
 def dead_letter(
     error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object, server_uuid: str
 ) -> tuple[bytes, bytes]:
-    """Key and value for the dead-letter topic: all that is needed to do the row again."""
+    """Return key and value for the dead-letter topic, with everything needed to apply the row again."""
     identity = {"replica_id": transaction.replica_id, "lsn": lsn}
     letter = {
         **identity,

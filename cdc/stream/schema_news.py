@@ -1,6 +1,6 @@
-"""What an operator wants to know of a batch beside its events: spaces that are new, have another form or are gone.
+"""Changes to the published spaces in a batch, as reports for the operator: spaces that are new, have another form, or are gone.
 
-A snapshot tells of every space that there is, which is no news.
+A snapshot names every existing space, which isn't worth a report.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import Batch, Broadcast
 
 News = tuple[str, dict[str, Any]]
-"""A sentence, and what it is about."""
+"""A sentence, and the details that it is about."""
 
 REKEYED: Final = (
-    "a space has another primary key: `t` says that its rows are gone, and all of them come again as `r` under their new keys; "
-    "nothing is to be done"
+    "a space has another primary key: a `t` event reports that its rows are gone, and all of them follow as `r` events under "
+    "their new keys; no action is needed"
 )
 EMPTIED: Final = "all rows of a space are gone"
 COMES_ANEW: Final = (
-    "consumers are told by `t` to drop what they have of a space, as a snapshot is taken: the rows that it has come as `r`"
+    "a snapshot publishes a space again: a `t` event has consumers drop their rows, and the snapshot's rows follow as `r`"
 )
 BARE: Final = (
-    "a space has another primary key, and no images: what is published from now on has it, and nobody tells consumers that the "
-    "former keys are gone"
+    "a space without images has another primary key: later events use it, but no event tells consumers that the rows under "
+    "the former keys are gone"
 )
 
 
 def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
-    """Of the spaces that are published; `known` are those before the batch."""
+    """Yield the reports about published spaces. `known` are the spaces before the batch."""
     snapshot = batch.position.snapshot
-    # Of the topics of spaces whose rows come again.
+    # Ends of the names of topics whose rows are published again.
     ends: list[str] = []
     if batch.stored and (snapshot is None or snapshot.is_complete):
         rekeyed = {each.space_id for each in batch.position.rekeyed}

@@ -1,14 +1,15 @@
-"""A snapshot's rows as events: all of them as `r`, or what they differ from the images.
+"""Turns a snapshot's rows into events: all rows as `r`, or only their differences from the images.
 
-The rows come by space id: `_schema`, `_space` and `_index` first, then the users'. So the schema is complete when the first
-user's row arrives, and only then can rows of the other system spaces be shown, if somebody asked for them by name.
+The rows arrive in the order of the space ids: first `_schema`, `_space` and `_index`, then the users' spaces. So the schema is
+complete when the first user's row arrives. Only then can rows of the other system spaces be published, if the configuration names
+these spaces.
 
-Every event carries the snapshot's number. A snapshot that was interrupted is taken again under the next one.
+Every event carries the snapshot's number. An interrupted snapshot is taken again under the next number.
 
-With images, a row that is there already makes no event, one that is there differently a `u`, and keys that the snapshot
-lacks become `d` at its end: a gap in the stream is healed with exact corrections. A row of a space that was complete before is
-`c` if it is new, else `r`. Without images, or while there are none yet, consumers find out what is gone: COMPLETED gives, for
-each space, the `sweep_seq` up to which events are past that nothing has repeated since.
+With images, an unchanged row makes no event, a changed row makes a `u`, and each key that the snapshot lacks makes a `d` at its
+end: exact corrections close a gap in the stream. A new row is `c` if its space was complete before, else `r`. Without images,
+or while there are none yet, consumers find out which rows are gone: COMPLETED names a `sweep_seq` for each space, and a row is
+gone if its last event isn't after that seq.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
 
 Refuse = Callable[[CdcError, object, bytes], None]
-"""What to do about a row that can't be shown, given with its space and body: raise the error, or set the row aside."""
+"""Handler of a row that can't be encoded, called with its space and body: it raises the error, or sets the row aside."""
 
 
 class Snapshot:
-    """One snapshot on its way into the outbox. `position` is where its stream will begin, and becomes complete with `end`."""
+    """One snapshot on its way to the outbox. `position` is where its stream will begin; `end` makes it complete."""
 
     def __init__(
         self,
@@ -62,7 +63,7 @@ class Snapshot:
         publish: bool = True,
         row_path: native.CompiledRowPath | None = None,
     ) -> None:
-        """Without `publish` only the schema is taken from the rows."""
+        """Without `publish`, only the schema is taken from the rows."""
         previous = position.snapshot
         self._id = previous.snapshot_id + 1 if previous is not None else 1
         self._images = images
@@ -70,7 +71,7 @@ class Snapshot:
         is_repeated = previous is not None and not previous.is_complete
         if images is not None:
             images.begin_snapshot()
-        # What was there before a snapshot that compares with nothing stays to be swept, however often it is interrupted.
+        # If a snapshot compares with nothing, rows from before it stay to be swept, however often it is interrupted.
         sweep_seq = position.seq
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
@@ -86,9 +87,9 @@ class Snapshot:
         self._now_us = now_us
         self._publishes = publish
         self._vclock = encode(position.vclock.to_json())
-        # By space: what stands around the row and the seq of each event, and how many there were.
+        # By space: the bytes between an event's row and its seq, and those after its seq; in `_counts`, the number of its rows.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
-        # The compiled path takes rows that can only be new, and has these pieces.
+        # The compiled path handles rows that can only be new, and has a copy of `_pieces`.
         self._row_path = row_path if publish and (images is None or not images.is_comparing) else None
         self._handed_back_count = 1
         if self._row_path is not None:
@@ -96,11 +97,11 @@ class Snapshot:
         self._counts: dict[Any, int] = {}
         self._is_schema_complete = False
         self._early_rows: list[tuple[Header, Body, bytes]] = []
-        # Spaces whose rows the images had before this snapshot: whatever isn't among them is new.
+        # By space: whether the images had its rows before this snapshot, so that a row that they lack is new.
         self._known: dict[int, bool] = {}
-        # Spaces that were there and not published: consumers may have rows of them from an earlier time.
+        # Spaces that existed and weren't published: consumers may have rows of them from an earlier time.
         self._returning: set[int] = set()
-        # Spaces whose rows consumers have in part, because they were just being published again.
+        # Spaces of which consumers have only a part of the rows, because these were being published again.
         self._emptied: set[int] = set()
         if images is not None and images.is_comparing and previous is not None:
             self._returning = {*spaces.unmarked, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
@@ -116,7 +117,7 @@ class Snapshot:
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
-        """Take rows; yields whenever the outbox is full."""
+        """Process rows; yield whenever the outbox is full."""
         self._now_us = now_us
         self._pieces.clear()
         self._builder.row_count += len(frames)
@@ -131,7 +132,7 @@ class Snapshot:
         self._see()
 
     def _feed_compiled(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
-        """Have rows shown by the compiled path, and by the Python path what it hands back: a space's first row among others."""
+        """Make events in the compiled path, and in the Python path for the rows that it hands back, e.g. a space's first row."""
         builder, rows, at, count = self._builder, frames.rows, 0, len(frames)
         path.show_spaces([])
         while at < count:
@@ -146,7 +147,7 @@ class Snapshot:
             if builder.is_full:
                 yield
                 continue
-            # Where it gets nowhere the Python path is given more and more.
+            # If the compiled path makes no progress, the Python path gets more and more rows.
             self._handed_back_count = 1 if at - start >= self._handed_back_count else min(self._handed_back_count * 2, _MANY)
             stop = min(at + self._handed_back_count, count)
             if at < stop:
@@ -165,7 +166,7 @@ class Snapshot:
         self._seen = []
 
     def missing(self, now_us: int) -> Iterator[None]:
-        """All rows have come: delete what they lack. Yields now and then, with events to be taken.
+        """Delete the rows that the snapshot lacks, after its last row has arrived. Yields now and then, with events to be taken.
 
         Raises ProtocolError if the snapshot can't be complete.
         """
@@ -181,7 +182,7 @@ class Snapshot:
         for form in self._spaces.published_forms():
             changes = self._spaces.image_changes.get(form.space_id)
             if changes is None:
-                # No row of it has come, but the store may have some.
+                # No row of the space has arrived, but the store may have some.
                 self._ready(form)
                 self._spaces.compile(form)
                 changes = self._spaces.image_changes.get(form.space_id)
@@ -204,9 +205,9 @@ class Snapshot:
         self._images.end_snapshot()
 
     def end(self, now_us: int) -> Position:
-        """The snapshot is complete, after `missing`: the position is good to subscribe from."""
+        """Complete the snapshot after `missing`; return the position, from which the stream can be subscribed to."""
         self._now_us = now_us
-        # In the stream rows of some spaces mean more than their event, so there each space is looked at anew.
+        # In the stream, rows of some spaces need more than their event, so every space takes the slow path again.
         self._spaces.compiled.clear()
         forms = self._spaces.published_forms()
         assert self.position.snapshot is not None
@@ -229,7 +230,7 @@ class Snapshot:
         return self.position
 
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
-        """Show rows, in order; yields whenever the outbox is full."""
+        """Make the events of rows, in order; yield whenever the outbox is full."""
         builder, bytes_max = self._builder, self._builder.bytes_max
         compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
         image_changes = self._spaces.image_changes
@@ -263,7 +264,7 @@ class Snapshot:
                 yield
 
     def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
-        """A row of a space that has images: its event, if it is news."""
+        """Make the event of a row whose space has images, if the row differs from its image."""
         assert self._images is not None
         tuple_, found = changes.tuple_of(body, frame)
         key = changes.store_key(tuple_)
@@ -289,7 +290,7 @@ class Snapshot:
         builder.parts.append((topic, key, value))
 
     def _pieces_of(self, space: SpaceEvents) -> tuple[bytes, bytes]:
-        """What stands around an event's row and its seq, made once per batch."""
+        """Return the bytes between an event's row and its seq, and those after its seq; built once per call of `feed`."""
         space_id = space.form.space_id
         pieces = self._pieces.get(space_id)
         if pieces is None:
@@ -298,14 +299,14 @@ class Snapshot:
         return pieces
 
     def _ready(self, form: SpaceForm) -> None:
-        """Before a space's rows are compared: whether it had rows."""
+        """Note whether the images had a space's rows, before these are compared."""
         images = self._images
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
 
     def _special(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
-        """A row of a system space, or the first of a space: what its event is made with, None if it has none."""
+        """Return the encoder for a row of a system space or the first row of a space, None if the row has no event."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
             raise malformed_in_snapshot(frame)
@@ -330,7 +331,7 @@ class Snapshot:
         return space
 
     def _complete_schema(self) -> None:
-        """The system spaces are through: now their own rows can be shown, where they were asked for."""
+        """Note that all system spaces have been read: now their rows can be published, if the configuration names them."""
         if self._is_schema_complete:
             return
         self._is_schema_complete = True
@@ -342,7 +343,7 @@ class Snapshot:
                 self._ready(form)
                 self._spaces.compiled[space_id] = self._spaces.compile(form)
         for _ in self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None):
-            pass  # the server's own rows go along with the first of the users'
+            pass  # the rows of system spaces go into the batch of the first user's row
 
     def _settle(self) -> None:
         if not self._spaces.schema.touched:
@@ -351,18 +352,19 @@ class Snapshot:
         self._spaces.publish_schema_changes(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
         if self._images is None:
             return
-        # At once with the schema records: who goes on from a later moment of this snapshot finds these spaces known.
+        # Done together with the schema records: a daemon that resumes at a later moment of this snapshot finds these spaces
+        # known.
         for form in self._spaces.published_forms():
             if form.space_id in self._returning or self._images.has_other_keys(form):
-                # What is under the old keys goes all at once, and every row comes under its new one.
+                # The rows under the old keys are dropped all at once, and every row is published under its new key.
                 self._emptied.add(form.space_id)
                 self._emptied_unseen(form)
         self._returning.clear()
 
     def _emptied_unseen(self, form: SpaceForm) -> None:
-        """The snapshot lacks a space that was published, or has its rows under other keys.
+        """Report that the snapshot lacks a published space, or has its rows under other keys.
 
-        Of one that is left out from now on consumers keep the rows, as they do where nothing else makes a snapshot necessary.
+        If the configuration leaves a space out from now on, consumers keep its rows, as they do if no snapshot is taken.
         """
         if self._images is not None:
             self._images.clear(form.space_id)

@@ -1,7 +1,7 @@
-"""The published spaces at the current position: their forms, topics and compiled encoders, and what is told of them.
+"""The published spaces at the current position: their forms, topics and compiled encoders, and the reports of their changes.
 
-`compiled` is what the hot loops look rows up in. A space is in it as long as nothing about it changes; whatever isn't in it
-takes the slow way, which tells the outside about new forms (`publish_schema_changes`) before it compiles an encoder for them.
+The hot loops look up a row's encoder in `compiled`. A space is in it as long as nothing about it changes. Rows of all other
+spaces take the slow path, which publishes changed forms (`publish_schema_changes`) before it compiles an encoder for them.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ ChangedBy = tuple[int, int, int]
 
 
 def newly_published(stored: Iterable[StoredSpace], is_included: SpaceFilter) -> tuple[str, ...]:
-    """Names of spaces whose changes come out from now on, and haven't up to where the schema is `stored`."""
+    """Return the names of the spaces that are published from now on, and weren't at the position of the schema `stored`."""
     forms = SchemaTracker(stored).forms()
     return tuple(form.name for form in forms if not form.schema_version and _is_published(form, is_included))
 
 
 def no_longer_published(stored: Iterable[StoredSpace], is_included: SpaceFilter) -> tuple[str, ...]:
-    """Names of spaces whose changes have come out, and don't any more."""
+    """Return the names of the spaces that were published, and aren't any more."""
     forms = SchemaTracker(stored).forms()
     return tuple(form.name for form in forms if form.schema_version and not _is_published(form, is_included))
 
@@ -48,7 +48,7 @@ def _is_published(form: SpaceForm, is_included: SpaceFilter) -> bool:
 
 
 class Spaces:
-    """Keeps schema, filter, topic names and encoders in step."""
+    """Schema, filter, topic names and encoders, kept consistent with each other."""
 
     def __init__(
         self,
@@ -63,14 +63,14 @@ class Spaces:
         row_path: native.CompiledRowPath | None = None,
     ) -> None:
         self._images = images
-        # Of the spaces that have images, as they were compiled last.
+        # Of the spaces with images: their last compiled ImageChanges.
         self.image_changes: dict[Any, ImageChanges] = {}
         self.schema = schema
-        # Spaces that have been given another primary key, and whose rows are still kept, or known, under the old one.
+        # Spaces with a changed primary key, whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
-        # A space that isn't published has None here.
+        # None for a space that isn't published.
         self.compiled = CompiledSpaces(row_path)
-        # The synchronous ones stand apart: their rows must be looked at before.
+        # Synchronous spaces are kept apart: their rows must pass the limbo first.
         self.apart: dict[Any, SpaceEvents | None] = {}
         self._is_included = is_included
         self._names = names
@@ -80,42 +80,42 @@ class Spaces:
         self._server_version = ".".join(map(str, version))
         self._merges_upserts = version < VINYL_CHECKS_SINCE
         self.merging_upsert_count = 0
-        """UPSERTs of vinyl spaces, if the server is one that merges them."""
-        # What is published may be decided otherwise than it was in the daemon's last life.
+        """Number of UPSERTs of vinyl spaces, if the server merges them."""
+        # The configuration may publish other spaces than in the daemon's last run.
         schema.touch_all()
         self.unmarked = {space_id: schema.name(space_id) for space_id in schema.touched if self._is_unseen(space_id)}
-        """Spaces that may have rows under a name that isn't published, with that name: what is in them nobody here knows."""
-        # Spaces that have such a name since the transaction at hand, and no rows under it so far.
+        """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
+        # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._unseen_since_now: dict[int, str | None] = {}
 
     def is_published(self, form: SpaceForm) -> bool:
-        """Whether this space's changes come out."""
+        """Return whether this space's changes are published."""
         return _is_published(form, self._is_included)
 
     def is_wanted(self, space_id: int) -> bool:
-        """Whether a space is published, as far as its name tells."""
+        """Return whether a space is published, judging by its name alone."""
         return self._is_included(space_id, self.schema.name(space_id) or "")
 
     def published_forms(self) -> list[SpaceForm]:
-        """The spaces that are published, as they look now."""
+        """Return the present forms of the published spaces."""
         return [form for form in self.schema.forms() if self.is_published(form)]
 
     def apply(self, kind: int, body: Body) -> SpaceForm | None:
-        """Fold a system row; returns the form of a published space whose rows it takes away. Raises SchemaError."""
+        """Fold a system row; return the form of a published space that loses its rows by it. Raises SchemaError."""
         emptied = self.schema.apply(kind, body)
         if emptied is not None and body[Key.SPACE_ID] == INDEX_SPACE:
             self.unmarked.pop(emptied.space_id, None)
         if self.schema.last_touched is not None:
-            # That one alone: the first snapshot touches all spaces before it comes to settle them.
+            # Forget this space alone: the first snapshot touches all spaces before it publishes their forms.
             self.forget(self.schema.last_touched)
         return emptied if emptied is not None and self.is_published(emptied) else None
 
     def form(self, space_id: int) -> SpaceForm:
-        """The form at this position. Raises SchemaError if the space can't have rows."""
+        """Return the form at this position. Raises SchemaError if the space can't have rows."""
         return self.schema.form(space_id)
 
     def compile(self, form: SpaceForm) -> SpaceEvents | None:
-        """What a space's events are made with, None if it isn't published. Raises ConfigurationError for its topic's name."""
+        """Return the encoder of a space's events, None if it isn't published. Raises ConfigurationError for its topic's name."""
         if self.is_published(form):
             return self.events_of(form)
         if self._is_unseen(form.space_id):
@@ -123,13 +123,13 @@ class Spaces:
         return None
 
     def end_transaction(self) -> None:
-        """From here on rows may come that nobody looks at."""
+        """Note that the transaction has ended: its renamed spaces may get rows under an unpublished name from now on."""
         if self._unseen_since_now:
             self.unmarked |= self._unseen_since_now
             self._unseen_since_now.clear()
 
     def events_of(self, form: SpaceForm) -> SpaceEvents:
-        """An encoder for one form, with its topic announced."""
+        """Return an encoder for one form, and announce its topic."""
         space = self.plain_events_of(form)
         self.image_changes.pop(form.space_id, None)
         if self._images is not None:
@@ -149,7 +149,7 @@ class Spaces:
         self.merging_upsert_count += 1
 
     def plain_events_of(self, form: SpaceForm) -> SpaceEvents:
-        """An encoder for one form that knows of no images, with its topic announced."""
+        """Return an encoder for one form that uses no images, and announce its topic."""
         topic = self._names.of_space(form.space_id, form.name)
         self._builder.announce(topic)
         space = SpaceEvents(form, topic, self._server_uuid)
@@ -158,17 +158,17 @@ class Spaces:
         return space
 
     def forget(self, space_id: int) -> None:
-        """Have a space's encoder compiled anew."""
+        """Remove a space's encoder, so that it is compiled again."""
         self.compiled.pop(space_id, None)
         self.apart.pop(space_id, None)
 
     def take_rekeyed(self) -> list[SpaceForm]:
-        """The spaces whose rows have to be brought under another primary key, since the last call."""
+        """Return the spaces since the last call whose rows have to be moved to another primary key."""
         forms, self._to_rekey = self._to_rekey, []
         return forms
 
     def rekey(self, form: SpaceForm) -> Iterator[None]:
-        """Bring them. Yields now and then. Raises KeysChangedError."""
+        """Move a space's rows to its new primary key. Yields now and then. Raises KeysChangedError."""
         assert self._images is not None
         try:
             yield from self._images.rekey(form)
@@ -184,19 +184,19 @@ class Spaces:
         *,
         in_snapshot: bool = False,
     ) -> None:
-        """Tell the outside about forms that have become different, and have them kept with the checkpoint.
+        """Publish the changed forms, and add them to the checkpoint.
 
-        `on_gone` is told of spaces whose rows are gone from what is published, before their topic may become another space's:
-        in a snapshot of all that it lacks, else of those that were given a name that isn't published, because a space that is
-        dropped loses its rows before. Outside of a snapshot it raises KeysChangedError if a space that has no images has been
-        given another primary key, and UnseenRowsError if one with unknown rows has been given a name that is published.
+        `on_gone` is called for each space whose published rows are gone, before its topic may become another space's. In a
+        snapshot, these are all spaces that it lacks. Outside of a snapshot, these are the spaces that got an unpublished name;
+        a dropped space loses its rows earlier. Outside of a snapshot, raises KeysChangedError if a space without images got
+        another primary key, and UnseenRowsError if a space with unknown rows got a published name.
         """
         if not self.schema.touched:
             return
         touched = self.schema.touched
         self._look_at_names(touched, in_snapshot=in_snapshot)
         changes = self.schema.changes(self.is_published)
-        # All names are given up before any is taken: in one transaction spaces may swap theirs.
+        # All names are released before any is assigned: spaces may swap their names in one transaction.
         for change in changes:
             if change.kind is ChangeKind.DROP and on_gone is not None and (in_snapshot or self._has_other_name(change.form)):
                 on_gone(change.form)
@@ -215,7 +215,7 @@ class Spaces:
             self._builder.stored[space_id] = self.schema.stored(space_id)
 
     def is_left_out(self, form: SpaceForm) -> bool:
-        """Whether a space that was published is there as before, and only the configuration has it no longer."""
+        """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""
         space_id = form.space_id
         return self._is_unseen(space_id) and space_id in self.schema and self.schema.name(space_id) == form.name
 
@@ -239,8 +239,8 @@ class Spaces:
             if self.schema.form(space_id).is_replicated:
                 raise UnseenRowsError(
                     f"space {former_name!r} ({space_id}), which isn't published, was renamed to {name!r}, which is: "
-                    "what it had in it by then has never been published",
-                    "A snapshot of everything has it, which the daemon takes by itself: let it run.",
+                    "the rows that it had before have never been published",
+                    "The daemon automatically takes a snapshot, which contains them: let it run.",
                 )
 
     def _look_at_key(self, form: SpaceForm) -> None:

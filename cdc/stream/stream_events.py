@@ -1,10 +1,10 @@
-"""Whole transactions of the stream → events in the outbox, in order; the hot path.
+"""Turns complete transactions of the stream into events in the outbox, in order; the hot path.
 
-A transaction that comes here is certain, and is handled by the schema at its position. The inner loops handle the rows of
-spaces that were seen before, by dict lookups alone; whatever else comes (system rows, spaces whose encoder isn't compiled yet,
-those whose single rows must be looked at before) takes the way through `_special`.
+The transactions are certain, and are handled by the schema at their position. The inner loops handle rows of known spaces by dict
+lookups alone. All other rows take the slow path through `_special`: system rows, rows of spaces whose encoder isn't compiled
+yet, and rows of spaces whose single rows must be checked before.
 
-It refuses to know whether a transaction was waited for, whether its events are out already, and what a batch is.
+This module doesn't know whether a transaction had to wait, whether its events are already published, and what a batch is.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ COMMIT: Final = Flag.COMMIT
 
 
 class StreamEvents:
-    """Makes events of transactions, and moves the vclock over them."""
+    """Maker of events from transactions. Moves the vclock over them."""
 
     def __init__(
         self,
@@ -64,22 +64,22 @@ class StreamEvents:
         images: Images | None,
     ) -> None:
         self.base = base
-        """The position, but for the components that rows move; `position` has them all."""
+        """The position without the components that rows move; `position` is complete."""
         self.now_us = 0
         self._options = options
         self._envelope = envelope
         self._builder = builder
         self._spaces = spaces
         self._images = images
-        # The vclock that is being built: mutable here, a VClock at each boundary.
+        # The vclock under construction: mutable here, a VClock at each boundary.
         self.vclock: dict[int, int] = dict(base.vclock)
         self.texts = OriginTexts()
         self.place = (0, 0)
         """Origin and lsn of the transaction that was begun last."""
-        # Spaces that have been given another primary key: whose rows are still under the old one, and all of them.
+        # Spaces with a changed primary key: those whose rows are still under the old one, and all of them.
         self._to_rekey: list[SpaceForm] = []
         self._rekeyed: dict[int, None] = {}
-        # Lsn and place of the last row that changed the schema.
+        # Lsn and row number of the last row that changed the schema.
         self._schema_row_at = (0, 0)
 
     @property
@@ -94,15 +94,15 @@ class StreamEvents:
         )
 
     def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
-        """Go on from these components (if `is_whole`, there are no others) without an event."""
+        """Continue from these components without an event. If `is_whole`, there are no other components."""
         self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
         self.texts = OriginTexts()
 
     def singles(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
-        """The events of a run of transactions that are one ordinary row each; returns where the run, or the outbox, ends.
+        """Make the events of a run of transactions of one ordinary row each; return where the run ends, or the outbox is full.
 
-        This is the other half of the hot path: what `_begin`, `_rows` and `_end` do for a transaction is drawn together
-        here, because for a single row it would cost more than the row.
+        This is the other half of the hot path. It does the work of `begin`, `rows` and `end` in one place, because for a single
+        row these calls would cost more than the row.
         """
         builder, spaces = self._builder, self._spaces.compiled
         add = builder.parts.append
@@ -132,7 +132,7 @@ class StreamEvents:
             except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
                 if self._images is not None:
                     self._images.undo_last()
-                break  # the other way deals with it
+                break  # `rows` handles the row
             if change is None:
                 timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
                 done += 1
@@ -189,7 +189,7 @@ class StreamEvents:
         return done
 
     def begin(self, transaction: Transaction, suffix: bytes) -> EventFragments:
-        """Prepare what all events of a transaction share, and move the position over it."""
+        """Prepare the text that all events of a transaction share, and move the position over the transaction."""
         texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
         self.place = replica_id, lsn
         if replica_id != texts.origin:
@@ -203,9 +203,9 @@ class StreamEvents:
         return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
     def rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
-        """The events of a transaction's next rows, in order; returns whether those were all. The hot path.
+        """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
 
-        Else the outbox is full, and is to be taken before the rest.
+        If not, the outbox is full, and must be taken before the remaining rows.
         """
         builder, spaces = self._builder, self._spaces.compiled
         add = builder.parts.append
@@ -223,7 +223,7 @@ class StreamEvents:
             if is_compiled:
                 space = spaces[space_id]
             else:
-                # The slow way may write events of its own, so it must see the counters, and we what it made of them.
+                # The slow path may write events of its own: it must see the counters, and this loop must read them afterwards.
                 builder.seq, builder.byte_count = seq, byte_count
                 pieces.row_number, pieces.total_order = row_number, total_order
                 space = self._special(pieces, kind, lsn, body, frame)
@@ -290,11 +290,11 @@ class StreamEvents:
         return is_done
 
     def _special(self, pieces: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
-        """A row that the loop can't handle by looking its space up: what its event is made with, or None if it has none."""
+        """Return the encoder for a row whose space isn't compiled, or None if the row has no event."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
-                raise malformed(pieces.transaction, kind, lsn, body_of(frame))  # it is always written by itself
-            return None  # NOP, and the cluster's own talk, publish nothing
+                raise malformed(pieces.transaction, kind, lsn, body_of(frame))  # the master always writes it by itself
+            return None  # NOP, and messages between the cluster's members, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:
             raise malformed(pieces.transaction, kind, lsn, body_of(frame))
@@ -308,17 +308,17 @@ class StreamEvents:
             raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
 
     def _schema_row(self, pieces: EventFragments, kind: int, lsn: int, body: Body) -> None:
-        """Fold a system row; if it takes a space's rows away, say so while the space's form is still the one they had."""
+        """Fold a system row. If it removes a space's rows, publish that while the space still has the form of these rows."""
         self._rekey_at_once()
         self._schema_row_at = lsn, pieces.row_number
         if body[SPACE_ID] == TRUNCATE_SPACE:
-            self._settle(pieces)  # a truncation speaks of a space by its form, which must be known outside before
+            self._settle(pieces)  # a truncation's event refers to the space's form, which must be published before
         emptied = self._spaces.apply(kind, body)
         if emptied is not None:
             self._truncate(pieces, emptied, *self._schema_row_at)
 
     def _space(self, space_id: int, pieces: EventFragments) -> SpaceEvents | None:
-        """Compile what a space's rows need; None if they aren't published."""
+        """Return a newly compiled encoder for a space's rows; None if they aren't published."""
         self._settle(pieces)
         if space_id in self._rekeyed:
             self._rekey_at_once()
@@ -328,12 +328,12 @@ class StreamEvents:
             self._mute(space)
         if form.is_sync:  # the limbo must see its single rows, which `singles` would take past it
             self._spaces.apart[space_id] = space
-        elif space_id not in TRACKED_SPACES:  # their rows must come this way every time
+        elif space_id not in TRACKED_SPACES:  # their rows must take the slow path every time
             self._spaces.compiled[space_id] = space
         return space
 
     def _settle(self, pieces: EventFragments) -> None:
-        """Tell the outside about forms that have become different."""
+        """Publish the changed forms."""
         if self._spaces.schema.touched:
             transaction = pieces.transaction
             self._spaces.publish_schema_changes(
@@ -347,32 +347,35 @@ class StreamEvents:
                 self._rekeyed[form.space_id] = None
                 self._void(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
 
-    # Another primary key.
+    # Changed primary keys.
 
     @property
     def has_rekeyed(self) -> bool:
-        """Whether spaces were given another primary key since `take_rekeyed`."""
+        """Whether spaces have got another primary key since `take_rekeyed`."""
         return bool(self._rekeyed)
 
     def rekey(self) -> Iterator[None]:
-        """Bring their rows under it, as far as they aren't. Yields now and then. Raises KeysChangedError."""
+        """Move the rows of these spaces to their new keys, as far as not done yet.
+
+        Yields now and then. Raises KeysChangedError.
+        """
         while self._to_rekey:
             yield from self._spaces.rekey(self._to_rekey.pop(0))
 
     def _rekey_at_once(self) -> None:
-        """In the middle of a transaction, whose next row may need it."""
+        """Do the same within a transaction, whose next row may need it."""
         for _ in self.rekey():
             pass
 
     def take_rekeyed(self) -> list[int]:
-        """These spaces, after `rekey`: from here on their rows have events again."""
+        """Return these spaces, after `rekey`. From here on their rows have events again."""
         found, self._rekeyed = list(self._rekeyed), {}
         for space_id in found:
             self._spaces.forget(space_id)
         return found
 
     def _mute(self, space: SpaceEvents) -> None:
-        """What the transaction that alters a space's primary key does to its rows afterwards is told with all of its rows."""
+        """Suppress a space's events for the rest of the transaction that alters its primary key: all its rows follow later."""
         if space.form.space_id not in self._spaces.image_changes:
             raise KeysChangedError(
                 f"space {space.form.name!r} has been given a primary key under which its rows can't be kept, "
@@ -388,7 +391,7 @@ class StreamEvents:
         space.changes_by, space.changes = "nobody", {kind: muted(change) for kind, change in space.changes.items()}
 
     def end(self, pieces: EventFragments) -> None:
-        """The transaction's last row has been handled."""
+        """Finish a transaction after its last row."""
         transaction = pieces.transaction
         self._settle(pieces)
         self._spaces.end_transaction()
@@ -399,7 +402,7 @@ class StreamEvents:
                 self._builder.control(topics.TRANSACTION, key, value)
 
     def _truncate(self, pieces: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
-        """The event that all rows of a space are gone, for every partition of its topic."""
+        """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
         if self._images is not None:
             self._images.clear(form.space_id)
         self._void(pieces, self._spaces.plain_events_of(form), lsn, row_number)
@@ -409,7 +412,7 @@ class StreamEvents:
         self._builder.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._builder.seq))
 
     def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
-        """A row that can't be shown stops the daemon, or goes where its operator can find it; its body as it came."""
+        """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         if self._images is not None:
@@ -417,7 +420,7 @@ class StreamEvents:
         self._set_aside(error, transaction, kind, lsn, body, space_id)
 
     def _pass_over(self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
-        """A row that can't be carried out stops the daemon, or leaves its key in doubt."""
+        """Raise the error of a row that can't be applied to the images, or mark its key as doubtful and set the row aside."""
         assert self._images is not None
         if self._options.on_image_error == "fail" or error.key is None or not self._images.doubt(error.key):
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
@@ -427,7 +430,7 @@ class StreamEvents:
         try:
             return f" of space {self._spaces.form(space_id).name!r}" if type(space_id) is int else ""
         except SchemaError:
-            return ""  # it has rows here and no name; the error says why, and the body has the space's id
+            return ""  # it has rows here and no name; the error gives the reason, and the body contains the space's id
 
     def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
         server_uuid = str(self.base.server_uuid)

@@ -1,7 +1,7 @@
-"""What flows: rows, the transactions they make up, and the messages that come of them.
+"""Rows, the transactions that they form, and the storage of their bytes.
 
-Rows and messages are plain tuples on purpose: hundreds of thousands of them pass every second, and each is made once,
-taken apart once and forgotten.
+Rows and messages are plain tuples on purpose: hundreds of thousands of them pass every second, and each is made once, unpacked
+once and discarded.
 """
 
 from __future__ import annotations
@@ -14,34 +14,34 @@ import msgspec
 from cdc.protocol.codec import Body
 
 Row = tuple[int, int, Body, bytes]
-"""Request type, lsn, body, and the frame in which they came."""
+"""Request type, lsn, body, and the frame in which the row was received."""
 
 
 class Chunks(Protocol):
-    """Bytes that wait outside of memory."""
+    """Bytes kept outside of memory."""
 
     def chunks(self) -> Iterator[bytes]:
-        """All bytes again, in pieces."""
+        """Return all bytes again, in pieces."""
 
     def close(self) -> None:
-        """Forget the bytes."""
+        """Discard the bytes."""
 
 
 class Spool(Chunks, Protocol):
-    """Where bytes go that are too many to be held in memory."""
+    """Storage for bytes that are too many for memory."""
 
     def append(self, data: bytes) -> None:
         """Add bytes at the end."""
 
     def part(self, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from offset `start` up to `stop` again, in pieces."""
+        """Return the bytes from offset `start` up to `stop` again, in pieces."""
 
 
 class Transaction(msgspec.Struct, gc=False):
-    """One whole transaction of the source.
+    """One complete transaction of the source.
 
-    `tsn` is the lsn of its first row and, with `replica_id`, its identity; `lsn` is that of its last row. A transaction
-    that was too large for memory has its rows, `byte_count` of bytes, in `spool`, and `rows` is empty.
+    `tsn` is the lsn of its first row, and identifies it together with `replica_id`; `lsn` is the lsn of its last row. If it was
+    too large for memory, `spool` has its rows, in `byte_count` bytes, and `rows` is empty.
     """
 
     replica_id: int

@@ -1,13 +1,14 @@
-"""Whole transactions that can't be handled yet, in lines: taken from the front, dropped from behind.
+"""Queues ("lines") of complete transactions that can't be handled yet: taken from the front, dropped from the back.
 
-A line begins in memory; once the bound is reached it goes on on disk, and nothing of a transaction stays in memory: what must be
-known of it stands before its frames. Kept as the frames they came in, decoding them again is the price of having had to wait.
+A line begins in memory. Once the limit is reached, it continues on disk, and nothing of a transaction stays in memory: the file
+has the facts about it before its frames. Transactions are kept as the frames in which they were received, so a transaction that
+had to wait must be decoded again.
 
     memory   41  42     spool 1   [ head│frames  head│frames  … ]     spool 2   [ head│frames  …
-             ▲ take                 each given back when the last one in it has been taken      ▲ put
+             ▲ take                 each is deleted when the last one in it has been taken      ▲ put
 
-All lines together keep to the bound, which counts what a transaction costs in memory beside its frames. What is put into a line
-and why is nobody's business here.
+All lines together keep to the limit, which also counts the memory of a transaction besides its frames. This module doesn't know
+which transactions are put into a line, and why.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from cdc.stream.assembler import rows_of
 from cdc.stream.transaction import Chunks, Row, Spool, Transaction
 
 SMALL_BYTES: Final = 256 * 1024
-"""A transaction up to this size is read from disk whole, a larger one in pieces; so much is read at a time."""
+"""Maximum size, in bytes, of a transaction that is read from disk at once. A larger one is read in pieces of this size."""
 SPOOL_BYTES: Final = 64 * 1024 * 1024
-"""Of a line on disk, what shares a file."""
+"""Size of a line's file on disk, in bytes, from which the line starts another file."""
 ENTRY_BYTES: Final = 512
-"""What a transaction in memory costs beside its frames."""
+"""Memory of a waiting transaction besides its frames, in bytes."""
 
 _HEAD: Final = struct.Struct(">BBQQdQQQQ")
 _IS_SYNCHRONOUS, _IS_APART = 1, 2
 
 
 class Entry(msgspec.Struct, gc=False):
-    """What is known of a transaction that waits. Either `data` has its frames, or its line knows where they are."""
+    """Facts about a waiting transaction. Its frames are in `data`, or its line knows where they are."""
 
     replica_id: int
     tsn: int
@@ -51,17 +52,17 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class _File:
-    """A spool with a run of a line's transactions, from the first that hasn't been taken to the last."""
+    """A spool with consecutive transactions of a line, from the first that hasn't been taken to the last."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
         self.start = self.stop = self.count = 0
         self.last_synchronous: int | None = None
-        # Nothing is put behind what has been cut off, nor past SPOOL_BYTES.
+        # Set after transactions were dropped from its end, and past SPOOL_BYTES: then nothing is added any more.
         self.is_full = False
-        # Those whose frames have been in a spool of their own from the beginning.
+        # Spools of the transactions that have been in a spool of their own from the beginning.
         self.apart: deque[Chunks] = deque()
-        # How many have been taken that still read their frames from here.
+        # Number of taken transactions whose frames are still read from here.
         self.reader_count = 0
         self._window = b""
         self._window_start = 0
@@ -88,7 +89,7 @@ class _File:
             self.last_synchronous = entry.lsn
 
     def entry(self, at: int) -> tuple[Entry, int, int]:
-        """What stands at an offset: its head, and where its frames begin and end."""
+        """Return the entry at an offset, and where its frames begin and end."""
         values = _HEAD.unpack(self._read(at, at + _HEAD.size))
         replica_id, marks, tsn, lsn, timestamp, flags, row_count, byte_count, received_us = values
         is_apart = bool(marks & _IS_APART)
@@ -97,16 +98,16 @@ class _File:
         return entry, begin, begin if is_apart else begin + byte_count
 
     def frames(self, begin: int, end: int) -> bytes:
-        """The bytes between two offsets."""
+        """Return the bytes between two offsets."""
         return self._read(begin, end)
 
     def release(self) -> None:
-        """Something of it is done with: give it back if that was the last."""
+        """Close the file if neither a transaction nor a reader of it is left."""
         if not self.count and not self.reader_count:
             self.close()
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard everything."""
         self.spool.close()
         for spool in self.apart:
             spool.close()
@@ -114,7 +115,7 @@ class _File:
 
     def _read(self, begin: int, end: int) -> bytes:
         if begin < self._window_start or end > self._window_start + len(self._window):
-            # Reading ahead must not see bytes that are still to be written.
+            # Reading ahead must not include bytes that are still to be written.
             self._window = b"".join(self.spool.part(begin, max(end, min(self.stop, begin + SMALL_BYTES))))
             self._window_start = begin
         return self._window[begin - self._window_start : end - self._window_start]
@@ -130,12 +131,12 @@ class _Frames:
         file.reader_count += 1
 
     def chunks(self) -> Iterator[bytes]:
-        """The frames, in pieces."""
+        """Return the frames, in pieces."""
         assert self._file is not None, "they are done with"
         return self._file.spool.part(self._begin, self._end)
 
     def close(self) -> None:
-        """They are done with."""
+        """Release the frames."""
         file, self._file = self._file, None
         if file is not None:
             file.reader_count -= 1
@@ -144,11 +145,11 @@ class _Frames:
 
 
 class Line:
-    """Transactions in the order in which they were put."""
+    """Queue of transactions in the order in which they were added."""
 
     def __init__(self, waiting: TransactionBuffer) -> None:
         self._waiting = waiting
-        # Invariant: what is in memory is in front of what is on disk.
+        # Invariant: the transactions in memory come before those on disk.
         self._memory: deque[Entry] = deque()
         self._files: deque[_File] = deque()
         self._head: Entry | None = None
@@ -159,7 +160,7 @@ class Line:
         return self.count > 0
 
     def put(self, transaction: Transaction, *, is_synchronous: bool = False, received_us: int = 0) -> None:
-        """Keep a transaction, whose rows must have their frames. Raises what a spool raises if the disk is full."""
+        """Add a transaction, whose rows must have their frames. Raises the spool's errors if the disk is full."""
         spool = transaction.spool
         frames = b"" if spool is not None else b"".join([frame for _, _, _, frame in transaction.rows])
         entry = Entry(
@@ -186,7 +187,7 @@ class Line:
 
     @property
     def head(self) -> Entry | None:
-        """The first of them, None if there is none."""
+        """The first transaction, or None."""
         if self._memory:
             return self._memory[0]
         if self._head is None and self._files:
@@ -194,7 +195,7 @@ class Line:
         return self._head
 
     def take(self) -> Transaction:
-        """The first of them, which isn't kept any longer. A large one has a spool, which its taker closes."""
+        """Remove and return the first transaction. If it is large, it has a spool, which the caller must close."""
         self.count -= 1
         if self._memory:
             entry = self._memory.popleft()
@@ -216,7 +217,7 @@ class Line:
         )
 
     def drop_from(self, lsn: int) -> int | None:
-        """Drop the first synchronous one at or past `lsn` and all behind it; returns its lsn, None if there is none."""
+        """Drop the first synchronous transaction at or past `lsn` and all after it; return its lsn, or None if there is none."""
         for place, entry in enumerate(self._memory):
             if entry.is_synchronous and entry.lsn >= lsn:
                 while len(self._memory) > place:
@@ -232,13 +233,13 @@ class Line:
         return None
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard all transactions."""
         while self._memory:
             self._forget(self._memory.pop())
         self._drop_files(0)
 
     def _file(self) -> _File:
-        """Where the next one is put on disk."""
+        """Return the file for the next transaction on disk."""
         last = self._files[-1] if self._files else None
         if last is None or last.is_full or last.stop >= SPOOL_BYTES:
             if last is not None:
@@ -261,14 +262,14 @@ class Line:
         else:
             entry.spool = _Frames(file, begin, end)
         if not file.count:
-            # Nothing is put behind what has been taken: so its space comes back.
+            # Nothing is added after taken transactions, so that the file's space is freed.
             file.is_full = True
             self._files.popleft()
             file.release()
         return entry
 
     def _cut(self, file: _File, lsn: int) -> int | None:
-        """Drop what `drop_from` says out of one file; returns the lsn of the first, None if what the file has had is taken."""
+        """Apply `drop_from` to one file; return the first dropped lsn, None if all such transactions were taken already."""
         at, cut_at, first, last_synchronous = file.start, file.stop, None, None
         kept, apart = 0, 0
         while at < file.stop:
@@ -315,45 +316,45 @@ class Line:
 
 
 class TransactionBuffer:
-    """The bound that lines have in common; says how many bytes they hold."""
+    """The limit that lines share, and the number of bytes that they hold."""
 
     def __init__(self, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
         self._memory_bytes_max = memory_bytes_max
         self._lines: list[Line] = []
         self.new_spool = new_spool
         self.decoder = FrameDecoder()
-        # Invariant: the sums of what is held in memory and on disk.
+        # Invariant: the sums over all lines of the bytes in memory and on disk.
         self.memory_byte_count = 0
         self.disk_byte_count = 0
 
     def line(self) -> Line:
-        """A new line."""
+        """Return a new line."""
         line = Line(self)
         self._lines.append(line)
         return line
 
     def drop(self, line: Line) -> None:
-        """A line is of no use any more."""
+        """Close a line that isn't needed any more."""
         line.close()
         self._lines.remove(line)
 
     def has_room(self, byte_count: int) -> bool:
-        """Whether a transaction of this size may wait in memory."""
+        """Return whether a transaction of this size may wait in memory."""
         return self.memory_byte_count + ENTRY_BYTES + byte_count <= self._memory_bytes_max
 
     def count_memory(self, entry: Entry, sign: int) -> None:
-        """An entry has come into memory (1) or is gone (-1)."""
+        """Count an entry that was added to memory (`sign` is 1) or removed from it (-1)."""
         self.memory_byte_count += sign * (ENTRY_BYTES + len(entry.data))
         if entry.spool is not None:
             self.disk_byte_count += sign * entry.byte_count
 
     def rows_in_pieces(self, chunks: Chunks) -> Iterator[list[Row]]:
-        """The rows of a transaction that is on disk, to be looked at."""
+        """Yield the rows of a transaction on disk, to be examined."""
         for chunk in chunks.chunks():
             yield rows_of(self.decoder.feed(chunk))
 
     def close(self) -> None:
-        """Forget everything."""
+        """Discard all transactions."""
         for line in self._lines:
             line.close()
         self._lines.clear()

@@ -1,10 +1,10 @@
-"""What has been committed and hasn't been seen to be readable: Kafka may say "committed" and mean less (see cdc.kafka.hanging).
+"""Commits that readers haven't been seen to reach: Kafka may confirm a commit that readers never get to (see cdc.kafka.hanging).
 
     committed(topics) ──▶ written(ends) ──▶ reached(offsets) … reached(offsets) ──▶ is_seen
-                            up to where       up to where readers of committed      nothing is open any more
-                            there is anything messages get, asked later
+                            the ends of the   the offsets that readers of committed no partition is open any more
+                            partitions        messages reach, asked for later
 
-Until it is seen nothing may be written that could be aborted: an abort would take along what still hangs.
+Until the commits are seen, nothing may be written that could be aborted: an abort would also discard commits that still hang.
 """
 
 from __future__ import annotations
@@ -16,55 +16,58 @@ Place = tuple[str, int]
 
 
 class Unseen:
-    """Of one producer, whose topics may be shared: another's transaction may keep readers in front of this one's."""
+    """Unseen commits of one producer.
+
+    Its topics may be shared: another producer's transaction may keep readers from its records.
+    """
 
     def __init__(self) -> None:
-        # Those of the commits that haven't been seen.
+        # Topics of the commits that haven't been seen.
         self._topics: frozenset[str] = frozenset()
         self._ends: Mapping[Place, int] | None = None
-        # Where readers don't get to the end, with where they are.
+        # Partitions whose end readers don't reach, with the offset that they reach.
         self._open: dict[Place, int] = {}
-        # Where another producer's transaction begins that readers are in front of.
+        # Partitions where another producer's transaction keeps readers back, with the offset at which it begins.
         self._others: dict[Place, int] = {}
 
     @property
     def is_seen(self) -> bool:
-        """Whether readers have been seen to reach all that was committed."""
+        """Whether readers have been seen to reach everything that was committed."""
         return not self._topics
 
     @property
     def topics(self) -> frozenset[str]:
-        """Whose ends are to be asked for, of all their partitions."""
+        """Topics to ask for the ends of all their partitions."""
         return self._topics
 
     @property
     def has_ends(self) -> bool:
-        """Whether `written` has told up to where readers must get."""
+        """Whether `written` has recorded the ends that readers must reach."""
         return self._ends is not None
 
     @property
     def open(self) -> Mapping[Place, int]:
-        """The partitions that readers haven't been seen to reach the end of, with how far they get."""
+        """Partitions whose end readers haven't been seen to reach, with the offset that they reach."""
         return self._open
 
     def committed(self, topics: Iterable[str]) -> None:
-        """A transaction has been committed that wrote to these topics."""
+        """Record that a transaction was committed that wrote to these topics."""
         self._topics = self._topics.union(topics)
         self._ends = None
 
     def ask_again(self) -> None:
-        """Partitions didn't tell: they may be gone, or have been made anew, so their ends are to be asked for again."""
+        """Ask for the ends again: partitions didn't answer, because they may have been deleted or created again."""
         self._ends = None
 
     def written(self, ends: Mapping[Place, int]) -> None:
-        """Where the partitions of `topics` end, with what isn't committed, asked for after the commit.
+        """Record the ends of the partitions of `topics`, including uncommitted records. They were asked for after the commit.
 
-        What others write behind that may be open as long as it likes.
+        Records that others write after these ends may stay open as long as they like.
         """
         self._ends, self._open = ends, dict.fromkeys(ends, 0)
 
     def reached(self, offsets: Mapping[Place, int]) -> None:
-        """How far readers get in the partitions that are `open`, asked for after their ends."""
+        """Record the offsets that readers reach in the `open` partitions. They were asked for after the ends."""
         assert self._ends is not None, "the ends have been asked for"
         found: dict[Place, int] = {}
         for place in self._open:
@@ -78,8 +81,9 @@ class Unseen:
             self._topics, self._ends = frozenset(), None
 
     def leave(self, places: Iterable[Place]) -> None:
-        """What keeps readers from the ends of these `open` partitions is another producer's: until they get on, nothing can be
-        seen there.
+        """Stop waiting for these `open` partitions: another producer keeps readers from their ends.
+
+        Until readers advance there, nothing can be seen.
         """
         for place in list(places):
             self._others[place] = self._open.pop(place)

@@ -73,7 +73,7 @@ def test_another_primary_key_alarms_nobody() -> None:
     assert reader.read() == [(sentence, about | {"former_key": "id", "key": "id, name"})]
     shop.master.format("users", [{"name": "number", "type": "unsigned"}, *USERS[1:]])
     assert reader.read() == [(sentence, about | {"schema_version": 3, "former_key": "id, name", "key": "number, name"})]
-    assert sentence.endswith("nothing is to be done")
+    assert sentence.endswith("no action is needed")
 
 
 def test_another_primary_key_without_images_is_for_consumers_to_follow() -> None:
@@ -105,4 +105,4 @@ def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
 
     assert said(SnapshotState(1, is_complete=True)) == [EMPTY]
     (anew,) = said(SnapshotState(1, is_complete=False))
-    assert anew.startswith("consumers are told by `t` to drop what they have of a space, as a snapshot is taken")
+    assert anew.startswith("a snapshot publishes a space again: a `t` event has consumers drop their rows")
