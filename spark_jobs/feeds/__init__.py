@@ -1,1 +1,1 @@
-"""Jobs that keep something else equal to the spaces: search indexes, caches."""
+"""Jobs that keep other systems in step with the spaces: search indexes, caches."""

@@ -1,7 +1,7 @@
-"""What is asked of OpenSearch for many documents at once, and what its answer means for each. Pure.
+"""Bulk requests to OpenSearch for many documents, and the meaning of each item of the response. Pure.
 
-A document is written under the `seq` of its change as an external version: OpenSearch refuses what is not newer than what it
-has (409). So events may come again, late and in any order, and a 409 is as good as a 201.
+A document is written with the `seq` of its change as an external version: OpenSearch refuses a version that is not newer than
+the stored one (409). Therefore events may be repeated, late and in any order, and a 409 counts as success like a 201.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any, Final, NamedTuple
 
 CONFLICT: Final = 409
 _REFUSING: Final = frozenset({400, 413})
-"""It is the document's own fault; sending it again would change nothing."""
+"""Statuses that blame the document itself; sending it again would change nothing."""
 
 _FIRST_DELAY_SECONDS: Final = 0.1
 _DELAY_SECONDS_MAX: Final = 10.0
 
 
 class Place(NamedTuple):
-    """Where a record stands in Kafka."""
+    """Position of a record in Kafka."""
 
     topic: str
     partition: int
@@ -28,7 +28,7 @@ class Place(NamedTuple):
 
 
 class Action(NamedTuple):
-    """One document to be written."""
+    """One document to write."""
 
     into: str
     identity: str
@@ -39,12 +39,12 @@ class Action(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """Approximate size in the request, in bytes."""
         return len(self.body) + len(self.identity) + 100
 
 
 class Refused(NamedTuple):
-    """A record that can't become a document, and why."""
+    """A record that can't become a document, and the reason."""
 
     place: Place
     sentence: str
@@ -52,17 +52,17 @@ class Refused(NamedTuple):
 
 @dataclass
 class Decision:
-    """What to do about each action of a request."""
+    """Consequences of a response for the actions of its request."""
 
     again: list[Action] = field(default_factory=list)
     why_again: str = ""
     refused: list[Refused] = field(default_factory=list)
     missing: str | None = None
-    """An index that is gone."""
+    """Name of an index that no longer exists."""
 
 
 def request(actions: Iterable[Action]) -> str:
-    """The body of a request."""
+    """Return the body of a bulk request."""
     return "".join(
         f'{{"index":{{"_index":"{action.into}","_id":{json.dumps(action.identity)},"version":{action.version}'
         f',"version_type":"{action.version_type}"}}}}\n{action.body}\n'
@@ -71,7 +71,7 @@ def request(actions: Iterable[Action]) -> str:
 
 
 def decide(actions: Sequence[Action], items: Sequence[Mapping[str, Any]]) -> Decision:
-    """What the answers to single actions mean, in their order."""
+    """Evaluate the response's items, which are in the order of the actions."""
     decision = Decision()
     for action, item in zip(actions, items, strict=True):
         (answer,) = item.values()
@@ -91,17 +91,17 @@ def decide(actions: Sequence[Action], items: Sequence[Mapping[str, Any]]) -> Dec
 
 
 def refuse(action: Action, why: str) -> Refused:
-    """An action that is given up."""
+    """Return the refusal of an action that is given up."""
     return Refused(action.place, f"{where(action.place)}: {why} the document {action.identity[:200]} of {action.into}")
 
 
 def where(place: Place) -> str:
-    """A place in words."""
+    """Return a position as text."""
     return f"topic {place.topic}, partition {place.partition}, offset {place.offset}"
 
 
 def newest(actions: Iterable[Action]) -> list[Action]:
-    """Of the actions on one document, only the newest."""
+    """Return only the newest action for each document."""
     found: dict[tuple[str, str], Action] = {}
     for action in actions:
         known = found.get((action.into, action.identity))
@@ -111,7 +111,7 @@ def newest(actions: Iterable[Action]) -> list[Action]:
 
 
 def chunks(actions: Iterable[Action], count_max: int, bytes_max: int) -> Iterator[list[Action]]:
-    """Actions in requests of at most so many, and about so many bytes; one alone may be larger."""
+    """Split actions into requests of at most `count_max` actions and about `bytes_max` bytes; a single action may be larger."""
     chunk: list[Action] = []
     size = 0
     for action in actions:
@@ -125,7 +125,7 @@ def chunks(actions: Iterable[Action], count_max: int, bytes_max: int) -> Iterato
 
 
 def delays(limit_seconds: float) -> Iterator[float]:
-    """How long to wait before each further attempt, until they have taken this long together."""
+    """Yield the delay before each further attempt, in seconds, until the delays add up to `limit_seconds`."""
     delay, waited = _FIRST_DELAY_SECONDS, 0.0
     while waited < limit_seconds:
         yield delay

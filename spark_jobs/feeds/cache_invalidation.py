@@ -1,7 +1,7 @@
-"""Job `cache_invalidation`: what a cache has of rows that have changed is removed from it (fill.py says why that is safe).
+"""Job `cache_invalidation`: remove changed rows from a cache (fill.py explains why the protocol is safe).
 
-Invalidations may be repeated, late and in any order: each removes, so one more costs a miss, and no more. A batch is done when
-the cache has answered for each of its keys.
+Invalidations may be repeated, late and in any order: each one only removes a value, so an additional one costs a cache miss at
+most. A batch is complete when the cache has answered for each of its keys.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _OUT_SCHEMA: Final = "key string, value string, report string"
 
 
 class CacheInvalidation(Job):
-    """See the module."""
+    """The job `cache_invalidation`."""
 
     name = "cache_invalidation"
-    summary = "remove from Redis or memcached what has changed, or tell a topic its keys"
+    summary = "remove changed rows from Redis or memcached, or write their keys to a topic"
     control_topics = ("snapshot",)
     has_tables = False
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         add = parser.add_argument
         add(
             "--to",
@@ -51,7 +51,7 @@ class CacheInvalidation(Job):
             metavar="URL",
             help="redis[s]://HOST:PORT/DB, memcached[s]://HOST:PORT,… or kafka://HOST:PORT,…/TOPIC",
         )
-        add("--user", help="whom to log in as (Redis)")
+        add("--user", help="the user to log in as (Redis)")
         add("--password", type=secret, metavar="@FILE|$NAME", help="the password (Redis): a file with it, or a variable")
         add("--ca-file", metavar="FILE", help="the certificates to trust (rediss, memcacheds), on every worker")
         add("--certificate-file", metavar="FILE", help="the job's own certificate, on every worker")
@@ -62,19 +62,19 @@ class CacheInvalidation(Job):
             default=[],
             type=_template,
             metavar="SPACE=TEMPLATE",
-            help=f"what the cache calls a row of a space (users=user:{{id}}); repeatable; others are called {DEFAULT}",
+            help=f"the cache's key of a row of a space (users=user:{{id}}); repeatable; default for other spaces: {DEFAULT}",
         )
         add(
             "--hold-seconds",
             type=float,
             default=0,
             metavar="N",
-            help="after a change, let nothing be filled for so long (default: 0)",
+            help="block filling of a key for N seconds after its change (default: 0)",
         )
         add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for the cache (default: 300)")
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         address = Address(
             url=options.to,
             user=options.user,
@@ -89,7 +89,7 @@ class CacheInvalidation(Job):
 
 
 class Stale(NamedTuple):
-    """A key of the cache, and the change that made it stale."""
+    """A stale key of the cache, and the change that made it stale."""
 
     key: str
     space: str
@@ -99,28 +99,28 @@ class Stale(NamedTuple):
 
 @dataclass(frozen=True)
 class Plan:
-    """What workers need to know: templates by space, and the field names of forms by space_id and schema_version."""
+    """Data that the workers need: templates by space, and forms' field names by space_id and schema_version."""
 
     templates: Mapping[str, Template]
     names: Mapping[tuple[int, int], frozenset[str]]
 
     def template(self, space: str) -> Template:
-        """Of a space."""
+        """Return the template of a space."""
         return self.templates.get(space) or Template.parsed(DEFAULT).of(space)
 
 
 @dataclass
 class Report:
-    """What a worker, or all of them, has to tell of a batch."""
+    """Report of one worker, or of all workers, about a batch."""
 
     refused: list[Refused] = field(default_factory=list)
     truncated: dict[str, int] = field(default_factory=dict)
     unknown: set[tuple[int, int]] = field(default_factory=set)
-    """Forms that the plan lacks; then not all of the batch is done."""
+    """Forms that the plan lacks; if there are any, the batch isn't complete."""
     has_control: bool = False
 
     def add(self, other: Report) -> None:
-        """Take over what another one tells."""
+        """Merge another report into this one."""
         self.refused += other.refused
         for space, seq in other.truncated.items():
             self.truncated[space] = max(seq, self.truncated.get(space, -1))
@@ -129,7 +129,7 @@ class Report:
 
 
 class InvalidationSink(Sink):
-    """Takes batches to the cache, or to a topic."""
+    """Sink that sends invalidations to the cache, or to a topic."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class InvalidationSink(Sink):
         *,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`read_topic` gives all records of a topic, instead of Kafka. Raises JobError."""
+        """`read_topic` returns all records of a topic; the default reads Kafka. Raises JobError."""
         self._session = session
         self._topics = topics
         self._address = address
@@ -151,8 +151,8 @@ class InvalidationSink(Sink):
         if self._topic is None:
             address.connect().close()
 
-    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - to invalidate twice does no harm
-        """As `Sink.write`."""
+    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
+        """See `Sink.write`."""
         snapshots = self._topics.control("snapshot")
         has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
         changes = parse(records_, source_fields=(), control=[snapshots]).select(
@@ -193,7 +193,7 @@ class InvalidationSink(Sink):
         return whole
 
     def _send(self, told: DataFrame) -> None:
-        """To the topic, in the way in which the job reads Kafka."""
+        """Write to the topic, with the Kafka options that the job reads with."""
         options = {name: value for name, value in self._topics.kafka_options.items() if name.startswith("kafka.")}
         servers = urlsplit(self._address.url).netloc
         writer = told.select("key", "value").write.format("kafka").options(**options)
@@ -214,7 +214,7 @@ class InvalidationSink(Sink):
             cache.close()
 
     def _learn(self, wanted: Iterable[tuple[int, int]]) -> None:
-        """The names of forms. Raises JobError where the schema topic lacks one."""
+        """Read the field names of forms. Raises JobError if the schema topic lacks a wanted form."""
         topic = self._topics.control("schema")
         forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         found = {
@@ -228,16 +228,16 @@ class InvalidationSink(Sink):
 
 
 class Invalidations:
-    """The cache's keys that changes make stale; what else they tell goes into a report. Pure."""
+    """The cache's keys that changes make stale; everything else goes into a report. Pure."""
 
     def __init__(self, changes: Iterable[Row], plan: Plan, report: Report) -> None:
-        """Nothing is read yet."""
+        """Nothing is read until the iteration."""
         self._changes = changes
         self._plan = plan
         self._report = report
 
     def __iter__(self) -> Iterator[Stale]:
-        """In the order of the changes, up to the first one whose form isn't known."""
+        """Yield stale keys in the order of the changes, up to the first change with an unknown form."""
         report, names = self._report, self._plan.names
         templates: dict[str, Template] = {}
         for op, key, before, after, space, space_id, form, seq, *place in self._changes:
@@ -264,7 +264,7 @@ class Invalidations:
 
 
 def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:
-    """Invalidations in some thousands at a time, each key once, with its newest change."""
+    """Group invalidations into lists of at most some thousands, each key once, with its newest change."""
     chunk: dict[str, Stale] = {}
     for stale in found:
         known = chunk.get(stale.key)
@@ -278,7 +278,7 @@ def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:
 
 
 class _Worker:
-    """Changes of a partition → the cache; what Spark's workers run."""
+    """Function that Spark's workers run on a partition's changes to invalidate them in the cache."""
 
     def __init__(self, address: Address, plan: Plan) -> None:
         self._address = address
@@ -287,7 +287,7 @@ class _Worker:
     def __call__(self, changes: Iterable[Row]) -> Iterator[Report]:
         report = Report()
         cache = self._address.connect()
-        # One request is on its way while the next one is made.
+        # One request is in transit while the next one is prepared.
         with ThreadPoolExecutor(1) as thread:
             pending: Future[None] | None = None
             for chunk in chunks(Invalidations(changes, self._plan, report)):
@@ -302,7 +302,7 @@ class _Worker:
 
 
 class _Teller:
-    """Changes of a partition → records for a topic."""
+    """Function that Spark's workers run on a partition's changes to make records for the topic."""
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
@@ -336,12 +336,12 @@ def _report_of(text: str) -> Report:
 
 
 def _trouble(template: Template, lacking: list[str], names: frozenset[str], op: str, before: str | None) -> str | None:
-    """Why a change doesn't tell the keys of the template; None if it does."""
+    """Return why the keys of the template can't be made from a change, or None if they can."""
     strange = [name for name in lacking if name not in names]
     if strange:
         return (
-            f"the template {template.text!r} names {strange[0]!r}, which the space hasn't got at this schema_version; its fields "
-            f"are {', '.join(sorted(names))}. Name one of these in --key"
+            f"the template {template.text!r} names {strange[0]!r}, which the space doesn't have at this schema_version; its "
+            f"fields are {', '.join(sorted(names))}. Name one of these in --key"
         )
     if op in ("u", "d") and before is None:
         return (
@@ -352,7 +352,7 @@ def _trouble(template: Template, lacking: list[str], names: frozenset[str], op: 
 
 
 def _topic_of(url: str) -> str | None:
-    """The topic of kafka://HOST:PORT/TOPIC; None for another URL. Raises JobError."""
+    """Return the topic of kafka://HOST:PORT/TOPIC, or None for another URL. Raises JobError."""
     parts = urlsplit(url)
     if parts.scheme != "kafka":
         return None

@@ -1,6 +1,6 @@
-"""Caches as the job `cache_invalidation` uses them: many keys at once, and all keys of a template.
+"""Caches that the job `cache_invalidation` uses: invalidation of many keys at once, and of all keys of a template.
 
-All is done when a call returns: the cache has answered for each key.
+When a call returns, the cache has answered for each key.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from spark_jobs.feeds.keys import Template
 from spark_jobs.feeds.needs import needs
 
 HOLD: Final = "hold"
-"""A lease that nobody has."""
+"""Lease that no filler owns."""
 
 _BATCH: Final = 1000
 _SCAN_COUNT: Final = 10_000
 _QUIET_ANSWERS: Final = frozenset({b"", b"HD", b"NF"})
-"""Done, and not found, which some versions hide."""
+"""Responses for a removed key and a missing key, which some versions suppress."""
 _FLUSH_AGAIN_SECONDS: Final = 2
 _CLOCK_POLL_SECONDS: Final = 0.1
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the cache is, and how to be let in. Goes to Spark's workers as it is."""
+    """Address and credentials of the cache. Spark's workers get a copy."""
 
     url: str
     user: str | None = None
@@ -48,7 +48,7 @@ class Address:
     patience_seconds: float = 300
 
     def connect(self) -> Cache:
-        """The cache. Raises JobError."""
+        """Connect to the cache. Raises JobError."""
         scheme = urlsplit(self.url).scheme
         if scheme in ("redis", "rediss", "unix"):
             return RedisCache(self)
@@ -60,29 +60,32 @@ class Address:
 
 
 class Cache(ABC):
-    """What is to be invalidated."""
+    """A cache to invalidate."""
 
     def __init__(
         self, kind: str, address: Address, passing: tuple[type[Exception], ...], lasting: tuple[type[Exception], ...]
     ) -> None:
-        """`passing` are the errors of a cache that is away for a moment, `lasting` the others."""
+        """`passing` are the errors of a temporarily unavailable cache, `lasting` all errors that end a call."""
         self._kind = kind
         self._address = address
         self._passing = passing
         self._lasting = lasting
 
     def invalidate(self, keys: Sequence[str]) -> None:
-        """Remove values and leases, and leave a hold if there is to be one. Raises JobError."""
+        """Remove values and leases, and leave a hold if it is configured. Raises JobError."""
         for some in _batches(keys):
             self._patiently(partial(self._invalidate, some))
 
     def empty(self, template: Template) -> None:
-        """Remove all values and leases whose keys match the template, those too that are being written. Raises JobError."""
+        """Remove all values and leases whose keys match the template, including values that are being written.
+
+        Raises JobError.
+        """
         self._patiently(partial(self._empty, template))
 
     @abstractmethod
     def close(self) -> None:
-        """Close its connections; the next call opens them again."""
+        """Close the connections; the next call opens them again."""
 
     @abstractmethod
     def _invalidate(self, keys: list[str]) -> None: ...
@@ -91,7 +94,7 @@ class Cache(ABC):
     def _empty(self, template: Template) -> None: ...
 
     def _patiently(self, step: Callable[[], None]) -> None:
-        """Take a step, which may be repeated, until it succeeds."""
+        """Retry a repeatable step until it succeeds."""
         waits = delays(self._address.patience_seconds)
         while True:
             try:
@@ -108,16 +111,16 @@ class Cache(ABC):
         url = urlsplit(self._address.url)
         shown = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
         return JobError(
-            f"{self._kind} at {shown} doesn't take invalidations: {error}. Nothing is lost: start the job again when it does, "
-            "and it goes on here."
+            f"{self._kind} at {shown} doesn't accept invalidations: {error}. Nothing is lost: start the job again when it does, "
+            "and the job resumes here."
         )
 
 
 class RedisCache(Cache):
-    """One Redis, or one that speaks like it (Valkey, KeyDB). A lease stands beside its value."""
+    """One Redis, or a compatible server (Valkey, KeyDB). A lease has a key of its own beside its value."""
 
     def __init__(self, address: Address) -> None:
-        """Nothing is connected yet."""
+        """Create the client; it connects on first use."""
         with needs("redis"):
             import redis
             from redis.exceptions import ConnectionError as LostError
@@ -142,7 +145,7 @@ class RedisCache(Cache):
         self._hold_ms = round(address.hold_seconds * 1000)
 
     def _invalidate(self, keys: list[str]) -> None:
-        # The lease goes first: once it is gone, no old value is written any more.
+        # Remove the lease first: once it is gone, no filler writes an old value.
         with self._client.pipeline(transaction=False) as pipeline:
             if self._hold_ms:
                 for key in keys:
@@ -153,18 +156,18 @@ class RedisCache(Cache):
             pipeline.execute()
 
     def _empty(self, template: Template) -> None:
-        """All leases, and then all values.
+        """Remove all leases, and then all values.
 
-        A lease that was there when this began is removed by the first pass, or its value was written before that ended, and
-        the second pass finds it: SCAN finds what is there from its beginning to its end. Leases that are taken meanwhile are of
-        fillers who read after the truncation.
+        If a lease existed when this began, either the first pass removes it, or its value was written before that pass ended and
+        the second pass finds the value: SCAN finds every key that exists from its beginning to its end. Leases that are taken
+        meanwhile belong to fillers that read after the truncation.
         """
         for glob in (f"{{{template.glob}}}{LEASE_SUFFIX}", f"{template.glob}{LEASE_SUFFIX}"):
             self._remove(glob, template, is_lease=True)
         self._remove(template.glob, template, is_lease=False)
 
     def close(self) -> None:
-        """As `Cache.close`."""
+        """See `Cache.close`."""
         self._client.close()
 
     def _remove(self, glob: str, template: Template, *, is_lease: bool) -> None:
@@ -175,12 +178,13 @@ class RedisCache(Cache):
 
 
 class MemcachedCache(Cache):
-    """One memcached (1.6 or newer) or several: each key is invalidated in all of them, as only the application knows how it
-    spreads them. A lease stands in the place of its value.
+    """One or several memcached (1.6 or newer). A lease has the key of its value.
+
+    Each key is invalidated in all servers, because only the application knows how it distributes the keys.
     """
 
     def __init__(self, address: Address) -> None:
-        """Nothing is connected yet."""
+        """Create the clients; they connect on first use."""
         with needs("pymemcache"):
             from pymemcache.client.base import Client
             from pymemcache.exceptions import MemcacheError, MemcacheUnexpectedCloseError
@@ -192,7 +196,7 @@ class MemcachedCache(Cache):
                 context.load_cert_chain(address.certificate_file, address.key_file)
         if address.password:
             raise JobError(
-                "memcached's text protocol has no passwords: let in by certificates (memcacheds://), or by the network."
+                "memcached's text protocol has no passwords: use certificates (memcacheds://), or restrict the network."
             )
         self._clients = [
             Client(
@@ -205,11 +209,11 @@ class MemcachedCache(Cache):
             for server in parts.netloc.split(",")
         ]
         super().__init__("memcached", address, (OSError, MemcacheUnexpectedCloseError), (MemcacheError, OSError))
-        # memcached counts the ticks of its clock, one a second, and the first of them may come at once.
+        # memcached counts the ticks of its clock, one per second, and the first tick may come immediately.
         self._hold = f"T{math.ceil(address.hold_seconds) + 1}".encode() if address.hold_seconds else b""
 
     def _invalidate(self, keys: list[str]) -> None:
-        """Quiet commands, and one that is answered when all before it are done."""
+        """Send quiet commands, followed by one that is answered once all the others are done."""
         if self._hold:
             value = MARK + HOLD.encode()
             form = b"ms %b " + str(len(value)).encode() + b" " + self._hold + b" q\r\n" + value + b"\r\n"
@@ -222,10 +226,10 @@ class MemcachedCache(Cache):
                 raise self._trouble(f"it answers {min(wrong)!r}")
 
     def _empty(self, template: Template) -> None:  # noqa: ARG002 - its keys can't be listed
-        """All that it has, twice.
+        """Flush all items, twice.
 
-        memcached knows when an item was written to the second: what was written in the second of the first time, it finds
-        if it is lucky. So when its clock has gone on it is asked again.
+        memcached knows the time of an item only to the second, so the first flush may miss items that were written in the same
+        second. The second flush follows once memcached's clock has advanced.
         """
         for client in self._clients:
             began = self._flush(client)
@@ -234,12 +238,12 @@ class MemcachedCache(Cache):
             self._flush(client)
 
     def close(self) -> None:
-        """As `Cache.close`."""
+        """See `Cache.close`."""
         for client in self._clients:
             client.close()
 
     def _flush(self, client: Any) -> int:
-        """Empty it; its clock after that, in seconds."""
+        """Flush memcached, and return its clock afterwards, in seconds."""
         if not client.flush_all(noreply=False):
             raise self._trouble("it refuses flush_all, which a truncation needs")
         return self._time(client)
@@ -250,7 +254,7 @@ class MemcachedCache(Cache):
 
 
 def _leased(lease: str) -> list[str]:
-    """The keys that a lease may belong to: `{u:1}:lease` is that of `u:1`, and that of `{u:1}`."""
+    """Return the keys that a lease may belong to: `{u:1}:lease` may be the lease of `u:1` or of `{u:1}`."""
     key = lease.removesuffix(LEASE_SUFFIX)
     return [one for one in (key, key[1:-1]) if redis_lease(one) == lease]
 

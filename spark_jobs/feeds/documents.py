@@ -1,12 +1,12 @@
-"""How rows look in a search index: names, identifiers, types, and what is written for a change. Pure.
+"""Documents of a search index: names, ids, types, and the document written for a change. Pure.
 
-A document is the row as it was published, with one more member in front, `_cdc`: the `seq` of the change (`_cdc.seq`), the
-schema_version whose names its fields have (`_cdc.form`), and for a row that is gone when that was noted (`_cdc.deleted_at`).
+A document is the published row with one additional first member, `_cdc`: the `seq` of the change (`_cdc.seq`), the
+schema_version whose names the fields have (`_cdc.form`), and for a deleted row the time of the mark (`_cdc.deleted_at`).
 
-Rows that are deleted stay as such marks for a while. OpenSearch would forget after `index.gc_deletes` (a minute) which version it
-has deleted, and at once when a shard moves, and an older event that comes later would then bring the row back. Truncations are
-told by a floor: documents up to that seq are none. What searches use is an alias whose filter leaves out both, so a truncation is
-one atomic change of the alias, whatever is on its way to the index, and what is hidden is removed at leisure.
+Deleted rows stay as such marks for a while. OpenSearch would forget the version of a deletion after `index.gc_deletes` (one
+minute), or immediately when a shard moves; an older event that arrives later would then restore the row. A truncation sets a
+floor: documents up to that seq count as removed. Searches use an alias whose filter hides both. So a truncation is one atomic
+change of the alias, whatever is still on its way to the index, and hidden documents are removed later.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spark_jobs.forms import Form
 META: Final = "_cdc"
 
 ID_BYTES_MAX: Final = 512
-"""What OpenSearch takes as a document's id."""
+"""OpenSearch's limit for a document's id, in bytes."""
 
 NAME_BYTES_MAX: Final = 255
 
@@ -50,7 +50,7 @@ _TYPES: Final[Mapping[str, _Mapping]] = {
     "varbinary": {"type": "binary"},
     "datetime": {"type": "date", "ignore_malformed": True},
 }
-"""All others are kept and shown, and not searched: array, map, any, scalar."""
+"""Mapping by field type. Fields of all other types (array, map, any, scalar) are stored and shown, but not indexed."""
 
 _META_PROPERTIES: Final = {
     "properties": {"seq": {"type": "long"}, "form": {"type": "long"}, "deleted_at": {"type": "date", "format": "epoch_millis"}}
@@ -61,53 +61,57 @@ _FORBIDDEN_FIRST: Final = ("-", "_", "+", ".")
 
 
 def document_id(key: str) -> str:
-    """The id of the document: the key's text, or its SHA-256 in hexadecimal digits where it is too long for an id.
+    """Return a document's id: the key's text, or its SHA-256 in hexadecimal digits if the text is too long for an id.
 
-    No key's text looks like that: each begins with a brace.
+    No key's text looks like a hash, because each begins with a brace.
     """
     data = key.encode()
     return key if len(data) <= ID_BYTES_MAX else f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 def alias_name(template: str, prefix: str, space: str) -> str:
-    """What searches call a space. Raises JobError.
+    """Return the name that searches use for a space. Raises JobError.
 
-    OpenSearch takes no capital letters, and few other characters: `~` and the hexadecimal digits of its bytes stand for others.
+    OpenSearch allows no capital letters, so they are lowered, and few other characters: the rest are written as `~` and the
+    hexadecimal digits of their bytes.
     """
     written = _FOREIGN_TO_NAMES.sub(lambda found: "".join(f"~{byte:02x}" for byte in found[0].encode()), space.lower())
     name = template.replace("{prefix}", prefix.lower()).replace("{space}", written)
     if name.startswith(_FORBIDDEN_FIRST) or len(name.encode()) > NAME_BYTES_MAX - len(".write"):
-        raise JobError(f"OpenSearch takes no index called {name!r}, for space {space!r}. Choose another --index.")
+        raise JobError(f"OpenSearch allows no index called {name!r}, for space {space!r}. Choose another --index.")
     return name
 
 
 def index_name(template: str, prefix: str, space_id: int) -> str:
-    """The index behind the alias. It keeps its name when the space is given another one, and then the alias moves."""
+    """Return the name of the index behind the alias. When the space is renamed, the index keeps its name and the alias moves."""
     return alias_name(template, prefix, f"space-{space_id}")
 
 
 def write_alias(index: str) -> str:
-    """The alias through which is written: OpenSearch would make an index that somebody has removed, without its mapping."""
+    """Return the alias for writing.
+
+    Writing to a removed index directly would make OpenSearch create it again, without its mapping.
+    """
     return f"{index}.write"
 
 
 def properties(form: Form) -> dict[str, Any]:
-    """The mapping's properties for a form. Raises JobError."""
+    """Return the mapping's properties for a form. Raises JobError."""
     if any(field.name == META for field in form.fields):
         raise JobError(
-            f"Space {form.space!r} has a field called {META!r}, which documents have for themselves. Call the field otherwise, "
+            f"Space {form.space!r} has a field called {META!r}, which is reserved in documents. Rename the field, "
             "or leave the space out (--spaces)."
         )
     return {META: _META_PROPERTIES, **{field.name: dict(_TYPES.get(field.type, _UNINDEXED)) for field in form.fields}}
 
 
 def meta_properties() -> dict[str, Any]:
-    """The properties of documents that a user's function makes: `_cdc` alone; OpenSearch finds the others."""
+    """Return the properties of documents that a user's function makes: only `_cdc`; OpenSearch detects the others."""
     return {META: dict(_META_PROPERTIES)}
 
 
 def visible(floor: int) -> dict[str, Any]:
-    """The filter of the alias: rows that are there, and no truncation has passed."""
+    """Return the alias' filter: rows that exist and that no truncation has removed."""
     return {
         "bool": {
             "must_not": [{"exists": {"field": f"{META}.deleted_at"}}, {"range": {f"{META}.seq": {"lte": floor}}}],
@@ -116,57 +120,57 @@ def visible(floor: int) -> dict[str, Any]:
 
 
 def expired(floor: int, deleted_before_ms: int) -> dict[str, Any]:
-    """The query for what may be removed for good: the marks of rows deleted before, and what a truncation has passed."""
+    """Return the query for removable documents: marks older than a time, and documents that a truncation has removed."""
     forgotten = {"range": {f"{META}.deleted_at": {"lt": deleted_before_ms}}}
     return {"bool": {"should": [forgotten, {"range": {f"{META}.seq": {"lte": floor}}}]}}
 
 
 def labelled_before(schema_version: int) -> dict[str, Any]:
-    """The query for rows whose fields are called as in an older form."""
+    """Return the query for rows whose fields have the names of an older form."""
     older = {"range": {f"{META}.form": {"lt": schema_version}}}
     return {"bool": {"filter": [older], "must_not": [{"exists": {"field": f"{META}.deleted_at"}}]}}
 
 
 def document(row: str, seq: int, form: int) -> str:
-    """The document of a row's text."""
+    """Return the document of a row's text."""
     separator = "" if row == "{}" else ","
-    # A line of its own in the request. In JSON a line can only end between the parts, where a space is as good.
+    # A document must be one line of the request. In JSON a line can only end between tokens, where a space is equivalent.
     return f'{{"{META}":{{"seq":{seq},"form":{form}}}{separator}{row[1:]}'.replace("\n", " ").replace("\r", " ")
 
 
 def mark(seq: int, form: int, now_ms: int) -> str:
-    """The document of a row that is gone."""
+    """Return the document of a deleted row."""
     return f'{{"{META}":{{"seq":{seq},"form":{form},"deleted_at":{now_ms}}}}}'
 
 
 def relabelled(row: str, names: Sequence[str]) -> str:
-    """A row's text with its fields called as the latest form calls them."""
+    """Return a row's text with the field names of the latest form."""
     values = json_text.parse(row).values()
     return json_text.render({_name(names, place): value for place, value in enumerate(values)})
 
 
 def relabelled_source(source: Mapping[str, Any], names: Sequence[str], form: int) -> str:
-    """A stored document, likewise."""
+    """Return a stored document with the field names of the latest form."""
     values = [value for name, value in source.items() if name != META]
     members = {_name(names, place): value for place, value in enumerate(values)}
     return json_text.render({META: {**source[META], "form": form}, **members})
 
 
 def of_function(made: object, seq: int, form: int) -> str:
-    """What a user's function has made of a row, as a document. Raises ValueError."""
+    """Return the document that a user's function made of a row. Raises ValueError."""
     if not isinstance(made, Mapping) or META in made:
         raise ValueError(f"it must return a dict without {META!r}, or None, not {made!r:.200}")
     return document(json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False), seq, form)
 
 
 def labels(forms: Sequence[Form]) -> dict[int, tuple[str, ...]]:
-    """By schema_version: the names that fields have now, for those forms of a space in which they have others."""
+    """Return the current field names by schema_version, for those forms of a space that have other names."""
     latest = tuple(field.name for field in forms[-1].fields)
     return {form.schema_version: latest for form in forms if tuple(field.name for field in form.fields) != latest}
 
 
 def renamed_since(forms: Sequence[Form]) -> int | None:
-    """The first schema_version since which all names have only been added to; None if no field was ever renamed."""
+    """Return the first schema_version since which names have only been added, or None if no field was ever renamed."""
     latest = [field.name for field in forms[-1].fields]
     first = None
     for form, following in pairwise(forms):

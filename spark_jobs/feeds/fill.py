@@ -1,14 +1,14 @@
-"""Fill a cache so that no row older than the master's stays in it: what an application does, beside `cache_invalidation`.
+"""Fill a cache so that no row older than the master's stays in it: the application's part, beside the job `cache_invalidation`.
 
-An application may copy this file: it imports nothing. A cache is stale for good where a fill that has read the old row comes
-after the invalidation of the new one:
+An application may copy this file, because it imports only the standard library. A cache is stale permanently if a fill that has
+read the old row comes after the invalidation by the new one:
 
     master        row is A ──────── row is B ─────────────────────────────────────────▶
     job                                  └─ (a moment) ── invalidates ── done
     filler             miss ─ reads A ──────────── (a pause) ─────────────── writes A    stale: nothing ever removes A
 
-So who misses takes a lease first, a token of its own that stands in the cache; the invalidation removes the lease, and a
-value is only written by who still has its lease:
+Therefore a filler that misses first takes a lease, a token of its own that it stores in the cache. The invalidation removes the
+lease, and a filler writes its value only while its lease is still there:
 
     master        row is A ──────── row is B ─────────────────────────────────────────▶
     job                                  └─ (a moment) ── removes value and lease
@@ -16,12 +16,12 @@ value is only written by who still has its lease:
     next one                                                        miss ─ takes lease ─ reads B ─ writes B
 
 If the lease is taken after the invalidation, the row is read after it, and the master has B by then. If A is written before
-the invalidation, the invalidation removes it. There is no third case, whatever the clocks say: a lease that runs out is gone
-too. Comparing numbers instead would need the filler to know the `seq` of the row that it has read, which who reads from
-Tarantool doesn't.
+the invalidation, the invalidation removes it. There is no third case, whatever the clocks say: an expired lease is gone
+too. Comparing seqs instead would need the `seq` of the row that the filler has read, which a filler that reads from
+Tarantool doesn't know.
 
-The row must be read from the master. Who reads from a replica may read A after the invalidation: for these the job leaves a
-hold (`--hold-seconds`, longer than replicas lag), a lease that nobody has.
+The row must be read from the master. A filler that reads from a replica may read A after the invalidation. For such fillers the
+job leaves a hold (`--hold-seconds`, longer than the replicas' lag), a lease that no filler owns.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ if redis.call('GET', KEYS[2]) == ARGV[1] then
 end
 return 0
 """
-"""For Redis: write the value if the lease is still the filler's."""
+"""Redis script that writes the value if the lease is still the filler's."""
 
 MARK = b"\0lease:"
-"""For memcached: what begins so is no value, but a lease, or a hold."""
+"""Prefix of a memcached value that is a lease or a hold."""
 
 _KEY_BYTES_MAX = 250
 
 
 def redis_lease(key: str) -> str:
-    """Where the lease of a key stands in Redis: in a cluster, where the key stands."""
+    """Return the key of a key's lease in Redis; in a cluster both keys have the same slot."""
     return f"{key}{LEASE_SUFFIX}" if _HASH_TAG.search(key) else f"{{{key}}}{LEASE_SUFFIX}"
 
 
 def memcached_key(key: str) -> bytes:
-    """A key as memcached takes it: as it is, or its SHA-256 if it is too long, or has spaces or control characters."""
+    """Return a key as memcached accepts it: unchanged, or its SHA-256 if it is too long or has spaces or control characters."""
     data = key.encode()
     if 0 < len(data) <= _KEY_BYTES_MAX and not any(byte <= 0x20 or byte == 0x7F for byte in data):
         return data
@@ -67,10 +67,10 @@ def memcached_key(key: str) -> bytes:
 def from_redis(
     client: Any, key: str, load: Callable[[], bytes | None], *, ttl_seconds: float, lease_seconds: float = 10
 ) -> bytes | None:
-    """The value of a key; on a miss what `load` reads from the master, which is then written unless that isn't safe.
+    """Return a key's value. On a miss, `load` reads it from the master, and it is written to the cache unless that isn't safe.
 
-    `client` is a redis.Redis without decode_responses. Only one at a time has the lease; others load for themselves. What
-    `load` finds to be None isn't kept.
+    `client` is a redis.Redis without decode_responses. Only one filler at a time has the lease; the others load without writing.
+    If `load` returns None, nothing is written.
     """
     value: bytes | None = client.get(key)
     if value is not None:
@@ -86,7 +86,7 @@ def from_redis(
 def from_memcached(
     client: Any, key: str, load: Callable[[], bytes | None], *, ttl_seconds: int, lease_seconds: int = 10
 ) -> bytes | None:
-    """The same for memcached; `client` is a pymemcache client without a serde. Values must not begin with `MARK`."""
+    """Do the same for memcached. `client` is a pymemcache client without a serde. Values must not begin with `MARK`."""
     name = memcached_key(key)
     value: bytes | None = client.get(name)
     if value is not None and not value.startswith(MARK):

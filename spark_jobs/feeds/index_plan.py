@@ -1,4 +1,4 @@
-"""What indexes and aliases must be like, against what they are. Pure."""
+"""Required state of indexes and aliases, compared with their actual state. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from spark_jobs.feeds.opensearch import Index
 def index_body(
     properties: Mapping[str, Any], meta: Mapping[str, Any], write_alias: str, *, is_dynamic: bool = False
 ) -> dict[str, Any]:
-    """The body that an index is made with. Unless it `is_dynamic`, fields that aren't named are kept and not searched."""
+    """Return the body for creating an index. Unless it `is_dynamic`, fields without a mapping are stored and not indexed."""
     mappings: dict[str, Any] = {"_meta": {"tarantool_cdc": dict(meta)}, "properties": dict(properties)}
     if not is_dynamic:
         mappings["dynamic"] = False
@@ -21,7 +21,7 @@ def index_body(
 
 
 def deep_merged(body: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """A body with another one's members in it, which win. A field's mapping is replaced as a whole."""
+    """Return `body` merged with `above`, whose members win. The mapping of a field is replaced completely."""
     merged = dict(body)
     for name, value in above.items():
         ours = merged.get(name)
@@ -33,37 +33,37 @@ def deep_merged(body: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, 
 
 
 def missing_properties(wanted: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
-    """Of a form's fields, those that the index doesn't know. A name with dots is a field within an object for OpenSearch.
+    """Return a form's properties that the index lacks. OpenSearch takes a name with dots as a field within an object.
 
-    A field that is given another type keeps its mapping: OpenSearch can't change one. What no longer fits it is kept and not
-    searched, or refused, until the index is built anew.
+    A field whose type changes keeps its mapping, because OpenSearch can't change one. Values that no longer fit it are stored
+    and not indexed, or refused, until the index is built again.
     """
     return {name: mapping for name, mapping in wanted.items() if not _has(found, name.split("."))}
 
 
 class Aliases:
-    """Which aliases the job's indexes must have."""
+    """Aliases that the job's indexes must have."""
 
     def __init__(self, indexes: Collection[str]) -> None:
-        """`indexes` are all that the job may have made."""
+        """`indexes` are the names of all indexes that the job may have created."""
         self._indexes = set(indexes)
         self._wanted: dict[str, tuple[str, str]] = {}
 
     def want(self, alias: str, index: str, space: str) -> None:
-        """A space's alias leads to its index. Raises JobError."""
+        """Require that a space's alias leads to its index. Raises JobError."""
         if alias in self._wanted:
             raise JobError(
-                f"The spaces {self._wanted[alias][1]!r} and {space!r} would both be called {alias!r}, as OpenSearch takes no "
-                "capital letters. Choose one of them (--spaces), and the other one by another job with another --index."
+                f"The spaces {self._wanted[alias][1]!r} and {space!r} would both be called {alias!r}, as OpenSearch allows no "
+                "capital letters. Choose one of them (--spaces), and give the other one to another job with another --index."
             )
         if alias in self._indexes:
             raise JobError(f"The space {space!r} would be called {alias!r}, as an index of this job is. Choose another --index.")
         self._wanted[alias] = (index, space)
 
     def changes(self, found: Mapping[str, Index], keeps: Collection[str] = ()) -> list[dict[str, Any]]:
-        """The actions, all to be carried out at once.
+        """Return the actions to carry out in one request.
 
-        Aliases that the job hasn't given are left alone, and so are those of the indexes in `keeps`, whose spaces are dropped:
+        Aliases that the job didn't create stay. So do aliases of the indexes in `keeps`, whose spaces were dropped:
         searches find nothing there, instead of failing, until another space takes the name.
         """
         actions: list[dict[str, Any]] = []

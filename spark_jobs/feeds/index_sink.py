@@ -1,9 +1,9 @@
-"""What the job `search_index` does with batches: rows become documents (documents.py says how they look).
+"""Sink of the job `search_index`: rows become documents (documents.py describes them).
 
-Workers write the documents of their partitions, each under its `seq` as an external version, so whatever comes again, late or
-in another order changes nothing that is newer. What concerns an index as a whole is done by the driver, each step so that it
-may be repeated: an index is made from the space's form before its first document, new fields get their mapping, a
-truncation raises the index's floor, a new name of the space moves the alias, and renamed fields are renamed in documents.
+Workers write the documents of their partitions, each with its `seq` as an external version, so repeated, late or
+reordered events don't overwrite anything newer. The driver changes the indexes themselves, in steps that may
+be repeated. It creates an index from the space's form before its first document, adds mappings of new fields, raises the index's
+floor after a truncation, moves the alias when a space is renamed, and renames fields in documents.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NEVER: Final = -1
 
 @dataclass(frozen=True)
 class Writing:
-    """How documents are written."""
+    """Parameters of the writing of documents."""
 
     address: Address
     document: str | None = None
@@ -49,8 +49,10 @@ class Writing:
 
 @dataclass(frozen=True)
 class Target:
-    """Where documents of a space go: the alias to write to, what truncations have passed, and the latest form with the names
-    that it gives to fields of older ones.
+    """Destination of a space's documents.
+
+    `index` is the alias to write to, `floor` the seq of the last truncation, `form` the latest schema_version, and `labels` has
+    the latest names for fields of older forms, by schema_version.
     """
 
     index: str
@@ -61,7 +63,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """All that workers need to know, by space_id. Spaces that are known and have no target are dropped."""
+    """Data that the workers need, by space_id. Known spaces without a target are dropped or not chosen."""
 
     targets: Mapping[int, Target]
     known: frozenset[tuple[int, int]]
@@ -69,16 +71,16 @@ class Plan:
 
 @dataclass
 class Report:
-    """What a worker, or all of them, has to tell of a batch."""
+    """Report of one worker, or of all workers, about a batch."""
 
     refused: list[Refused] = field(default_factory=list)
     truncated: dict[int, int] = field(default_factory=dict)
     unknown: set[tuple[int, int]] = field(default_factory=set)
-    """Forms that the plan lacks; then not all of the batch is written."""
+    """Forms that the plan lacks; if there are any, the batch isn't completely written."""
     has_control: bool = False
 
     def add(self, other: Report) -> None:
-        """Take over what another one tells."""
+        """Merge another report into this one."""
         self.refused += other.refused
         for space_id, seq in other.truncated.items():
             self.truncated[space_id] = max(seq, self.truncated.get(space_id, _NEVER))
@@ -87,7 +89,7 @@ class Report:
 
 
 class Change(NamedTuple):
-    """What a user's function learns of a change beside the row."""
+    """Second argument of a user's function, beside the row."""
 
     space: str
     key: Mapping[str, Any]
@@ -107,11 +109,11 @@ COLUMNS: Final[Mapping[str, Column | str]] = {
     "partition": "partition",
     "offset": "offset",
 }
-"""What workers are given of a change."""
+"""Columns of a change that the workers get."""
 
 
 class SearchIndexSink(Sink):
-    """Writes batches to OpenSearch."""
+    """Sink that writes batches to OpenSearch."""
 
     def __init__(
         self,
@@ -124,7 +126,7 @@ class SearchIndexSink(Sink):
         forget_after_hours: float = 24,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`read_topic` gives all records of a topic, instead of Kafka."""
+        """`read_topic` returns all records of a topic; the default reads Kafka."""
         self._session = session
         self._topics = topics
         self._writing = writing
@@ -138,8 +140,8 @@ class SearchIndexSink(Sink):
         self._forms = Forms(topics.control("schema"), ())
         self._forgotten_at: float | None = None
 
-    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions guard what others count
-        """As `Sink.write`."""
+    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
+        """See `Sink.write`."""
         control = [self._topics.control(name) for name in CONTROL_TOPICS]
         changes = parse(records_, source_fields=(), control=control).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
@@ -163,7 +165,7 @@ class SearchIndexSink(Sink):
         self._forget()
 
     def _written(self, changes: DataFrame, plan: Plan) -> Report:
-        """Have the workers write a batch; what they tell."""
+        """Let the workers write a batch, and return their merged report."""
         worker = _Worker(self._writing, plan)
         whole = Report()
         for report in changes.rdd.mapPartitions(worker).collect():
@@ -171,7 +173,7 @@ class SearchIndexSink(Sink):
         return whole
 
     def _learn(self) -> Plan:
-        """Read the schema topic, and make indexes, mappings and aliases as it says."""
+        """Read the schema topic, and update indexes, mappings and aliases accordingly."""
         topic = self._topics.control("schema")
         self._forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         alive = set(self._forms.alive())
@@ -212,7 +214,7 @@ class SearchIndexSink(Sink):
         return documents.index_name(self._template, self._topics.prefix, space_id)
 
     def _prepare(self, history: Sequence[Form], alias: str, index: Index | None) -> None:
-        """An index with all fields of the latest form, which knows the alias that the job gives it: others are their makers'."""
+        """Create or update an index with all fields of the latest form. Its metadata has the aliases that this job created."""
         form = history[-1]
         name = self._index(form.space_id)
         properties = documents.meta_properties() if self._writing.document else documents.properties(form)
@@ -237,7 +239,7 @@ class SearchIndexSink(Sink):
             self._indexes.put_mapping(name, change)
 
     def _relabel(self, name: str, target: Target, history: Sequence[Form]) -> None:
-        """Call the fields of documents as the latest form does; each under its own version, so newer ones stay."""
+        """Rename the fields of stored documents to the latest names, each under its own version, so that newer documents stay."""
         since = documents.renamed_since(history)
         if since is None or self._writing.document:
             return
@@ -263,7 +265,7 @@ class SearchIndexSink(Sink):
         return Writer(sender(self._client), self._writing.patience_seconds)
 
     def _raise_floor(self, space_id: int, seq: int) -> None:
-        """All rows up to this seq are gone: at once for searches, and then from the index."""
+        """Remove all rows up to this seq: immediately from searches, and later from the index."""
         name = self._index(space_id)
         index = self._indexes.describe([name]).get(name)
         if index is None:
@@ -272,7 +274,7 @@ class SearchIndexSink(Sink):
         seq = max(seq, known)
         visible = documents.visible(seq)
         aliases = [alias for alias in index.meta.get("aliases", []) if alias in index.aliases]
-        # A job that was killed in here may have left an alias behind the floor.
+        # A job that was killed in this method may have left an alias with an older floor.
         behind = [alias for alias in aliases if index.aliases[alias].get("filter") != visible]
         if known == seq and not behind:
             return
@@ -297,7 +299,7 @@ class SearchIndexSink(Sink):
 
 
 class _Worker:
-    """Changes of a partition → documents; what Spark's workers run."""
+    """Function that Spark's workers run on a partition's changes to write their documents."""
 
     def __init__(self, writing: Writing, plan: Plan) -> None:
         self._writing = writing
@@ -309,7 +311,7 @@ class _Worker:
         client = self._writing.address.connect()
         writer = Writer(sender(client), self._writing.patience_seconds)
         actions = Actions(changes, self._plan, function, report, int(time.time() * 1000))
-        # One request is on its way while the next one is made.
+        # One request is in transit while the next one is prepared.
         with ThreadPoolExecutor(1) as thread:
             pending: Future[list[Refused]] | None = None
             for chunk in chunks(actions, self._writing.count_max, self._writing.bytes_max):
@@ -324,7 +326,7 @@ class _Worker:
 
 
 class Actions:
-    """The documents that changes call for; what else they tell goes into a report. Pure."""
+    """The documents that changes require; everything else goes into a report. Pure."""
 
     def __init__(
         self,
@@ -334,7 +336,7 @@ class Actions:
         report: Report,
         now_ms: int,
     ) -> None:
-        """Nothing is read yet."""
+        """Nothing is read until the iteration."""
         self._changes = changes
         self._plan = plan
         self._function = function
@@ -342,7 +344,7 @@ class Actions:
         self._now_ms = now_ms
 
     def __iter__(self) -> Iterator[Action]:
-        """In the order of the changes, up to the first one whose form isn't known."""
+        """Yield actions in the order of the changes, up to the first change with an unknown form."""
         targets, known, report = self._plan.targets, self._plan.known, self._report
         for change in self._changes:
             op, key, row, space, space_id, seq, form, is_patch, *place = change
@@ -371,7 +373,7 @@ class Actions:
             if body is None:
                 try:
                     body = self._document(row, Change(space, key, seq), target, form)
-                except Exception as error:  # noqa: BLE001 - whatever a user's function may raise
+                except Exception as error:  # noqa: BLE001 - a user's function may raise anything
                     sentence = (
                         f"{where(Place(*place))}: no document can be made of the row {key}: {type(error).__name__}: {error}"
                     )
@@ -392,12 +394,12 @@ class Actions:
 
 
 def named_function(name: str) -> Callable[[dict[str, Any], Change], object]:
-    """A user's function by its name. Raises JobError."""
+    """Return a user's function by its name. Raises JobError."""
     module, _, attribute = name.partition(":")
     try:
         found = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
         raise JobError(f"--document {name}: {error}. It is MODULE:FUNCTION, found by Python here and on every worker.") from error
     if not callable(found):
-        raise JobError(f"--document {name} is no function.")
+        raise JobError(f"--document {name} isn't a function.")
     return found  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
-"""Which keys of a cache a change makes stale. Pure.
+"""Keys of a cache that a change makes stale. Pure.
 
-A template per space says how the application calls what it keeps of a row: `user:{id}`. Its fields are taken from the key, and
-those that the key hasn't got from the row: then a change concerns two keys, that of the row before and that of the row after.
+A template per space describes the application's cache key of a row: `user:{id}`. Its fields are taken from the primary key, and
+the others from the row. In the latter case a change affects two cache keys: those of the row before and of the row after.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _PART: Final = re.compile(r"\{\{|\}\}|\{([^{}]+)\}|[{}]")
 
 @dataclass(frozen=True)
 class Template:
-    """Texts with fields between them; a part that is a field has a name."""
+    """Template of cache keys: literal texts, each followed by a field's name (None after the last)."""
 
     text: str
     parts: tuple[tuple[str, str | None], ...]
 
     @classmethod
     def parsed(cls, text: str) -> Template:
-        """A template as it is written; braces of its own are written twice. Raises JobError."""
+        """Parse a template; literal braces are doubled. Raises JobError."""
         parts: list[tuple[str, str | None]] = []
         literal, end = "", 0
         for found in _PART.finditer(text):
@@ -49,7 +49,7 @@ class Template:
         return cls(text, (*parts, (literal, None)))
 
     def of(self, space: str) -> Template:
-        """For one space: its name is no field any more. Raises JobError."""
+        """Return the template for one space, with the space's name inserted. Raises JobError."""
         parts: list[tuple[str, str | None]] = []
         literal = ""
         for text, name in self.parts:
@@ -62,18 +62,18 @@ class Template:
         if not parts[0][0]:
             raise JobError(
                 f"The template {self.text!r} begins with a field. A truncation of {space!r} empties all that matches it, "
-                "which would be all that there is: begin it with a text that only keys of this space begin with."
+                "which would be the entire cache: begin it with a text that only keys of this space begin with."
             )
         return Template(self.text, tuple(parts))
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """The names of its fields."""
+        """Names of the template's fields."""
         return tuple(name for _, name in self.parts if name is not None)
 
     @property
     def glob(self) -> str:
-        """What its keys match in Redis' SCAN, and others perhaps too."""
+        """Pattern for Redis' SCAN that matches all keys of the template, and possibly others."""
         return "".join(re.sub(r"([*?\[\]\\^-])", r"\\\1", text) + ("*" if name is not None else "") for text, name in self.parts)
 
     def matches(self, key: str) -> bool:
@@ -85,15 +85,15 @@ class Template:
 
     @property
     def may_need_rows(self) -> bool:
-        """Whether there may be keys that lack fields of it."""
+        """Whether a primary key may lack fields of the template."""
         return self.fields != (KEY,)
 
     def lacks(self, key: Mapping[str, Any]) -> list[str]:
-        """Its fields that a key hasn't got."""
+        """Return the template's fields that a primary key lacks."""
         return [name for name in self.fields if name != KEY and name not in key]
 
     def render(self, key: Mapping[str, Any], row: Mapping[str, Any] | None) -> str | None:
-        """The cache's key of a row; None if a field of it has no value, as nobody keeps anything under such a key."""
+        """Return the cache key of a row, or None if a field has no value: no application stores anything under such a key."""
         written = []
         for text, name in self.parts:
             written.append(text)
@@ -110,12 +110,12 @@ class Template:
 
 
 def shown(value: Any) -> str:
-    """A value in a key: a text as it is, all else as JSON."""
+    """Return a value as part of a key: a string unchanged, anything else as JSON."""
     return value if isinstance(value, str) else json_text.render(value)
 
 
 def stale_keys(template: Template, key: str, before: str | None, after: str | None) -> set[str]:
-    """The cache's keys that a change makes stale."""
+    """Return the cache keys that a change makes stale."""
     members = json_text.parse(key)
     if template.lacks(members):
         found = {template.render(members, json_text.parse(row)) for row in (before, after) if row is not None}

@@ -1,4 +1,4 @@
-"""Libraries that only some jobs need, and only once they run."""
+"""Libraries that only some jobs need, imported when these jobs run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spark_jobs.errors import JobError
 
 @contextmanager
 def needs(library: str) -> Iterator[None]:
-    """Imports within fail with a JobError that says what to install."""
+    """Turn a failed import within the context into a JobError that says what to install."""
     try:
         yield
     except ModuleNotFoundError as error:

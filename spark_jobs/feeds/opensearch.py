@@ -1,4 +1,4 @@
-"""OpenSearch as the job `search_index` uses it: writing many documents with patience, and looking after indexes and aliases."""
+"""OpenSearch client of the job `search_index`: bulk writing with retries, and management of indexes and aliases."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Address:
-    """Where OpenSearch is, and how to be let in. Goes to Spark's workers as it is."""
+    """Address and credentials of OpenSearch. Spark's workers get a copy."""
 
     urls: tuple[str, ...]
     user: str | None = None
@@ -41,7 +41,7 @@ class Address:
     timeout_seconds: float = 60
 
     def connect(self) -> OpenSearch:
-        """A client. It repeats nothing by itself."""
+        """Return a client that doesn't retry."""
         tls: dict[str, Any] = {}
         if any(url.startswith("https:") for url in self.urls):
             tls = {
@@ -55,13 +55,13 @@ class Address:
 
 
 class Bulk(Protocol):
-    """Takes the body of a request, and gives the answers to its actions, in order; [] if all went well."""
+    """Function that sends the body of a bulk request, and returns the items of the response in order, or [] if all succeeded."""
 
     def __call__(self, body: str) -> Sequence[Mapping[str, Any]]: ...
 
 
 def sender(client: OpenSearch) -> Bulk:
-    """The real one."""
+    """Return the function that sends requests to OpenSearch."""
 
     def send(body: str) -> Sequence[Mapping[str, Any]]:
         answer = client.bulk(body=body.encode("utf-8", "surrogatepass"), params={"filter_path": _SHOWN, "require_alias": "true"})
@@ -71,16 +71,16 @@ def sender(client: OpenSearch) -> Bulk:
 
 
 class Writer:
-    """Writes documents until each is written, found to be older than what is there, or refused."""
+    """Writer that retries documents until each is written, found to be older than the stored one, or refused."""
 
     def __init__(self, send: Bulk, patience_seconds: float, pause: Callable[[float], None] = time.sleep) -> None:
-        """It gives up when it had to wait for `patience_seconds` without any progress."""
+        """The writer gives up after waiting for `patience_seconds` without any progress."""
         self._send = send
         self._patience_seconds = patience_seconds
         self._pause = pause
 
     def write(self, actions: Sequence[Action]) -> list[Refused]:
-        """Write them; those that OpenSearch refuses. Raises JobError."""
+        """Write the actions, and return the refused ones. Raises JobError."""
         refused: list[Refused] = []
         left = list(actions)
         waits = bulk.delays(self._patience_seconds)
@@ -93,15 +93,15 @@ class Writer:
                 delay = next(waits, None)
                 if delay is None:
                     raise JobError(
-                        f"OpenSearch didn't take {len(left)} documents in {self._patience_seconds:g} s (--patience-seconds): "
-                        f"{reason}. Nothing is lost: start the job again when it does, and it goes on here."
+                        f"OpenSearch didn't accept {len(left)} documents in {self._patience_seconds:g} s (--patience-seconds): "
+                        f"{reason}. Nothing is lost: start the job again when it does, and the job resumes here."
                     )
-                # Not all workers at once.
+                # Vary the delay so that workers don't retry at the same time.
                 self._pause(delay * random.uniform(0.5, 1))  # noqa: S311 - no secret
         return refused
 
     def _attempt(self, actions: list[Action], refused: list[Refused]) -> tuple[list[Action], str]:
-        """Send once; what is to be sent again, and why."""
+        """Send once. Return the actions to send again, and the reason."""
         try:
             items = self._send(bulk.request(actions))
         except LostError as error:
@@ -123,8 +123,8 @@ class Writer:
         decision = bulk.decide(actions, items)
         if decision.missing is not None:
             raise JobError(
-                f"OpenSearch has no {decision.missing} any more: somebody has removed the index or this alias of it. To build it "
-                "anew, start the job with a new --checkpoint."
+                f"OpenSearch has no {decision.missing} any more: somebody has removed the index or this alias. To build it "
+                "again, start the job with a new --checkpoint."
             )
         refused += decision.refused
         return decision.again, decision.why_again
@@ -132,7 +132,7 @@ class Writer:
 
 @dataclass(frozen=True)
 class Index:
-    """An index as it is."""
+    """Actual state of an index."""
 
     name: str
     properties: Mapping[str, Any]
@@ -141,15 +141,15 @@ class Index:
 
 
 class Indexes:
-    """Looks after indexes and their aliases."""
+    """Management of indexes and their aliases."""
 
     def __init__(self, client: OpenSearch, patience_seconds: float = 60) -> None:
-        """Everything goes over this client. It waits for an OpenSearch that is away or busy for `patience_seconds`."""
+        """All requests use `client`. While OpenSearch is unavailable or busy, they are retried for `patience_seconds`."""
         self._client = client
         self._patience_seconds = patience_seconds
 
     def _patiently(self, ask: Callable[[], _Answer]) -> _Answer:
-        """Ask what may be asked twice, until there is an answer."""
+        """Retry a repeatable request until it is answered."""
         waits = bulk.delays(self._patience_seconds)
         while True:
             try:
@@ -163,12 +163,12 @@ class Indexes:
                 if delay is None:
                     raise JobError(
                         f"OpenSearch gave no answer in {self._patience_seconds:g} s (--patience-seconds): {error.status_code} "
-                        f"{error.error}. Nothing is lost: start the job again when it does, and it goes on here."
+                        f"{error.error}. Nothing is lost: start the job again when it does, and the job resumes here."
                     ) from error
                 time.sleep(delay)
 
     def describe(self, names: Sequence[str]) -> dict[str, Index]:
-        """Those of the indexes that there are."""
+        """Return those of the indexes that exist, by name."""
         found = {}
         for start in range(0, len(names), _INDEXES_PER_REQUEST):
             some = ",".join(names[start : start + _INDEXES_PER_REQUEST])
@@ -181,12 +181,12 @@ class Indexes:
         return found
 
     def create(self, name: str, body: Mapping[str, Any]) -> None:
-        """Make an index; nothing happens if there is one of the name. Raises JobError."""
+        """Create an index, unless an index of this name exists. Raises JobError."""
         try:
             self._patiently(lambda: self._client.indices.create(index=name, body=dict(body)))
         except RequestError as error:
             if error.error != "resource_already_exists_exception":
-                raise JobError(f"OpenSearch refuses to make the index {name}: {_reason(error)}") from error
+                raise JobError(f"OpenSearch refuses to create the index {name}: {_reason(error)}") from error
 
     def put_mapping(self, name: str, body: Mapping[str, Any]) -> None:
         """Add properties, or replace `_meta`. Raises JobError."""
@@ -196,7 +196,7 @@ class Indexes:
             raise JobError(f"OpenSearch refuses to change the mapping of {name}: {_reason(error)}") from error
 
     def change_aliases(self, actions: Sequence[Mapping[str, Any]]) -> None:
-        """All at once, for whoever searches. Raises JobError."""
+        """Change aliases in one request, atomically for searches. Raises JobError."""
         if actions:
             try:
                 self._patiently(lambda: self._client.indices.update_aliases(body={"actions": list(actions)}))
@@ -204,16 +204,16 @@ class Indexes:
                 raise JobError(f"OpenSearch refuses to change aliases: {_reason(error)}") from error
 
     def remove_matching(self, name: str, query: Mapping[str, Any]) -> None:
-        """Have documents removed, without waiting for it; those that change meanwhile stay."""
+        """Start the removal of documents without waiting for its end; documents that change meanwhile stay."""
         try:
             self._patiently(lambda: self._client.indices.refresh(index=name))
             how = {"conflicts": "proceed", "wait_for_completion": "false"}
             self._patiently(lambda: self._client.delete_by_query(index=name, body={"query": query}, params=how))
         except NotFoundError:
-            pass  # the index is gone, and with it the documents
+            pass  # the index doesn't exist any more, nor do its documents
 
     def matching(self, name: str, query: Mapping[str, Any]) -> Iterator[tuple[str, int, dict[str, Any]]]:
-        """Documents: id, version, source."""
+        """Yield matching documents as id, version and source."""
         self._patiently(lambda: self._client.indices.refresh(index=name))
         for hit in scan(self._client, index=name, query={"query": query, "version": True}):
             yield hit["_id"], hit["_version"], hit["_source"]
@@ -222,7 +222,7 @@ class Indexes:
 def _denied(error: TransportError) -> JobError:
     return JobError(
         f"OpenSearch doesn't let the job write ({error.status_code} {error.error}). Give it --user and --password, "
-        "and the user the right to write to the indexes, and to make and change them and their aliases."
+        "and give the user the right to write to the indexes, and to create and change them and their aliases."
     )
 
 

@@ -1,4 +1,4 @@
-"""Records that a feed gives up."""
+"""Dead letters of the feeds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from spark_jobs.job import DeadLetters
 
 
 def give_up(letters: DeadLetters, session: SparkSession, records: DataFrame, refused: Sequence[Refused]) -> None:
-    """Hand records of a batch over to the dead letters, with all that Kafka has of them. Raises JobError."""
+    """Pass refused records of a batch to the dead letters, with everything that Kafka has of them. Raises JobError."""
     if not refused:
         return
     rows: Collection[tuple[str, int, int, str]] = [(*one.place, one.sentence) for one in refused]

@@ -1,4 +1,4 @@
-"""Job `search_index`: one index of OpenSearch per space, one document per row."""
+"""Job `search_index`: one OpenSearch index per space, one document per row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from spark_jobs.source import Topics
 
 
 class SearchIndex(Job):
-    """See the module."""
+    """The job `search_index`."""
 
     name = "search_index"
     summary = "keep one index of OpenSearch per space with one document per row"
@@ -25,10 +25,10 @@ class SearchIndex(Job):
     has_tables = False
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         add = parser.add_argument
         add("--to", required=True, metavar="URL,…", help="OpenSearch's nodes (https://search:9200)")
-        add("--user", help="whom to log in as")
+        add("--user", help="the user to log in as")
         add("--password", type=secret, metavar="@FILE|$NAME", help="the user's password: a file with it, or a variable")
         add("--ca-file", metavar="FILE", help="the certificates to trust, on every worker")
         add("--certificate-file", metavar="FILE", help="the job's own certificate, on every worker")
@@ -38,22 +38,24 @@ class SearchIndex(Job):
             "--index",
             default="{prefix}-{space}",
             metavar="TEMPLATE",
-            help="what searches call a space's index; it is an alias (default: %(default)s)",
+            help="the name of a space's index for searches; it is an alias (default: %(default)s)",
         )
-        add("--index-body", type=Path, metavar="FILE", help="settings and mappings (JSON) of new indexes, above those of the job")
+        add(
+            "--index-body", type=Path, metavar="FILE", help="settings and mappings (JSON) of new indexes; they win over the job's"
+        )
         add(
             "--document",
             metavar="MODULE:FUNCTION",
-            help="makes documents of rows: function(row, change) → dict, or None for none",
+            help="function that makes a document of a row: function(row, change) → dict, or None for no document",
         )
         add("--forget-deleted-after-hours", type=float, default=24, metavar="N", help="keep marks of deleted rows (default: 24)")
-        add("--bulk-documents", type=int, default=1000, metavar="N", help="documents of a request (default: %(default)s)")
-        add("--bulk-bytes", type=int, default=5_000_000, metavar="N", help="about its bytes (default: %(default)s)")
+        add("--bulk-documents", type=int, default=1000, metavar="N", help="documents per request (default: %(default)s)")
+        add("--bulk-bytes", type=int, default=5_000_000, metavar="N", help="approximate bytes per request (default: %(default)s)")
         add("--patience-seconds", type=float, default=300, metavar="N", help="how long to wait for OpenSearch (default: 300)")
-        add("--timeout-seconds", type=float, default=60, metavar="N", help="for each answer (default: 60)")
+        add("--timeout-seconds", type=float, default=60, metavar="N", help="how long to wait for each answer (default: 60)")
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         with needs("opensearch-py"):
             from spark_jobs.feeds.index_sink import SearchIndexSink, Writing, named_function
             from spark_jobs.feeds.opensearch import Address

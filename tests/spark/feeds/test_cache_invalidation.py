@@ -120,7 +120,7 @@ def test_changed_rows_are_gone_from_redis_and_others_are_not(spark: SparkSession
     sink.write(topics.send(delete(1, 31), put("u", {"id": 2, "title": "x"}, 32, version=3)), 3, "query")
     first, second = sorted(letter[2] for letter in letters.taken)
     assert "the event has no row before" in first + second
-    assert "names 'name', which the space hasn't got at this schema_version; its fields are id, title" in first + second
+    assert "names 'name', which the space doesn't have at this schema_version; its fields are id, title" in first + second
     with pytest.raises(JobError, match="no form of space 512 at schema_version 9"):
         sink.write(topics.send(put("c", {"id": 2}, 33, version=9)), 4, "query")
     client.close()

@@ -241,9 +241,9 @@ def test_keys_that_memcached_would_refuse_are_hashed() -> None:
 
 
 def test_a_cache_that_is_away_is_awaited_and_then_told() -> None:
-    with pytest.raises(JobError, match=r"Redis at redis://127.0.0.1:1/0 doesn't take invalidations.*Nothing is lost"):
+    with pytest.raises(JobError, match=r"Redis at redis://127.0.0.1:1/0 doesn't accept invalidations.*Nothing is lost"):
         Address("redis://:hidden@127.0.0.1:1/0", patience_seconds=0.2).connect().invalidate(["a"])
-    with pytest.raises(JobError, match=r"memcached at memcached://127.0.0.1:1 doesn't take"):
+    with pytest.raises(JobError, match=r"memcached at memcached://127.0.0.1:1 doesn't accept"):
         Address("memcached://127.0.0.1:1", patience_seconds=0.2).connect().invalidate(["a"])
     for url in ("http://x", "x", "amqp://x"):
         with pytest.raises(JobError, match="must begin with"):
