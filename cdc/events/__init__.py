@@ -1,1 +1,1 @@
-"""How a change looks outside: rows and keys as JSON, the envelope, the topics' names."""
+"""Format of published changes: rows and keys as JSON, the envelope, the topics' names."""

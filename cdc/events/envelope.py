@@ -1,4 +1,4 @@
-"""Events as bytes: the Debezium envelope of docs/events.md, cut into pieces that are made as seldom as they change.
+"""Events as bytes: the Debezium envelope of docs/events.md, split into pieces that are built only when they change.
 
     {"op":"c","before":null,"after":│{"id":1}│,"source":{"version":…,"name":"shop",│"ts_ms":…,"sequence":"[\\"41\\",\\"│42│
       per operation                   per row   per daemon                            per transaction                  per row
@@ -7,8 +7,8 @@
     "server_uuid":"…","vclock":│{"1":42}},"transaction":{"id":"1:42","total_order":│1│,"data_collection_order":│1│},"ts_ms":…}
                                 per transaction                                                                per batch
 
-An event of a stream is one `b"".join` of such pieces; building a dict of the envelope and dumping it costs several times as
-much. What is rare (snapshot rows, truncations, control records) is put together here whole.
+An event of a stream is one `b"".join` of such pieces; building the envelope as a dict and dumping that costs several times as
+much. This module builds rare records (snapshot rows, truncations, control records) completely.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm
 
 SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(4096))
-"""Texts of the numbers that count rows within a transaction."""
+"""Texts of small numbers, which count rows within a transaction."""
 
 OPEN_CREATE: Final = b'{"op":"c","before":null,"after":'
 OPEN_UPDATE: Final = b'{"op":"u","before":null,"after":'
@@ -36,7 +36,7 @@ UPSERT: Final = b',"upsert":'
 SEQ: Final = b',"seq":'
 COLLECTION_ORDER: Final = b',"data_collection_order":'
 
-# What stands between the variable parts of an event that is a transaction by itself.
+# Constant pieces between the variable parts of an event that is the only one of its transaction.
 TS_US: Final = b',"ts_us":'
 TS_NS: Final = b',"ts_ns":'
 SEQUENCE: Final = b'000,"snapshot":"false","db":"","sequence":"[\\"'
@@ -46,7 +46,7 @@ SINGLE_ROW: Final = b',"row":0,"seq":'
 SINGLE_ORDER: Final = b'","total_order":1,"data_collection_order":1'
 
 MALFORMED_BODY: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError)
-"""What reading a row's body raises if it isn't what its type promises."""
+"""Exceptions raised by reading a row's body that doesn't match the row's type."""
 
 _KEY: Final = Key.KEY
 _TUPLE: Final = Key.TUPLE
@@ -68,28 +68,29 @@ _JDBC_OTHER: Final = 1111
 
 
 def times(microseconds: int) -> bytes:
-    """The three forms in which Debezium gives a time, from microseconds since the epoch."""
+    """Return Debezium's three fields for a time, given in microseconds since the epoch."""
     return b'"ts_ms":%d,"ts_us":%d,"ts_ns":%d' % (microseconds // 1000, microseconds, microseconds * 1000)
 
 
 Change = Callable[[Body, bytes], tuple[bytes, bytes, bytes] | None]
-"""A row's body and frame → the key, the opening of its event, and what follows the opening; None if nothing changed."""
+"""Function from a row's body and frame to the key, the opening of its event, and the bytes that follow the opening; the result is
+None if nothing changed."""
 
 
 class SpaceEvents(RowEncoder):
-    """The pieces of the envelope that one form determines, beside its row encoders.
+    """The pieces of the envelope that one form determines, and its row encoders.
 
-    `changes[type]` makes a row's event. It raises EncodingError, SchemaError, or one of MALFORMED_BODY for a body that isn't
-    what its type promises. These here know nothing but the row; cdc.images.image_events puts others in their place.
+    `changes[type]` builds a row's event. It raises EncodingError, SchemaError, or, if the body doesn't match the row's type, one
+    of MALFORMED_BODY. The functions in this class use only the row; cdc.images.image_events replaces them by others.
     """
 
     def __init__(self, form: SpaceForm, topic: str, server_uuid: str) -> None:
         super().__init__(form)
         self.topic = topic
         self.changes_by: Literal["row", "image", "nobody"] = "row"
-        """What `changes` are made from: the row alone, the image, or nothing, as the rows are told in another way."""
+        """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""
         self.key_number = form.space_id
-        """What the keys of the images begin with, if they are made from those."""
+        """Number with which the keys of the images begin, if `changes` use images."""
         self.changes: dict[int, Change] = {
             Type.INSERT: self._whole_row(OPEN_CREATE),
             Type.REPLACE: self._whole_row(OPEN_UPDATE),
@@ -102,7 +103,7 @@ class SpaceEvents(RowEncoder):
         self.schema = self._server + b',"vclock":'
 
     def count_upserts(self, count: Callable[[], None]) -> None:
-        """Have each UPSERT counted."""
+        """Call `count` after each UPSERT that is encoded."""
         upsert = self.changes[Type.UPSERT]
 
         def counted(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
@@ -113,7 +114,7 @@ class SpaceEvents(RowEncoder):
         self.changes[Type.UPSERT] = counted
 
     def tell_version(self, server_version: str) -> None:
-        """Name the server's version in each event: not all carry out alike the operations that events without images have."""
+        """Add the server's version to each event, because versions differ in how they apply the operations in a patch."""
         self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())
 
     def _whole_row(self, opening: bytes) -> Change:
@@ -135,25 +136,25 @@ class SpaceEvents(RowEncoder):
 
 
 class Envelope:
-    """What one daemon and one connection determine."""
+    """The pieces of the envelope that the daemon determines."""
 
     def __init__(self, version: str, prefix: str) -> None:
         self._prefix = prefix
-        # Up to the time, which comes first of what varies.
+        # Ends before the time, the first variable field.
         self.source = b',"source":{"version":%b,"connector":"tarantool","name":%b,' % (encode(version), encode(prefix))
 
     @staticmethod
     def stream_time(timestamp: float, previous_lsn: bytes) -> bytes:
-        """From the master's time of a transaction to the open quote of its lsn in `sequence`."""
+        """Return the piece from the master's time of a transaction to the opening quote of its lsn in `sequence`."""
         return b'%b,"snapshot":"false","db":"","sequence":"[\\"%b\\",\\"' % (times(round(timestamp * 1e6)), previous_lsn)
 
     @staticmethod
     def batch_time(now_us: int) -> bytes:
-        """The event's own time and its closing brace; the same for a whole batch."""
+        """Return the piece with the event's own time and closing brace; it is the same for an entire batch."""
         return b"}," + times(now_us) + b"}"
 
     def snapshot_pieces(self, space: SpaceEvents, snapshot_id: int, vclock: bytes, now_us: int) -> tuple[bytes, bytes]:
-        """What stands between a snapshot row and its `seq`, and what follows that."""
+        """Return the piece between a snapshot row and its `seq`, and the piece after the `seq`."""
         return (
             self.source + times(now_us) + b',"snapshot":"true","db":"","sequence":null,"table":%b,"space_id":%d,'
             b'"replica_id":null,"lsn":null,"tsn":null,"row":null,"seq":' % (encode(space.form.name), space.form.space_id),
@@ -163,7 +164,7 @@ class Envelope:
     def schema_record(
         self, change: SchemaChange, position: Position, now_us: int, origin: tuple[int, int, int] | None
     ) -> tuple[bytes, bytes]:
-        """Key and value for the schema topic. `origin` is (replica id, lsn, tsn) of the row, None in a snapshot."""
+        """Return key and value for the schema topic. `origin` is (replica id, lsn, tsn) of the row, None in a snapshot."""
         form = change.form
         replica_id, lsn, tsn = origin if origin is not None else (None, None, None)
         source = {
@@ -193,7 +194,7 @@ class Envelope:
             + b","
             + encode({"ts_ms": now_us // 1000, "databaseName": "", "schemaName": None, "ddl": None, "tableChanges": [table]})[1:]
         )
-        # A DROP must not replace the record of the form that old events refer to.
+        # The key of a DROP must differ, so that it doesn't replace the record of the form that old events refer to.
         key: dict[str, Any] = {"space_id": form.space_id, "schema_version": form.schema_version}
         if change.kind is ChangeKind.DROP:
             key["dropped"] = True
@@ -237,7 +238,7 @@ def _table(form: SpaceForm) -> dict[str, Any]:
 
 
 def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], timestamp: float) -> list[tuple[bytes, bytes]]:
-    """Keys and values of a transaction's BEGIN and END; `counts` are events by space."""
+    """Return the keys and values of a transaction's BEGIN and END; `counts` are the numbers of events by space."""
     key = encode({"id": transaction_id})
     ts_ms = round(timestamp * 1000)
     begin = {"status": "BEGIN", "id": transaction_id, "event_count": None, "data_collections": None, "ts_ms": ts_ms}
@@ -252,7 +253,7 @@ def transaction_records(transaction_id: str, counts: Sequence[tuple[str, int]], 
 
 
 class SpaceCount(NamedTuple):
-    """What a snapshot says of one space: how many rows it had, and up to which seq its events are past (cdc.stream.snapshot)."""
+    """One space in a snapshot record: its number of rows, and the seq up to which its events are past (cdc.stream.snapshot)."""
 
     space: str
     space_id: int
@@ -263,7 +264,10 @@ class SpaceCount(NamedTuple):
 def snapshot_record(
     status: str, position: Position, now_us: int, counts: Sequence[SpaceCount] | None = None, *, number: int = 0
 ) -> tuple[bytes, bytes]:
-    """Key and value for the snapshot topic; `counts` once they are known. `number` is the snapshot's, by default the last one."""
+    """Return key and value for the snapshot topic.
+
+    `counts` is None until the counts are known. `number` is the snapshot's number, by default that of the position's snapshot.
+    """
     assert position.snapshot is not None
     snapshot_id = str(number or position.snapshot.snapshot_id)
     value: dict[str, Any] = {

@@ -1,8 +1,8 @@
-"""Values as JSON: the type table of docs/events.md.
+"""Conversion of values to JSON by the type table of docs/events.md.
 
-Most values of most rows need nothing: msgspec writes None, bool, int, str, bytes (as base64), UUID, list and dict itself.
-What it would write differently, or can't, goes through `plain` first: floats that JSON has no number for, decimals (plain
-notation instead of an exponent), points and lengths of time, maps with keys that aren't strings, strings that aren't UTF-8.
+Most values need no conversion: msgspec itself writes None, bool, int, str, bytes (as base64), UUID, list and dict. `plain`
+converts the values that msgspec can't write, or would write differently: floats without a JSON number, decimals (plain notation
+instead of an exponent), points and lengths of time, maps with keys that aren't strings, strings that aren't UTF-8.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from cdc.protocol.codec import MapPairs
 from cdc.protocol.extensions import Datetime, DeepValue, ErrorValue, Interval, OpaqueExtension
 
 encode: Final = msgspec.json.Encoder().encode
-"""Writes a plain value; the one encoder of the whole program."""
+"""Encodes a plain value as JSON; the entire program uses this encoder."""
 
 SAFE_TYPES: Final = frozenset({type(None), bool, int, bytes, UUID})
-"""Types of values that are always plain. A str is plain unless it isn't UTF-8, which the encoder itself finds out."""
+"""Types whose values are always plain. A str is plain if it is UTF-8, which the encoder itself checks."""
 
 WAY_OUT: Final = 'Leave the space out (spaces.exclude), or send such rows to the dead-letter topic (format.on_error = "dlq").'
-"""What can be done about a row that has such a value."""
+"""Hint for a row that contains a value without a JSON form."""
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _DAY_SECONDS: Final = 86_400
-# Python's calendar ends at the years 1 and 9999, Tarantool's goes on; the Gregorian calendar repeats every 400 years.
+# Python's calendar is limited to the years 1 to 9999, Tarantool's isn't; the Gregorian calendar repeats every 400 years.
 _CYCLE_SECONDS: Final = 146_097 * _DAY_SECONDS
-# What an error says about the failure; its other fields are places in the server's sources.
+# The published fields of an error; its other fields are locations in the server's source code.
 _ERROR_FIELDS: Final = {0: "type", 3: "message", 5: "code", 6: "fields"}
 
 
 def plain(value: Any) -> Any:
-    """The value as something that msgspec writes just as the type table says.
+    """Convert a value to one that msgspec writes as the type table requires.
 
-    Raises EncodingError for an extension that has no place in the table.
+    Raises EncodingError for a value that isn't in the table.
     """
     kind = type(value)
     if kind in SAFE_TYPES:
@@ -76,7 +76,7 @@ def _base64(data: bytes) -> str:
 
 
 def _map(pairs: list[tuple[Any, Any]]) -> dict[str, Any] | list[list[Any]]:
-    """An object, or an array of pairs where two keys would become the same."""
+    """Return an object, or an array of pairs if two keys would become the same name."""
     named = {_key(key): plain(item) for key, item in pairs}
     return named if len(named) == len(pairs) else [[plain(key), plain(item)] for key, item in pairs]
 
@@ -85,7 +85,7 @@ def _key(key: Any) -> str:
     value = plain(key)
     if isinstance(value, str):
         return value
-    # What msgspec writes as a JSON string by itself (binary, uuid) is a text like any other: no quotes within the quotes.
+    # msgspec writes binary and uuid as JSON strings: strip their quotes, because the key is quoted again.
     return encode(value).decode().strip('"') if isinstance(value, bytes | UUID) else encode(value).decode()
 
 
@@ -115,7 +115,7 @@ def _interval(value: Interval) -> str | dict[str, Any]:
         return {name: getattr(value, name) for name in value.__slots__ if getattr(value, name)}
     parts = ((value.year, "Y"), (value.month, "M"), (value.week, "W"), (value.day, "D"))
     date = "".join(f"{number}{unit}" for number, unit in parts if number)
-    # Seconds and nanoseconds share a part, so their signs must be brought together.
+    # Seconds and nanoseconds form one part, which can have only one sign.
     nanoseconds = value.second * 1_000_000_000 + value.nanosecond
     seconds, fraction = divmod(abs(nanoseconds), 1_000_000_000)
     sign = "-" if nanoseconds < 0 else ""

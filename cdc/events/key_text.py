@@ -1,4 +1,4 @@
-"""Primary keys as JSON: the same text for keys that the server takes for equal, and for no others.
+"""Primary keys as JSON: keys have the same text if and only if the server considers them equal.
 
     decimal 10, decimal 10.00, double 10.0 in a `number`     10
     decimal 0.1, double 0.1 in a `number`                    0.1
@@ -8,17 +8,16 @@
     one instant in two time zones                            "2024-02-29T20:59:58Z"
     in a `scalar`: binary, UUID, datetime, such a decimal    {"varbinary":"/w=="}, …   a string may say the same
 
-In a HASH index the server tells writings apart (`KeyPart.is_as_written`), and so do these texts:
+In a HASH index the server distinguishes notations of a value (`KeyPart.is_as_written`), and so do these texts:
 
     decimal 10, decimal 10.00, double 10.0 in a `number`     "10", "10.00", 10
     decimal 1E+2 and decimal 100                             "1E+2", "100"
     one instant in two time zones                            "2024-02-29T20:59:58Z", "2024-02-29T23:59:58+03:00"
 
-Kafka keeps the last record of each key, and orders records within a key: two writings of one key would be two rows to all who
-read it. The row itself keeps the value as it was written. What is equal is decided as cdc.schema.keys decides it for the store.
+Kafka keeps the last record of each key, and orders the records of one key. If one key had two texts, consumers would see two
+rows. The row itself keeps the value's notation. Equality is defined as in cdc.schema.keys, which encodes keys for the store.
 
-What it refuses to know: spaces, and parts that have but one writing (they are None here): whole numbers, booleans, UUIDs,
-binary; and strings, but for those that aren't UTF-8.
+Out of scope: spaces, and values that have only one notation: integers, booleans, UUIDs, binary, and UTF-8 strings.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from cdc.schema.forms import KeyPart
 from cdc.schema.keys import is_quiet_nan, stood_for
 
 Write = Callable[[Any], Any]
-"""A part's value → what is written as JSON in its place."""
+"""Function from a part's value to the value that is written as JSON in its place."""
 
 _BITS: Final = struct.Struct(">d").pack
 _QUIET_NAN: Final = _BITS(math.nan)
@@ -47,7 +46,7 @@ _INTEGER_END: Final = 2**64
 
 
 def _number(value: Any) -> Any:
-    """A whole number of 64 bits as an integer, what a double is equal to as a double, the rest as digits."""
+    """Return an int for a 64-bit integer, a float for a number equal to a double, and otherwise the digits as a string."""
     kind = type(value)
     if kind is float:
         return _double(value)
@@ -68,7 +67,7 @@ def _double(value: float) -> Any:
 
 
 def _digits(value: Decimal) -> str:
-    """In plain notation, without zeroes at the end and without a sign before zero."""
+    """Return a decimal in plain notation, without trailing zeroes in the fraction and without a sign before zero."""
     text = format(value, "f") if value else "0"
     return text.rstrip("0").rstrip(".") if "." in text else text
 
@@ -112,7 +111,7 @@ def _in_scalar(value: Any) -> Any:
     return number
 
 
-# As it was written.
+# Parts in which different notations are different keys.
 
 
 def _number_as_written(value: Any) -> Any:
@@ -168,8 +167,8 @@ _PLAIN: Final = (plain, frozenset({type(None), bool, int, str, bytes, UUID}))
 
 
 def writing(part: KeyPart) -> tuple[Write, frozenset[type]]:
-    """How values of a key part are written, and the types of those that msgspec writes so by itself.
+    """Return the function that converts a key part's values, and the types whose values need no conversion for msgspec.
 
-    A string is one of these only as far as it is UTF-8, which msgspec finds out.
+    A str needs no conversion only if it is UTF-8, which msgspec itself checks.
     """
     return (_AS_WRITTEN_BY_TYPE if part.is_as_written else _BY_TYPE).get(part.type, _PLAIN)

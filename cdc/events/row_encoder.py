@@ -1,12 +1,13 @@
-"""Rows and keys of one space as JSON, compiled when its form appears.
+"""Encoder of one space's rows and keys as JSON, compiled when the space's form becomes known.
 
-A format is known long before its rows come, so what can be decided from it is decided once: a msgspec struct holds the field
-names as finished JSON, and leaves out those behind the tuple's end; tuples of a wide format that are much shorter have smaller
-ones, so that all together have at most three times the format's fields. And only fields whose type admits a value that JSON
-writes differently (a float may be NaN, a map may have numbers as keys) are looked at row by row. For a space of unsigneds and
-strings a row costs one struct and one call into C.
+A format is known before its rows arrive, so all decisions that depend only on the format are made once. A msgspec struct
+contains the field names as finished JSON, and omits those past the tuple's end. A wide format has smaller structs too, for
+tuples that are much shorter; all structs together have at most three times the format's number of fields. Only fields whose
+type allows values that need conversion for JSON (a float may be NaN, a map may have numbers as keys) are checked in each row.
+A row of a space with only unsigned and string fields costs one struct and one call into C.
 
-A string that isn't UTF-8 makes the encoder refuse the row; then the row is made plain value by value and written again.
+If a string isn't UTF-8, the encoder rejects the row. Then each value of the row is converted with `plain`, and the row is encoded
+again.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ Encode = Callable[[Sequence[Any]], bytes]
 
 _SIZED_INTEGERS: Final = {f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)}
 PLAIN_FIELD_TYPES: Final = frozenset({"unsigned", "integer", "string", "boolean", "varbinary", "uuid"} | _SIZED_INTEGERS)
-"""Field types whose every value msgspec writes as the type table says."""
+"""Field types all of whose values msgspec writes as the type table requires."""
 
 _BEYOND_MAX: Final = 32
-"""Tuples with more fields past the format than this have lengths of all kinds, without a bound: nothing is kept of them."""
+"""Maximum number of fields past the format for which an encoder is cached. The lengths of longer tuples have no bound."""
 
 _SHORT: Final = 8
-"""Fields of the smallest struct of a format that has more; each next one has twice as many."""
+"""Number of fields of the smallest struct of a wider format; each larger struct has twice as many."""
 
 _SAFE_TYPES: Final = SAFE_TYPES | {str}
 
@@ -43,23 +44,25 @@ _TOO_DEEP: Final = "a value is nested too deeply to be written as JSON"
 
 
 class RowEncoder:
-    """Writes tuples, keys and operations of one form. All methods raise EncodingError or SchemaError, nothing else.
+    """Encoder of tuples, keys and operations of one form. Methods raise EncodingError or SchemaError.
 
-    `key` takes a key as it stands in a DELETE or UPDATE (its parts in order), `key_of` a tuple; both give a JSON object.
-    `rows[n]` writes tuples of n fields: exactly the fields that they have.
+    In addition, `key_of` raises IndexError, KeyError or TypeError for a tuple that lacks a field of the key.
+
+    `key` encodes a key as in a DELETE or UPDATE (its parts in order), `key_of` the key of a tuple; both return a JSON object.
+    `rows[n]` encodes a tuple of n fields as an object with exactly these fields.
     """
 
     def __init__(self, form: SpaceForm) -> None:
         self.form = form
         names = [form.part_name(index) for index in range(len(form.key_parts))]
-        # By number of fields: what writes tuples that have all of them, and what writes shorter ones.
+        # By a struct's number of fields: the encoder of tuples with all fields, and that of shorter tuples.
         self._sized: dict[int, tuple[Encode, Encode]] = {}
         self.key: Encode
         self.key_of: Encode
         self.rows: dict[int, Encode]
         twice = _first_that_is_there_twice(names)
         if twice is not None:
-            # The server takes such a key. Nobody can be told it, so there is nothing to tell of any row either.
+            # The server accepts such a key, but it can't be written as a JSON object, so no row of the space can be published.
             refuse = _refuse_all(f"two parts of the primary key of space {form.name!r} would be called {twice!r}")
             self.key = self.key_of = refuse
             self.rows = _Rows(lambda _: (refuse, False))
@@ -69,7 +72,7 @@ class RowEncoder:
             self.rows = _Rows(self._compile_row)
 
     def patch(self, operations: object, base: int) -> bytes:
-        """An UPDATE's or UPSERT's operations as a JSON array."""
+        """Encode an UPDATE's or UPSERT's operations as a JSON array; `base` is the request's INDEX_BASE."""
         resolved = normalise(operations, base=base, names=self.form.field_names)
         try:
             return encode([self._operation(operation) for operation in resolved])
@@ -82,7 +85,7 @@ class RowEncoder:
             "field": self.form.field_name(operation.field) if operation.field >= 0 else operation.field,
         }
         if operation.path:
-            steps(operation.path)  # a path that can't be read must not get out
+            steps(operation.path)  # raises for a malformed path, which must not be published
             shown["path"] = operation.path if operation.path[0] in ".[" else f".{operation.path}"
         match operation.code:
             case "#":
@@ -95,7 +98,7 @@ class RowEncoder:
         return shown
 
     def _compile_row(self, length: int) -> tuple[Encode, bool]:
-        """What writes tuples of a length, and whether it is worth keeping."""
+        """Return the encoder of tuples of a length, and whether to cache it."""
         field_count = len(self.form.fields)
         if length > field_count + _BEYOND_MAX:
             return self._compile(length, is_struct=False)[0], False
@@ -110,7 +113,7 @@ class RowEncoder:
             try:
                 self._sized[size] = self._compile(size)
             except EncodingError:
-                # Two fields would have one name, which need not be so in this tuple.
+                # Two of the struct's fields would have one name, but this tuple may be too short to have both.
                 return self._compile(length, is_struct=False)[0], False
         whole, part = self._sized[size]
         return (whole if length == size else part), True
@@ -142,7 +145,7 @@ class RowEncoder:
 
 
 class _Rows(dict[int, Encode]):
-    """Row encoders by tuple length, found when the first tuple of a length comes."""
+    """Row encoders by tuple length, each compiled for the first tuple of that length."""
 
     def __init__(self, compile_row: Callable[[int], tuple[Encode, bool]]) -> None:
         super().__init__()
@@ -166,7 +169,7 @@ def _unsafe_places(types: Sequence[str]) -> list[tuple[int, frozenset[type]]]:
 
 
 def _key_encoder(names: list[str], parts: Sequence[KeyPart]) -> Encode:
-    """A key's values in order → JSON object with these names, the same for equal keys."""
+    """Return an encoder from a key's values in order to a JSON object with these names, which is the same for equal keys."""
     writings = [writing(part) for part in parts]
     unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if parts[place].type not in PLAIN_FIELD_TYPES]
     return _encoder(_builder(names, takes_fewer=False), unsafe, [write for write, _ in writings])
@@ -179,10 +182,10 @@ def _encoder(
     *,
     is_whole: bool = True,
 ) -> Encode:
-    """Values in order → JSON object. Unless `is_whole`, there may be fewer than `build` has names.
+    """Return an encoder from values in order to a JSON object. Unless `is_whole`, there may be fewer values than names.
 
-    `unsafe` are places that hold more than msgspec writes as it should, with the types of values that it does; `writes` give
-    what is written for each value where one of them is met, `plain` by default.
+    `unsafe` are the places whose values may need conversion, each with the types that don't. If a value needs conversion, all
+    values are converted with `writes` (one function per place), by default with `plain`.
     """
 
     def slowly(values: Sequence[Any]) -> bytes:
@@ -229,10 +232,13 @@ def _encoder(
 
 
 def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = True) -> Callable[..., Any]:
-    """Values in order → what msgspec writes as an object of them. If it `takes_fewer`, names past the last one are left out."""
+    """Return a function from values in order to an object that msgspec writes with these names.
+
+    If `takes_fewer`, there may be fewer values than names; the remaining names are then left out.
+    """
     twice = _first_that_is_there_twice(names)
     if twice is not None:
-        # A format may call a field `field_5`, and so would a fifth one past the format be called.
+        # A format may have a field named `field_5`, which is also the name of a fifth field past the format.
         raise EncodingError(f"two fields of a row would be called {twice!r}", WAY_OUT)
 
     def as_dict(*values: Any) -> dict[str, Any]:
@@ -248,7 +254,7 @@ def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = Tr
         renames = {f"field_{place}": name for place, name in enumerate(names)}
         return msgspec.defstruct("Row", fields, rename=renames, gc=False)
     except ValueError:
-        return as_dict  # msgspec refuses names that JSON has to escape
+        return as_dict  # msgspec rejects names that JSON must escape
 
 
 def _first_that_is_there_twice(names: Sequence[str]) -> str | None:

@@ -1,7 +1,8 @@
-"""Names of topics: one per space, and the control topics beside them.
+"""Names of topics: one topic per space, and the control topics.
 
-Kafka allows `[A-Za-z0-9._-]` and 249 characters; every other character of a space's name becomes `_`. Two spaces whose names
-become the same topic, or a space that is called like a control topic, would mix their events, so that is refused.
+Kafka allows the characters `[A-Za-z0-9._-]`, and at most 249 of them. Every other character of a space's name becomes `_`. If
+two spaces would get the same topic, or a space would get a control topic's name, their events would be mixed, so such a space
+is refused.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
 class TopicNames:
-    """Gives spaces their topics and keeps two spaces from getting the same one."""
+    """Assignment of topics to spaces, which never gives two spaces the same topic."""
 
     def __init__(self, prefix: str) -> None:
         self._prefix = prefix
         self._space_by_topic: dict[str, int] = {}
 
     def control(self, name: str) -> str:
-        """The topic `<prefix>.<name>` of one of CONTROL."""
+        """Return the control topic `<prefix>.<name>`; `name` must be in CONTROL."""
         assert name in CONTROL
         return f"{self._prefix}.{name}"
 
     def of_space(self, space_id: int, name: str) -> str:
-        """The topic of a space. Raises ConfigurationError if it is another's, or can't be one."""
+        """Return the topic of a space. Raises ConfigurationError if the name is taken or too long."""
         suffix = _FOREIGN.sub("_", name)
         topic = f"{self._prefix}.{suffix}"
         owner = self._space_by_topic.setdefault(topic, space_id)
@@ -45,8 +46,8 @@ class TopicNames:
             taken = "a control topic of this daemon" if suffix in CONTROL else f"the topic of space {owner}"
             raise ConfigurationError(
                 f"space {name!r} ({space_id}) would share {topic!r}, {taken}",
-                "Leave one of them out with spaces.exclude. Renaming it helps what is written from then on, and a log from "
-                "before it is read under the old name.",
+                "Leave one of them out with spaces.exclude. Renaming it helps only for rows written after the renaming: "
+                "earlier rows in the log are read under the old name.",
             )
         if len(topic) > _NAME_MAX:
             raise ConfigurationError(
@@ -56,15 +57,15 @@ class TopicNames:
         return topic
 
     def release(self, space_id: int) -> None:
-        """The space is gone or has another name: its topic is free for a space that takes its name."""
+        """Free the topic of a space that was dropped or renamed, so that another space can use it."""
         for topic in [topic for topic, owner in self._space_by_topic.items() if owner == space_id]:
             del self._space_by_topic[topic]
 
 
 class SpaceFilter:
-    """Which spaces are published: names that match an `include` and no `exclude` pattern as a whole.
+    """Filter of the published spaces: the entire name must match an `include` pattern and no `exclude` pattern.
 
-    Tarantool's own spaces (their names begin with `_`) must be named: only a pattern that begins with `_` reaches them.
+    Only an `include` pattern that begins with `_` can match one of Tarantool's system spaces, whose names begin with `_`.
     """
 
     def __init__(self, include: list[str], exclude: list[str]) -> None:

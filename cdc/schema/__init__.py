@@ -1,1 +1,1 @@
-"""The form of every space at every position, folded from the rows of the same stream."""
+"""The form of every space at every position, computed from the stream's own rows of system spaces."""

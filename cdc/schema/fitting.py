@@ -1,7 +1,7 @@
-"""Whether a tuple fits its space's format, as far as the format's own fields tell: types, nil, and fields that lack.
+"""Check whether a tuple fits its space's format, by the format's own fields: types, nil, and missing fields.
 
-It is asked for results of UPSERTs in vinyl alone, which the server ignores if they don't fit. What it refuses to know: types
-that secondary indexes ask of fields beyond the format's, constraints, and the ranges of sized numbers.
+The check is used only for the results of UPSERTs in vinyl, which the server ignores if they don't fit. Out of scope: types that
+secondary indexes require for fields beyond the format, constraints, and the ranges of sized numbers.
 
 Sources: src/box/tuple_format.c, field_def.c.
 """
@@ -45,14 +45,14 @@ _FITTING: Final[dict[str, Callable[[Any], bool]]] = {
     "map": lambda value: not _is_scalar(value) and type(value) not in (list, Interval),
     "scalar": _is_scalar,
 }
-"""By a field's type. One that isn't here takes everything."""
+"""Check of a value, by the field's type. A field of any other type accepts all values."""
 _SHORT: Final = {"*": "any", "str": "string", "num": "unsigned", "uint": "unsigned", "int": "integer", "bool": "boolean"}
 _INTEGERS_IN_DOUBLES_SINCE: Final = (2, 11, 1)
-"""Before that a field of the type `double` takes doubles alone."""
+"""First version in which a field of the type `double` accepts integers too; before it, only doubles fit."""
 
 
 def fits(form: SpaceForm, values: Sequence[Any], version: tuple[int, ...]) -> bool:
-    """Whether decoded values fit the format's fields, as a server of this version has it."""
+    """Return whether decoded values fit the format's fields, by the rules of this server version."""
     for place, field in enumerate(form.fields):
         value = values[place] if place < len(values) else None
         kind = _SHORT.get(field.type, field.type)

@@ -1,4 +1,4 @@
-"""What a space looks like at a position: its fields, its primary key, and how either changed."""
+"""The form of a space at one position: its fields, its primary key, and changes of either."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ _BINARY_COLLATIONS: Final = frozenset({0, 3})
 
 @dataclass(frozen=True, slots=True)
 class KeyPart:
-    """One part of a primary key: the field's place from 0, a path inside the field or "", the part's type, and the id of the
-    collation that compares its strings (0 is none).
+    """One part of a primary key: the field's place (from 0), a path inside the field or "", the part's type, and the id of the
+    collation that compares its strings (0 if none).
     """
 
     field: int
     path: str
     type: str
     collation: int = 0
-    # Whether values that are equal but written differently are different keys: decimal 1 and decimal 1.00.
+    # Whether equal values in different notations are different keys, such as decimal 1 and decimal 1.00.
     is_as_written: bool = False
 
     @property
     def is_collated(self) -> bool:
-        """Whether strings that differ may be the same key."""
+        """Whether different strings may be the same key."""
         return self.type in _COLLATED and self.collation not in _BINARY_COLLATIONS
 
 
@@ -41,7 +41,7 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class SpaceForm:
-    """What a row of one space looks like, as long as nobody alters the space."""
+    """The form of one space's rows, valid until the space is altered."""
 
     space_id: int
     name: str
@@ -50,22 +50,22 @@ class SpaceForm:
     is_sync: bool = False
     # Rows of local and temporary spaces are never relayed.
     is_replicated: bool = True
-    # An engine is for life, and says nothing about how rows look.
+    # A space's engine never changes, and doesn't affect the form of rows, so it isn't compared.
     is_vinyl: bool = field(default=False, compare=False)
-    # Counts the forms of all published spaces; 0 until the form is known outside. No part of the form itself.
+    # Number of the form, counted over all published spaces; 0 until the form is published. It isn't a part of the form itself.
     schema_version: int = field(default=0, compare=False)
 
     @property
     def field_names(self) -> tuple[str, ...]:
-        """The names that the format gives, in order."""
+        """The field names of the format, in order."""
         return tuple(item.name for item in self.fields)
 
     def field_name(self, place: int) -> str:
-        """The name of a field by its place from 0, `field_N` past the format."""
+        """Return the name of the field at `place` (from 0); past the format it is `field_N`, with N counted from 1."""
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
 
     def part_name(self, index: int) -> str:
-        """What a part of the primary key is called: its field, and the path inside it if it has one."""
+        """Return the name of a part of the primary key: its field's name, followed by the path inside the field, if any."""
         part = self.key_parts[index]
         name = self.field_name(part.field)
         if not part.path:
@@ -74,12 +74,12 @@ class SpaceForm:
 
     @property
     def primary_key(self) -> tuple[tuple[str, KeyPart], ...]:
-        """The parts with their names. Where either becomes another, keys that consumers know are no keys any more."""
+        """The parts with their names. If a part or a name changes, the keys that consumers have stored become invalid."""
         return tuple((self.part_name(index), part) for index, part in enumerate(self.key_parts))
 
 
 class ChangeKind(Enum):
-    """What happened to a space, in the words of the schema topic."""
+    """Kind of a schema change, as named on the schema topic."""
 
     CREATE = "CREATE"
     ALTER = "ALTER"
@@ -88,7 +88,7 @@ class ChangeKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class SchemaChange:
-    """A space has a new form, or is gone (`form` is then its last one). `previous_name` is set by a rename."""
+    """A new form of a space, or its drop (`form` is then its last one). `previous_name` is set if the space was renamed."""
 
     kind: ChangeKind
     form: SpaceForm
@@ -97,7 +97,7 @@ class SchemaChange:
 
 @dataclass(frozen=True, slots=True)
 class StoredSpace:
-    """What the checkpoint keeps of one space: its system rows as they are, and the version its form is known under."""
+    """One space in the checkpoint: its system rows unchanged, and the schema version under which its form is published."""
 
     space_id: int
     space_row: list[Any]

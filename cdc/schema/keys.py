@@ -1,30 +1,31 @@
-"""Primary keys as bytes: equal where the server takes them for equal, and in the order of its index.
+"""Primary keys encoded as bytes: equal if the server considers them equal, and in the order of the server's index.
 
     space 513, key [7, "abc", 1.5]      00000201 │ 0000000000000007 │ 616263 0000 │ bff8000000000000 80
                                         space      unsigned           string        number
 
-A key is always longer than its space's prefix, which by itself names the whole space: so the key "" is one zero, and a text
-of nothing but zeroes, where it is the only part, has one more than it says.
+A key is always longer than its space's prefix, because the prefix alone denotes the entire space. Therefore the key "" is
+encoded as one zero byte, and a text of only zero bytes, if it is the key's only part, gets one more zero byte.
 
-The store compares keys with memcmp. So 1, 1.0 and decimal 1 have to become the same bytes, and less has to become less.
+The store compares keys with memcmp. Therefore 1, 1.0 and decimal 1 must become the same bytes, and lesser values lesser bytes.
 
-A number is the nearest double, in a form that memcmp orders, and a mark that says how it lies to that double: the double
-itself, less or greater, and then exactly what it is. The server compares integers with doubles and with decimals exactly,
-but a double with a decimal by the double's first 15 digits, so that double 0.1 and decimal 0.1 are one key; here a double
-stands for those 15 digits where they lead back to it. Where they don't (0.1 + 0.2, or whole numbers of 16 digits and more
-that are doubles) the server's comparison isn't transitive: decimal 0.3 equals two doubles that differ. No bytes can follow
-it there; here such a double is no decimal's equal. NaN is less than all numbers; in a part of the type `double`, where the
-server (2.6) takes it for equal to whatever it meets, it is a key of its own here.
+A number is encoded as the nearest double, in a form that memcmp orders, followed by a mark: equal to that double, less, or
+greater. If the number isn't equal to the double, its exact digits follow. The server compares integers exactly with doubles and
+decimals. It compares a double with a decimal by the double's first 15 digits, so that double 0.1 and decimal 0.1 are one key.
+This module therefore encodes a double as those 15 digits, if they convert back to the same double. Otherwise (0.1 + 0.2, or
+doubles that are integers of 16 or more digits) the server's comparison isn't transitive: decimal 0.3 equals two different
+doubles. No encoding can reproduce that. Here such a double equals no decimal, unless it is an integer between -2^64 and 2^64: then
+it equals exactly that integer. NaN is less than all numbers. In a part of the type `double`, the server (2.6) considers NaN equal
+to whatever value it is compared with; here NaN is a separate key.
 
-In a HASH index equal numbers and points in time that are written differently are different keys (`KeyPart.is_as_written`): there
-a decimal is its digits and its exponent, a NaN its bits, and a point in time its zone too. Such an index has no order.
+In a HASH index, equal numbers and points in time in different notations are different keys (`KeyPart.is_as_written`). There the
+key contains a decimal's digits and exponent, a NaN's bits, and a point in time's zone. Such an index has no order.
 
-Keys over KEY_BYTES_MAX keep their beginning and end in a hash of the whole. They stay different, and in one fixed order, but
-keys that begin with the same 479 bytes aren't ordered as the server orders them. Parts in descending order (3.x) are kept
-in ascending order.
+If a key would reach KEY_BYTES_MAX, its first 479 bytes are kept and a hash of the entire key replaces the rest. Such keys stay
+different and have a fixed order, but keys that share their first 479 bytes aren't in the server's order. Parts in descending
+order (3.x) are stored in ascending order.
 
-What it refuses to know: who keeps the keys, and collations. With one, different strings are equal by rules that are only
-in the server's copy of ICU.
+Out of scope: the storage of the keys, and collations. With a collation, different strings are equal by rules that exist only in
+the server's copy of ICU.
 
 Sources: src/box/tuple_compare.cc, src/lib/core/decimal.c (decimal_from_double), src/box/field_def.c (names of types).
 """
@@ -45,7 +46,7 @@ from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.tuples.operations import steps
 
 KEY_BYTES_MAX: Final = 511
-"""What LMDB takes. Keys of this length are always hashes, shorter ones never."""
+"""Maximum length of a key in LMDB, in bytes. Keys of this length always contain a hash, shorter ones never do."""
 
 Encoder = Callable[[Any], bytes]
 
@@ -57,12 +58,12 @@ _SPACE: Final = struct.Struct(">I").pack
 _DOUBLE: Final = struct.Struct(">d").pack
 _BITS: Final[Callable[[bytes], tuple[int]]] = struct.Struct(">Q").unpack
 
-# How a number lies to the double that is nearest to it.
+# Position of a number relative to its nearest double.
 _LESS: Final = b"\x40"
 _SAME: Final = b"\x80"
 _GREATER: Final = b"\xc0"
 _NO_DECIMAL: Final = b"\x81"
-"""The double itself, where no decimal equals it."""
+"""The number is the double itself, and no decimal equals it."""
 _EXPONENT: Final = struct.Struct(">I").pack
 _EXPONENT_BIAS: Final = 1 << 31
 _COMPLEMENT: Final = bytes(255 - byte for byte in range(256))
@@ -71,12 +72,12 @@ _ZONE: Final = struct.Struct(">hh").pack
 
 
 def space_prefix(number: int) -> bytes:
-    """What all keys of a space begin with; the number is the space's id, or one that cdc.images has given it."""
+    """Return the prefix of all keys of a space. `number` is the space's id, or a number that cdc.images has assigned."""
     return _SPACE(number)
 
 
 def is_keyable(form: SpaceForm) -> bool:
-    """Whether a space's keys can be told to be equal as the server does it."""
+    """Return whether equality of the space's keys can be decided as on the server."""
     try:
         KeyCodec(form)
     except UnkeyableError:
@@ -85,12 +86,12 @@ def is_keyable(form: SpaceForm) -> bool:
 
 
 class KeyCodec:
-    """Makes keys of one space's tuples. Methods that a key's kind allows to be faster replace the general ones."""
+    """Encoder of one space's keys. For common kinds of keys, faster functions replace the general methods."""
 
     def __init__(self, form: SpaceForm, number: int | None = None) -> None:
-        """Keys begin with `number`, the space's id by default.
+        """Prefix all keys with `number`, by default the space's id.
 
-        Raises UnkeyableError if keys that the server takes for equal can't be told to be equal.
+        Raises UnkeyableError if equality of keys can't be decided as on the server.
         """
         for place, part in enumerate(form.key_parts, 1):
             _check(form, place, part)
@@ -101,13 +102,13 @@ class KeyCodec:
         self._parts = [(part.field, tuple(steps(part.path))) for part in form.key_parts]
         self._encoders = [_encoder(part, is_last=place == last) for place, part in enumerate(form.key_parts)]
         self.is_text = len(form.key_parts) == 1 and form.key_parts[0].type in _TEXTS
-        """Whether the key is one string or binary and nothing else."""
+        """Whether the key has a single part, a string or binary."""
         if self.is_text:
             self._encoders = [_filled(self._encoders[0])]
         self.of_tuple: Callable[[Sequence[Any]], bytes] = self._of_tuple
-        """The key of a tuple, or as much of one as the key's fields. Raises SchemaError if the tuple doesn't fit the form."""
+        """Encodes the key of a tuple, which may end after the key's fields. Raises SchemaError if they don't fit the form."""
         self.of_key: Callable[[Sequence[Any]], bytes] = self._of_key
-        """The key of a key's values. Raises SchemaError if they don't fit the form."""
+        """Encodes a key, given the values of its parts. Raises SchemaError if they don't fit the form."""
         if len(form.key_parts) == 1:
             (part,) = form.key_parts
             single = _SINGLE.get(part.type)
@@ -159,7 +160,7 @@ def _check(form: SpaceForm, number: int, part: KeyPart) -> None:
         )
 
 
-# The commonest keys: one part that is an unsigned number or a string.
+# The most common keys: a single part, an unsigned number or a string.
 
 
 def _single_unsigned(number: int, place: int, general: Callable[[Sequence[Any]], bytes]) -> Callable[[Sequence[Any]], bytes]:
@@ -184,13 +185,13 @@ def _single_string(number: int, place: int, general: Callable[[Sequence[Any]], b
         except (UnicodeEncodeError, IndexError, AttributeError, TypeError):
             return general(values)
         if found < above_zero:
-            return general(values)  # it may be all zeroes
+            return general(values)  # all bytes may be zero
         return found if len(found) < KEY_BYTES_MAX else _shortened(found)
 
     return of
 
 
-# Parts. Each encoder's bytes must not be the beginning of another value's, except where the part is the last.
+# Parts. Unless a part is the last one, the encoding of one value must not be a prefix of another value's encoding.
 
 
 def _unsigned(value: Any) -> bytes:
@@ -225,7 +226,7 @@ def _number(value: Any) -> bytes:
 
 
 def stood_for(double: float) -> Decimal | None:
-    """The number that a finite double is compared as with integers and decimals; None if with no decimal."""
+    """Return the number that a finite double equals in comparisons with integers and decimals; None if no decimal equals it."""
     if double.is_integer() and -_UINT64_END < double < _UINT64_END:
         return Decimal(int(double))
     digits = f"{double:.15g}"
@@ -238,11 +239,11 @@ def _ordered(double: float) -> bytes:
 
 
 def _beside(double: float, value: Any, exact: Decimal) -> bytes:
-    """A number that is no double: its nearest one, on which side of it the number lies, and the number's digits."""
+    """Encode a number that isn't a double: its nearest double, whether the number is less or greater, and its digits."""
     sign, digits, exponent = exact.as_tuple()
     assert isinstance(exponent, int), "Tarantool has no NaN and no infinity among its decimals"
     text = bytes(digits).rstrip(b"\0")
-    # Zeroes at the end are no part of the number; digits are counted from 1, so that 0 ends them.
+    # Trailing zeroes are dropped; digits are encoded as 1 to 10, so that the byte 0 can end them.
     tail = _EXPONENT(exponent + len(digits) + _EXPONENT_BIAS) + bytes(digit + 1 for digit in text) + b"\0"
     is_less = double > 0 if math.isinf(double) else value < (stood_for(double) or Decimal(double))
     return _ordered(double) + (_LESS if is_less else _GREATER) + (tail.translate(_COMPLEMENT) if sign else tail)
@@ -255,7 +256,7 @@ def _not_finite(value: float) -> bytes:
 
 
 def is_quiet_nan(value: float) -> bool:
-    """Of the two kinds of NaN, which are two keys: whether it is the one that computing gives."""
+    """Return whether a NaN is quiet, as computations return it. Quiet and signalling NaNs are two different keys."""
     (bits,) = _BITS(_DOUBLE(value))
     return bool(bits & 0x0008_0000_0000_0000)
 
@@ -272,7 +273,7 @@ def _binary(value: Any) -> bytes:
 
 
 def _ended(encode: Encoder) -> Encoder:
-    """The same with an end that no other string goes on after: 0 is 0 255, and the end 0 0."""
+    """Return an encoder that adds an unambiguous end: zero bytes are escaped as 0 255, and the end is 0 0."""
 
     def encode_and_end(value: Any) -> bytes:
         return encode(value).replace(b"\0", b"\0\xff") + b"\0\0"
@@ -281,7 +282,7 @@ def _ended(encode: Encoder) -> Encoder:
 
 
 def _filled(encode: Encoder) -> Encoder:
-    """The same, never empty, and in the same order: a text of nothing but zeroes, none too, gets one more."""
+    """Return an encoder with the same order whose result is never empty: an empty or all-zero text gets one more zero byte."""
 
     def encode_and_fill(value: Any) -> bytes:
         data = encode(value)
@@ -323,7 +324,7 @@ def _datetime_as_written(value: Any) -> bytes:
 
 
 def _scalar(string: Encoder, binary: Encoder, number: Encoder = _number, datetime: Encoder = _datetime) -> Encoder:
-    """Values of all types, ordered by their type's class first (mp_class)."""
+    """Return an encoder for values of all scalar types, ordered first by their type's class (mp_class)."""
     classes: dict[type, tuple[bytes, Encoder]] = {
         bool: (b"\x01", _boolean),
         int: (b"\x02", number),
@@ -347,7 +348,7 @@ def _scalar(string: Encoder, binary: Encoder, number: Encoder = _number, datetim
 _NUMBERS: Final = ("number", "double", "decimal", "float32", "float64", "decimal32", "decimal64", "decimal128", "decimal256")
 _TEXTS: Final = frozenset({"string", "str", "varbinary"})
 
-# By type: how a part is written where others follow it, and where it is the last.
+# By type: the encoder of a part that others follow, and the encoder of the last part.
 _ENCODERS: Final[dict[str, tuple[Encoder, Encoder]]] = {
     **dict.fromkeys(("unsigned", "num", "uint", "uint8", "uint16", "uint32", "uint64"), (_unsigned, _unsigned)),
     **dict.fromkeys(("integer", "int", "int8", "int16", "int32", "int64"), (_integer, _integer)),
@@ -360,7 +361,7 @@ _ENCODERS: Final[dict[str, tuple[Encoder, Encoder]]] = {
     "scalar": (_scalar(_ended(_string), _ended(_binary)), _scalar(_string, _binary)),
 }
 
-# Of parts whose values are different keys where they are written differently.
+# The same for parts in which different notations of a value are different keys.
 _AS_WRITTEN: Final[dict[str, tuple[Encoder, Encoder]]] = {
     **dict.fromkeys(_NUMBERS, (_number_as_written, _number_as_written)),
     "datetime": (_datetime_as_written, _datetime_as_written),

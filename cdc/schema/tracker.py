@@ -1,16 +1,16 @@
-"""The form of every space at every position of the stream.
+"""Tracker of the form of every space at every position of the stream.
 
-Tarantool's DDL is ordinary rows of ordinary spaces in the same log as the data: `_space` (280) holds names and formats,
-`_index` (288) the keys, and a row in `_truncate` (330) empties a space. The tracker folds those rows in order. So a row is
-always decoded by the schema at its own position, never by today's, and the server is never asked.
+Tarantool writes DDL as ordinary rows of system spaces into the same log as the data: `_space` (280) holds names and formats,
+`_index` (288) the keys, and a row in `_truncate` (330) empties a space. The tracker applies those rows in order. Thus each data
+row is decoded by the schema at its own position, not by the current one, and the server is never queried.
 
     _space 513 ──┐                 CREATE                  ALTER                        DROP, and before it
     _index 513 0 ┴─▶ form, version 1 ──▶ rows ──▶ format ──▶ form, version 2 ──▶ rows ──▶ `t`: the rows are gone
 
-A form becomes known to the outside with its primary key: until then no row of the space can exist. When the primary
-index goes, the rows go with it; a drop is that, followed by the deletion of the `_space` row.
+A form is published once the space has a primary key: before that, the space can't have rows. Deleting the primary index
+deletes the rows too. A drop is that deletion, followed by the deletion of the `_space` row.
 
-What it refuses to know: topics, filters, and how a row looks outside.
+Out of scope: topics, filters, and the format of published rows.
 """
 
 from __future__ import annotations
@@ -30,42 +30,44 @@ from cdc.tuples.update import update, upsert
 
 TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
 _SPACE_MAX: Final = (1 << 31) - 1
-"""BOX_SPACE_MAX: no server gives a space a greater id."""
+"""Highest id of a space (BOX_SPACE_MAX)."""
 _PRIMARY: Final = 0
 _LOST_PRIMARY: Final = -1
-"""Stands for the primary index that a space had last: it has no rows now, but is still known outside."""
+"""Index id under which the last primary index of a space is kept after its deletion. Such a space has no rows, but its form is
+still published."""
 _LOCAL_GROUP: Final = 1
 _TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
 _WRITTEN_DIFFERENTLY: Final = frozenset(
     {"number", "double", "float32", "float64", "scalar", "datetime"}
     | {"decimal", "decimal32", "decimal64", "decimal128", "decimal256"}
 )
-"""Types of which one value has several writings. A HASH index looks for a key by the hash of the bytes in which it was sent
-(src/box/tuple_hash.cc): in all versions it has 1 and 1.0 as one number, but each writing of a decimal or of a point in time,
-and each NaN, as a key of its own. A TREE compares what they mean."""
-# Fields of `_space` and `_index` rows, in their own formats, which have not changed since 1.7.
+"""Types in which a value has several notations. A HASH index finds a key by the hash of its bytes as they were sent
+(src/box/tuple_hash.cc). In all versions, 1 and 1.0 are the same number there, but each notation of a decimal or of a point in
+time, and each NaN, is a separate key. A TREE index compares the values."""
+# Field names of `_space` and `_index` rows, unchanged since 1.7.
 _SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
 _INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
 
 
 class SchemaTracker:
-    """Folds rows of system spaces into forms.
+    """Computes the forms of spaces from rows of system spaces.
 
-    `apply` takes one row; `changes` then says what became different, and gives new forms their version. Between the two
-    the state may be half of a DDL statement, so `changes` is asked when a transaction ends or a row needs its form.
+    `apply` applies one row. `changes` then returns the resulting schema changes, and assigns versions to new forms. Between
+    these calls the state may reflect half of a DDL statement, so `changes` is called when a transaction ends or when a data row
+    needs its form.
     """
 
     def __init__(self, stored: Iterable[StoredSpace] = (), schema_version: int = 0) -> None:
         self._space_rows: dict[int, list[Any]] = {}
         self._index_rows: dict[int, dict[int, list[Any]]] = {}
-        # Forms that are known outside. Invariant: their versions are distinct and not above self.schema_version.
+        # Published forms. Invariant: their versions are distinct and not above self.schema_version.
         self._known: dict[int, SpaceForm] = {}
         self._touched: dict[int, None] = {}
         self.last_touched: int | None = None
-        """The space whose system row was folded last."""
+        """Id of the space whose system row was applied last."""
         self.schema_version = schema_version
         self.synchronous: set[int] = set()
-        """The spaces that have `is_sync`."""
+        """Ids of the spaces that have `is_sync`."""
         for space in stored:
             self._space_rows[space.space_id] = space.space_row
             if self.is_synchronous_row(space.space_row):
@@ -80,7 +82,7 @@ class SchemaTracker:
         return space_id in self._space_rows
 
     def form(self, space_id: int) -> SpaceForm:
-        """The form of a space that rows arrive for. Raises SchemaError if it can't have rows at this position."""
+        """Return the form of a space that has received a row. Raises SchemaError if it can't have rows at this position."""
         known = self._known.get(space_id)
         if known is not None and space_id not in self._touched:
             return known
@@ -89,43 +91,43 @@ class SchemaTracker:
             state = "has no primary key" if space_id in self._space_rows else "doesn't exist"
             raise SchemaError(
                 f"a row arrived for space {space_id}, which {state} at this position",
-                "The schema that was stored doesn't lead to this position; a new snapshot reads it afresh.",
+                "The stored schema doesn't match this position; a new snapshot reads the schema again.",
             )
         return form
 
     def forms(self) -> list[SpaceForm]:
-        """All spaces that can have rows, by id."""
+        """Return the forms of all spaces that can have rows, ordered by id."""
         derived = (self._derive(space_id) for space_id in sorted(self._space_rows))
         return [form for form in derived if form is not None]
 
     def name(self, space_id: int) -> str | None:
-        """A space's name, if it exists."""
+        """Return a space's name, None if the space doesn't exist."""
         row = self._space_rows.get(space_id)
         return None if row is None else str(row[2])
 
     def is_known(self, space_id: int) -> bool:
-        """Whether a space is published, as far as `changes` has told."""
+        """Return whether a space is published, according to the changes that `changes` has returned."""
         return space_id in self._known
 
     def has_primary_key(self, space_id: int) -> bool:
-        """Whether a space has a primary key, without which it can't have rows."""
+        """Return whether a space has a primary key; without one it can't have rows."""
         return _PRIMARY in self._index_rows.get(space_id, {})
 
     def stored(self, space_id: int) -> StoredSpace | None:
-        """What the checkpoint has to keep of a space; None if it is gone."""
+        """Return a space's rows and version for the checkpoint, None if the space doesn't exist."""
         if space_id not in self._space_rows:
             return None
         known = self._known.get(space_id)
         return StoredSpace(
             space_id,
             self._space_rows[space_id],
-            # A copy: what is handed out is written later, and must stay as it was at its position.
+            # A copy, because the checkpoint is written later and must hold the state at this position.
             dict(self._index_rows.get(space_id, {})),
             known.schema_version if known is not None else 0,
         )
 
     def begin_snapshot(self) -> None:
-        """The schema is about to be told afresh. What is known outside stays known, to be compared with it."""
+        """Forget all system rows, because a snapshot sends them again. Published forms are kept for comparison."""
         for space_id in (*self._space_rows, *self._index_rows):
             self._touched[space_id] = None
         self._space_rows.clear()
@@ -133,10 +135,10 @@ class SchemaTracker:
         self.synchronous.clear()
 
     def apply(self, kind: int, body: Body) -> SpaceForm | None:
-        """Fold one row of `_space`, `_index` or `_truncate`.
+        """Apply one row of `_space`, `_index` or `_truncate`.
 
-        Returns the form of the space whose rows the row removes (TRUNCATE, or the loss of its primary index), if any.
-        Raises SchemaError if the row can't be folded.
+        If the row removes all rows of a space (TRUNCATE, or deletion of its primary index), returns that space's form, otherwise
+        None. Raises SchemaError if the row can't be applied.
         """
         with _as_schema_error(kind, body):
             match body[Key.SPACE_ID]:
@@ -149,11 +151,15 @@ class SchemaTracker:
                     return self._truncated(kind, body)
 
     def changes(self, is_published: Callable[[SpaceForm], bool]) -> list[SchemaChange]:
-        """What has become different since the last call, among the spaces that `is_published` says yes to.
+        """Return the changes since the last call, of the spaces for which `is_published` returns true.
 
-        A space that is given a primary key is a CREATE, one whose `_space` row is gone a DROP, and so is one that took a
-        name that isn't published, or that a snapshot shows without a primary key; each CREATE and ALTER takes the next schema
-        version. A space that loses its primary key in the stream stays what it was, under whatever name it is given next.
+        * CREATE: a space received a primary key.
+        * DROP: a space's `_space` row was deleted, the space was renamed to a name that isn't published, or a snapshot contains
+          it without a primary key.
+        * ALTER: the form of a published space changed.
+
+        Each CREATE and ALTER gets the next schema version. A space that loses its primary key in the stream stays published,
+        including under a new name.
         """
         found: list[SchemaChange] = []
         for space_id in self._touched:
@@ -179,21 +185,21 @@ class SchemaTracker:
         return found
 
     def touch_all(self) -> None:
-        """Look at every space again at the next `changes`: the answer to what is published may be another."""
+        """Make the next `changes` check every space again, because the set of published spaces may have changed."""
         self._touched.update(dict.fromkeys(self._space_rows))
 
     @property
     def touched(self) -> list[int]:
-        """The spaces whose system rows have changed since the last call of `changes`."""
+        """Ids of the spaces whose system rows have changed since the last call of `changes`."""
         return list(self._touched)
 
-    # Folding.
+    # Applying rows.
 
     def _apply_space(self, kind: int, body: Body) -> None:
         space_id, row = _fold(kind, body, lambda key: self._space_rows.get(key[0]), _SPACE_FIELDS)
         key = _checked_id(space_id[0])
         if row is not None:
-            _ = row[2]  # its name is asked for before its form is
+            _ = row[2]  # fail here if the row has no name: `name` may be called before the form is derived
         self._touch(key)
         self.synchronous.discard(key)
         if row is None:
@@ -206,14 +212,14 @@ class SchemaTracker:
 
     @staticmethod
     def is_synchronous_row(row: list[Any]) -> bool:
-        """Whether a row of `_space` has `is_sync`."""
+        """Return whether a row of `_space` has `is_sync`."""
         flags = row[5] if len(row) > 5 else None
         return isinstance(flags, dict) and bool(flags.get("is_sync", False))
 
     def fold_space_row(self, kind: int, body: Body, *ahead: Mapping[int, list[Any] | None]) -> tuple[int, list[Any] | None]:
-        """A space's id, and its `_space` row after this row, of which nothing is kept here.
+        """Return a space's id, and its `_space` row after this row, without changing the tracker.
 
-        `ahead` are rows that are newer than those here, the newest first. Raises SchemaError if it can't be folded.
+        `ahead` are rows that are newer than the tracker's, the newest first. Raises SchemaError if the row can't be applied.
         """
 
         def current(key: list[Any]) -> list[Any] | None:
@@ -229,7 +235,7 @@ class SchemaTracker:
         )
         _checked_id(space_id)
         if index_id != _PRIMARY:
-            # Secondary indexes say nothing about how rows look, but they are rows that may be updated later.
+            # Secondary indexes don't affect the form, but a later UPDATE needs their rows.
             self._store_index(space_id, index_id, row)
             return None
         gone = self._derive(space_id) if row is None else None
@@ -243,7 +249,7 @@ class SchemaTracker:
             if index_id == _PRIMARY:
                 rows.pop(_LOST_PRIMARY, None)
         elif (gone := rows.pop(index_id, None)) is not None and index_id == _PRIMARY:
-            # A start between this row and the one that drops the space must still know what is dropped.
+            # If the daemon starts between this row and the one that drops the space, it still needs the dropped form.
             rows[_LOST_PRIMARY] = gone
         self._touch(space_id)
 
@@ -253,7 +259,7 @@ class SchemaTracker:
 
     def _truncated(self, kind: int, body: Body) -> SpaceForm | None:
         if kind == Type.DELETE:
-            return None  # a drop cleans up after itself
+            return None  # part of a drop, which deletes its row of `_truncate`
         space_id = body[Key.KEY][0] if kind == Type.UPDATE else body[Key.TUPLE][0]
         return self._derive(space_id)
 
@@ -286,13 +292,13 @@ class SchemaTracker:
 
 
 def published_forms(stored: Iterable[StoredSpace]) -> list[SpaceForm]:
-    """The forms of the published ones among stored spaces."""
+    """Return the forms of those stored spaces that are published."""
     return [form for form in SchemaTracker(stored).forms() if form.schema_version]
 
 
 @contextlib.contextmanager
 def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
-    """Whatever a malformed system row makes Python say, said as a SchemaError with the row."""
+    """Convert the exceptions that a malformed system row causes to a SchemaError that contains the row."""
     try:
         yield
     except RecursionError as error:
@@ -304,14 +310,17 @@ def _as_schema_error(kind: int, body: Body) -> Iterator[None]:
 
 
 def _checked_id(space_id: Any) -> int:
-    """A space's id. Raises TypeError for what no space has."""
+    """Return a space's id. Raises TypeError if the value can't be one."""
     if type(space_id) is not int or not 0 <= space_id <= _SPACE_MAX:
         raise TypeError(f"{excerpt(space_id, 100)} as a space's id")
     return space_id
 
 
 def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length: int = 1) -> tuple[list[Any], list[Any] | None]:
-    """One row's key and its new contents (None if it is deleted), given the current contents by key."""
+    """Return a system row's key and its new contents (None if deleted).
+
+    `current` is a function that returns a row's current contents by key, or None; `names` are the row's field names.
+    """
     match kind:
         case Type.INSERT | Type.REPLACE:
             row = _bounded(body[Key.TUPLE])
@@ -330,14 +339,14 @@ def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length:
             return key, _bounded(body[Key.TUPLE])
         raise SchemaError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
     carry_out = upsert if kind == Type.UPSERT else update
-    # The operations are a list of lists, so what they write lies two levels deeper than it will in the row.
+    # The operations are a list of lists, so their values are nested two levels deeper than later in the row.
     bounded = pack(_bounded(operations, LEVELS_MAX + 2))
     return key, _bounded(unpack(carry_out(pack(row), bounded, base=body.get(Key.INDEX_BASE, 0), names=names)))
 
 
 def _bounded(value: Any, levels: int = LEVELS_MAX) -> Any:
-    """A system row without what is nested more deeply than anything that the server reads: a format may hold what it likes
-    beside names and types, and what is stored and looked at here must not be bottomless.
+    """Return a system row whose values nested deeper than `levels` are replaced. The server reads nothing that deep, but a format
+    may contain arbitrary values besides names and types, and the stored rows' depth must be limited.
     """
     if not isinstance(value, list | dict | DeepValue):
         return value
@@ -349,7 +358,7 @@ def _bounded(value: Any, levels: int = LEVELS_MAX) -> Any:
 
 
 def _field(item: Any) -> Field:
-    """A format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
+    """Parse a format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
     match item:
         case {"name": str(name)}:
             return Field(_text(name), _text(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
@@ -361,7 +370,7 @@ def _field(item: Any) -> Field:
 
 
 def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
-    """A part of an index: a map, or `[field, type]`; fields count from 0 in both."""
+    """Parse a part of an index: a map, or `[field, type]`. Fields count from 0 in both."""
     match item:
         case {"field": int(place)} if place >= 0:
             path, kind, collation = _text(item.get("path", "")), item.get("type", "any"), _collation(item.get("collation"))
@@ -374,7 +383,7 @@ def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
 
 
 def _collation(value: Any) -> int:
-    """A collation's id, 0 where the part names none. Raises TypeError for what is no id."""
+    """Return a collation's id, 0 if the part has none. Raises TypeError if the value isn't an id."""
     if value is None:
         return 0
     if type(value) is not int:
@@ -383,7 +392,7 @@ def _collation(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    """A name, type or path as it is. Raises TypeError or ValueError for what no server stores there."""
+    """Return a name, type or path unchanged. Raises TypeError or ValueError unless it is a UTF-8 string, as servers store."""
     if not isinstance(value, str):
         raise TypeError(f"{value!r} instead of a text")
     value.encode()
