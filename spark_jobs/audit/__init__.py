@@ -1,1 +1,1 @@
-"""Job `audit`: whether the topics hold what they should."""
+"""Job `audit`: check that the topics contain what they should."""

@@ -1,7 +1,9 @@
-"""What job `audit` asks of a batch: frames of changes in, frames of facts out. No tables, no topics, no state.
+"""Computation of the facts that job `audit` needs of a batch: frames of changes in, frames of facts out.
 
-Everything is looked at by `seq` or by offset, never in the order in which rows happen to come, so it doesn't matter how the
-partitions of the topics are read beside each other.
+No tables, topics or state.
+
+All facts are ordered by `seq` or by offset, never by the order in which rows arrive, so the relative reading progress of the
+topics' partitions doesn't matter.
 """
 
 from __future__ import annotations
@@ -20,20 +22,20 @@ LAST_IMAGE_SCHEMA: Final = (
     "key_hash bigint, seq bigint, op string, has_after boolean, has_images boolean, version bigint, text_hash bigint,"
     " values_hash bigint, topic string, partition int, offset bigint"
 )
-"""What is known of a key's last change; `key_hash` is of the space's id and the key's text."""
+"""Last known change of each key; `key_hash` is the hash of the space's id and the key's text."""
 
 FLOOR_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint"
-"""Rows of a space whose last change has a seq up to `up_to` are gone for whoever comes after `at`."""
+"""Removals of a space's rows: rows whose last change has a seq up to `up_to` don't exist for events after `at`."""
 
 
 TRANSACTION_SCHEMA: Final = "id string, space string, seen bigint, expected bigint, start bigint, last bigint"
 
 
 def slim(changes: DataFrame) -> DataFrame:
-    """Of each change what the audit needs; images only as hashes.
+    """Reduce changes to the columns that the audit needs; images only as hashes.
 
-    A row before and after an alteration of its space's format has the same values under other names, so there are two hashes:
-    of the text, and of the values alone.
+    If the space's format is altered between two changes of a row, its images have the same values under different names.
+    Therefore there are two hashes: of the text, and of the values alone.
     """
     source = F.col("source")
     return changes.select(
@@ -67,9 +69,10 @@ def _values_hash(row: str) -> Column:
 
 
 def counts(changes: DataFrame) -> DataFrame:
-    """Per topic, partition, space, snapshot, origin and bucket of numbers: the numbers as bits, how many events, the ends.
+    """Count events per topic, partition, space, snapshot, origin and bucket of seqs.
 
-    Truncations, which stand in every partition, are apart from the numbers. Control records come with their texts, by offset.
+    The result has the seqs as bits, the number of events, and the first and last event. Truncations, which are in every
+    partition, are separate from the seqs. Control records come with their offsets and texts.
     """
     end = F.struct("offset", "seq", "lsn", "space", "key")
     is_change = F.col("op") != CONTROL
@@ -88,9 +91,9 @@ def counts(changes: DataFrame) -> DataFrame:
 
 
 def order_breaks(changes: DataFrame) -> DataFrame:
-    """Events whose `seq`, or `lsn` of the same origin, is not above that of the event before them in their partition.
+    """Return events whose `seq`, or `lsn` of the same origin, is not above that of the previous event in their partition.
 
-    The first ones of a partition have nothing before them here: `counts` tells them and the last ones.
+    The first events of a batch's partitions have no previous event here: `counts` returns them and the last ones.
     """
     place = Window.partitionBy("topic", "partition").orderBy("offset")
     origin = Window.partitionBy("topic", "partition", "replica_id").orderBy("offset")
@@ -104,17 +107,17 @@ def order_breaks(changes: DataFrame) -> DataFrame:
 
 
 def broken_chains(changes: DataFrame, known: DataFrame, floors: DataFrame) -> DataFrame:
-    """Events whose row before isn't the row after of their key's previous change, with that change as `previous`.
+    """Return events whose row before isn't the row after of their key's previous change, with that change as `previous`.
 
-    `known` (LAST_IMAGE_SCHEMA) has the last change of each key before this batch, `floors` (FLOOR_SCHEMA) what emptied spaces.
-    Events without images, and those whose previous change isn't known, say nothing.
+    `known` (LAST_IMAGE_SCHEMA) has the last change of each key before this batch, `floors` (FLOOR_SCHEMA) the removals of rows.
+    Events without images, and events whose previous change isn't known, are not checked.
     """
     of_key = Window.partitionBy("key_hash").orderBy("seq")
     image = ("seq", "op", "has_after", "has_images", "version", "text_hash", "values_hash", "topic", "partition", "offset")
     shown = changes.where("key is not null").withColumns({"text_hash": F.col("after_text"), "values_hash": F.col("after_values")})
     linked = shown.withColumn("earlier", F.lag(F.struct(*image)).over(of_key))
     stored = known.select("key_hash", F.struct(*image).alias("stored"))
-    # Only the first of a key in a batch looks at what is stored.
+    # Only the first change of a key in a batch is compared with the stored one.
     first = linked.where("earlier is null").drop("earlier").join(stored, "key_hash", "left")
     both = linked.where("earlier is not null").withColumnRenamed("earlier", "previous")
     compared = both.unionByName(first.withColumnRenamed("stored", "previous"))
@@ -132,7 +135,7 @@ def broken_chains(changes: DataFrame, known: DataFrame, floors: DataFrame) -> Da
 
 
 def last_images(changes: DataFrame) -> DataFrame:
-    """The last change of each key, as LAST_IMAGE_SCHEMA."""
+    """Return the last change of each key, as LAST_IMAGE_SCHEMA."""
     image = {
         "op": "op",
         "has_after": "has_after",
@@ -149,15 +152,16 @@ def last_images(changes: DataFrame) -> DataFrame:
 
 
 def newest(images: DataFrame) -> DataFrame:
-    """Of rows of LAST_IMAGE_SCHEMA, the newest of each key."""
+    """Return the newest row of each key from rows of LAST_IMAGE_SCHEMA."""
     columns = [name for name in images.columns if name != "key_hash"]
     return images.groupBy("key_hash").agg(F.max_by(F.struct(*columns), "seq").alias("last")).select("key_hash", "last.*")
 
 
 def transactions(changes: DataFrame, ends: DataFrame) -> DataFrame:
-    """Per source transaction and space: how many events came, how many END counts (null without END), and the numbers.
+    """Return per source transaction and space: received events, events that END counts (null without END), and seqs.
 
-    `start` is the number of the transaction's first event, whether that has come or not: its events have numbers in a row.
+    `start` is the seq of the transaction's first event, whether it was received or not: a transaction's events have consecutive
+    seqs.
     """
     seen = (
         changes.where("transaction_id is not null and (op <> 't' or partition = 0)")
@@ -177,7 +181,7 @@ def transactions(changes: DataFrame, ends: DataFrame) -> DataFrame:
 
 
 def summed(parts: DataFrame) -> DataFrame:
-    """Rows of `transactions`, of several batches, added up."""
+    """Sum rows of `transactions` over several batches."""
     return parts.groupBy("id", "space").agg(
         F.sum("seen").alias("seen"),
         F.sum("expected").alias("expected"),
@@ -187,7 +191,7 @@ def summed(parts: DataFrame) -> DataFrame:
 
 
 def transaction_ends(records: DataFrame) -> DataFrame:
-    """Kafka records of `<prefix>.transaction` → one row (id, space, expected) per space of each END."""
+    """Decode Kafka records of `<prefix>.transaction` into one row (id, space, expected) per space of each END."""
     schema = "status string, id string, data_collections array<struct<data_collection: string, event_count: bigint>>"
     read = records.where("value is not null").select(F.from_json(F.col("value").cast("string"), schema).alias("record"))
     return (
@@ -198,12 +202,12 @@ def transaction_ends(records: DataFrame) -> DataFrame:
 
 
 def doubled(changes: DataFrame) -> DataFrame:
-    """Numbers that several events have, with how many."""
+    """Return seqs that several events have, with their number."""
     single = changes.where("op <> 't'")
     return single.groupBy("seq").agg(F.count("*").alias("copies")).where("copies > 1").orderBy("seq")
 
 
 def places(changes: DataFrame, numbers: list[int], limit: int) -> list[Any]:
-    """Where events with these numbers stand, in the order of number, topic, partition and offset."""
+    """Return the positions of events with these seqs, in the order of seq, topic, partition and offset."""
     wanted = changes.where(F.col("seq").isin(numbers)).select("seq", "topic", "partition", "offset", "space", "key", "op")
     return wanted.orderBy("seq", "topic", "partition", "offset").limit(limit).collect()

@@ -1,12 +1,12 @@
-"""Job `audit`: whether the topics hold each event once, in order, whole, and in agreement with each other.
+"""Job `audit`: check that the topics contain each event once, in order, complete, and consistent with the others.
 
-A batch is read once, boiled down to facts (facts.py), and judged together with what was carried over (state.py).
-Under --path are two tables, `findings`, and `images`, the last change of each key; and `state`, a file per batch with its
-findings, so that a batch that comes again has the same ones.
+The job reads a batch once, reduces it to facts (facts.py), and judges these together with the state of earlier batches
+(state.py). Under --path there are two tables: `findings`, and `images` with the last change of each key. `state` has a file per
+batch with its findings, so a repeated batch has the same ones.
 
-A number that is missing may be on its way: partitions aren't read at one time. It is a finding once every partition has
-passed it, or once Kafka was asked again: at the end with --available-now, else after --grace-seconds. With --changes it is a
-table that is read and asked (sources.py), and there such a number waits for so long in any case.
+A missing seq may still arrive, because partitions aren't read at the same time. It becomes a finding once every partition has
+passed it, or once Kafka was asked for it again: at the end with --available-now, otherwise after --grace-seconds. With --changes
+the job reads and asks a table instead (sources.py), and there such a seq always waits for --grace-seconds.
 """
 
 from __future__ import annotations
@@ -61,14 +61,17 @@ from spark_jobs.source import Topics
 from spark_jobs.state_files import StateFiles
 
 _FINDINGS_MAX: Final = 1000
-"""Of one kind in one batch. Of gaps, which later batches don't tell again, it is said how many more there are."""
+"""Maximum number of findings of one kind in one batch.
+
+For gaps, which later batches don't report again, the number of further ones is reported.
+"""
 _COMPACT_EVERY: Final = 20
 _SAID_MAX: Final = 10
 _EVERYTHING: Final = ".*"
 
 
 class Audit(Job):
-    """See the module."""
+    """The job `audit`."""
 
     name = "audit"
     summary = "look for events that are missing, doubled, out of order or altered"
@@ -76,7 +79,7 @@ class Audit(Job):
     reads_tables = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         parser.add_argument(
             "--delivery",
             choices=("exactly_once", "at_least_once"),
@@ -88,33 +91,32 @@ class Audit(Job):
             type=float,
             default=60,
             metavar="N",
-            help="how long a number may be missing before Kafka is asked again for it (default: %(default)s)",
+            help="how long a seq may be missing before Kafka is asked for it again (default: %(default)s)",
         )
         parser.add_argument(
             "--changes",
             metavar="PATH",
-            help="look at the table that a job `changes` writes, instead of Kafka: then there is no --bootstrap-servers, and no"
-            " --prefix",
+            help="check the table that a job `changes` writes, instead of Kafka: then omit --bootstrap-servers and --prefix",
         )
 
     def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:
-        """As `Job.prepare`."""
+        """See `Job.prepare`."""
         if options.changes is not None:
             options.changes = tables.qualified(session, options.changes)
             options.bootstrap_servers, options.prefix = "", TableSource(session, options.changes).prefix()
 
     def place(self, options: argparse.Namespace) -> str:
-        """As `Job.place`."""
+        """See `Job.place`."""
         return str(options.location) if options.changes is None else f"{options.location} --changes {options.changes}"
 
     def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:
-        """As `Job.stream`."""
+        """See `Job.stream`."""
         if options.changes is not None:
             return TableSource(session, options.changes).stream(topics)
         return super().stream(session, topics, options)
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> AuditSink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         source: Source = TopicSource(session, topics, first_offsets=lambda: _first_offsets(session, options.checkpoint))
         if options.changes is not None:
             source = TableSource(session, options.changes)
@@ -129,7 +131,7 @@ class Audit(Job):
 
 
 class AuditSink(Sink):
-    """Judges batches."""
+    """Sink that judges batches."""
 
     def __init__(
         self,
@@ -141,7 +143,7 @@ class AuditSink(Sink):
         repeats: bool = False,
         grace_seconds: float = 60,
     ) -> None:
-        """`source` is what the batches are of; with `repeats` events may come again."""
+        """`source` provides the batches' data; with `repeats`, events may occur repeatedly."""
         self._session = session
         self._topics = topics
         self._path = path.rstrip("/")
@@ -156,7 +158,7 @@ class AuditSink(Sink):
         self._found: Counter[str] = Counter()
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         state, stored_batch, stored = self._load(query)
         if stored_batch >= batch:
             self._publish(stored, batch, query)
@@ -170,15 +172,15 @@ class AuditSink(Sink):
         self._publish(found, batch, query)
 
     def tables(self) -> Mapping[str, str]:
-        """As `Sink.tables`."""
+        """See `Sink.tables`."""
         return {"findings": f"{self._path}/findings"}
 
     def counts(self) -> Mapping[str, int]:
-        """As `Sink.counts`."""
+        """See `Sink.counts`."""
         return {"findings": sum(self._found.values())}
 
     def finish(self) -> int:
-        """As `Sink.finish`: 1 if there were findings since the start, once the source has been asked for what is missing."""
+        """See `Sink.finish`. Ask the source for missing seqs, and return 1 if there were findings since the start."""
         if self._state is not None and self._position is not None:
             query, batch = self._position
             if self._source.is_final:
@@ -186,8 +188,8 @@ class AuditSink(Sink):
             else:
                 found = self._settle_waiting(self._state)
             found += self._judge_counts(self._state, self._state.transactions)
-            # Before they count as told. Under a name of its own: the batch's findings are there already, and Delta would take
-            # these for them.
+            # Publish before the state records them as reported. Use another application name: the batch's findings are in the
+            # table already, and Delta would take these for them.
             self._publish(found, batch, f"{query}/end")
             self._save(self._state, batch, query, found)
         total = sum(self._found.values())
@@ -207,7 +209,7 @@ class AuditSink(Sink):
         return self._state, -1, []
 
     def _begin(self) -> State:
-        """Nothing has been read. The numbers begin with 1, unless there are partitions whose beginning is gone."""
+        """Return the initial state. Seqs begin with 1, unless the beginning of some partitions was deleted."""
         state = State()
         for topic, offsets in self._source.first_offsets().items():
             if topic not in self._control:
@@ -250,7 +252,7 @@ class AuditSink(Sink):
         return found + self._judge_counts(state, self._transactions(cached, changes, state))
 
     def _count(self, changes: DataFrame, facts: Sequence[Row], state: State) -> list[Finding]:
-        """Take in which numbers have come from where, what empties spaces, and what is told of snapshots."""
+        """Add received seqs and their positions, removals of rows, and snapshot records to the state. Return duplicates."""
         bits: Counter[int] = Counter()
         events: Counter[int] = Counter()
         firsts: dict[str, Any] = {}
@@ -292,7 +294,7 @@ class AuditSink(Sink):
         return found
 
     def _order(self, changes: DataFrame, facts: Sequence[Row], state: State) -> list[Finding]:
-        """Within each partition `seq` ascends, and so does `lsn` of each origin."""
+        """Check that `seq` ascends within each partition, and so does `lsn` of each origin."""
         found = []
         for row in order_breaks(changes).limit(_FINDINGS_MAX).collect():
             previous, of_origin = row["previous"], row["previous_of_origin"]
@@ -320,24 +322,24 @@ class AuditSink(Sink):
         return found
 
     def _is_other_history(self, after: int, before: int) -> bool:
-        """Whether a snapshot began between two numbers: it may have settled a divergence, where lsns are given out again."""
+        """Whether a snapshot began between two seqs. It may have followed a divergence, after which lsns are assigned again."""
         records = self._source.snapshots()
         return any(record["status"] == "STARTED" and after <= record["seq"] < before for _, record in records)
 
     def _chains(self, changes: DataFrame, state: State, batch: int, query: str) -> list[Finding]:
-        """Each row before is the row after of its key's previous change."""
+        """Check that each row before is the row after of its key's previous change."""
         path = f"{self._path}/images"
         known = self._session.createDataFrame([], LAST_IMAGE_SCHEMA)
         if tables.exists(self._session, path):
             stored = tables.read(self._session, path).where((F.col("query") == query) & (F.col("batch") < batch))
             known = newest(stored.drop("query", "batch"))
             if batch % _COMPACT_EVERY == 0:
-                # The batches before this one are done for good, so none of them needs what was before it.
+                # The batches before this one are final, so no batch needs older rows.
                 alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
                 tables.overwrite(alive, path)
         broken = self._broken(changes, known, state)
         if broken:
-            # A snapshot's end may be read later than what follows it.
+            # A snapshot's end may be read later than the events after it.
             for record in completed(self._source.snapshots()):
                 state.note_sweeps(record)
             broken = self._broken(changes, known, state)
@@ -351,7 +353,7 @@ class AuditSink(Sink):
         return broken.orderBy("seq").limit(_FINDINGS_MAX).collect()
 
     def _gaps(self, state: State, lost: Sequence[Interval], changes: DataFrame | None) -> list[Finding]:
-        """What is missing for good is told once."""
+        """Settle missing seqs that can't arrive, and return them as findings, once."""
         state.numbers.settle(lost)
         told = lost[:_FINDINGS_MAX]
         beside: dict[int, Row] = {}
@@ -363,15 +365,15 @@ class AuditSink(Sink):
         return found + further_gaps(lost[_FINDINGS_MAX:])
 
     def _settle_waiting(self, state: State, changes: DataFrame | None = None) -> list[Finding]:
-        """Numbers that have been missing for long enough."""
+        """Settle seqs that have been missing long enough."""
         due = state.waited_for(time.time(), self._grace_seconds)
         if due is None:
             return []
-        # What is missing in a table since a moment ago may still be read from Kafka, whoever is asked.
+        # A seq that a table has lacked only for a moment may still be read from Kafka into it, whatever the table is asked.
         return self._settle_missing(state, state.numbers.highest if self._source.is_final else due, changes)
 
     def _settle_missing(self, state: State, up_to: int, changes: DataFrame | None = None) -> list[Finding]:
-        """Ask the source for the numbers that are missing; those that it hasn't got either are gaps."""
+        """Ask the source for the missing seqs. Those that it doesn't have either are gaps."""
         missing = state.numbers.missing(up_to)
         if not missing or not self._all_spaces:
             state.numbers.settle(missing)
@@ -392,9 +394,9 @@ class AuditSink(Sink):
         return self._gaps(state, without(missing, on_their_way), changes)
 
     def _transactions(self, cached: DataFrame, changes: DataFrame, state: State) -> list[Part]:
-        """Those that aren't whole yet, or not by what their END counts; the last ones first.
+        """Return transactions that are incomplete or differ from their END's counts, the newest first.
 
-        Where retention has taken the events, their ENDs may still be there, and stay without any: newer ones come before these.
+        If retention has deleted the events, their ENDs may still exist without any events; newer transactions come before these.
         """
         if not self._source.knows_transactions:
             return []
@@ -409,7 +411,7 @@ class AuditSink(Sink):
         return [Part(*row) for row in summed(parts).where(is_open).orderBy(*newest_first).limit(TRANSACTIONS_MAX + 1).collect()]
 
     def _judge_counts(self, state: State, parts: Sequence[Part]) -> list[Finding]:
-        """What transactions and snapshots count."""
+        """Compare events with the counts of transactions and snapshots."""
         chosen: set[str] | None = None
         if not self._all_spaces:
             topics = {where.rpartition("/")[0] for where in state.last_in}
@@ -421,7 +423,7 @@ class AuditSink(Sink):
 
 
 def _at(row: Any, kind: str, sentence: str, other: Any = None) -> Finding:
-    """A finding at an event."""
+    """Return a finding at an event."""
     return Finding(
         kind,
         sentence,
@@ -438,7 +440,7 @@ def _at(row: Any, kind: str, sentence: str, other: Any = None) -> Finding:
 
 def _disorder(row: Any, seq: int, offset: int) -> Finding:
     told = (
-        f"{row['topic']}/{row['partition']} has seq {row['seq']} at offset {row['offset']}, behind seq {seq} at offset {offset}."
+        f"{row['topic']}/{row['partition']} has seq {row['seq']} at offset {row['offset']}, after seq {seq} at offset {offset}."
     )
     return _at(row, "order", told, {"seq": seq, "offset": offset})
 
@@ -468,11 +470,13 @@ def _broken_chain(row: Any) -> Finding:
 
 
 def _first_offsets(session: SparkSession, checkpoint: str) -> Places:
-    """Where the query began, by its checkpoint, in which Spark keeps that."""
+    """Return the offsets at which the query began, from its checkpoint, where Spark stores them."""
     text = session.read.text(f"{checkpoint.rstrip('/')}/sources/0/0", wholetext=True).collect()[0][0]
     start = text.find("{")
     if start < 0:
-        raise JobError(f"The checkpoint {checkpoint} doesn't tell the offsets at which it began. Choose a new --checkpoint.")
+        raise JobError(
+            f"The checkpoint {checkpoint} doesn't contain the offsets at which the query began. Choose a new --checkpoint."
+        )
     offsets: Places = json.loads(text[start:])
     return offsets
 

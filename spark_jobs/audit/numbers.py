@@ -1,7 +1,7 @@
-"""Which numbers (`seq`) of a daemon have come: the pure half of job `audit`, without Spark.
+"""Seqs that have been received from a daemon: the pure part of job `audit`, without Spark.
 
-The numbers are kept as bits, 32,768 to a bucket. A bucket that is full is forgotten but for its own number, so what is kept
-grows with how far the partitions of the topics are apart in their reading, 4 KiB for each bucket, and not with time.
+Seqs are stored as bits, 32,768 to a bucket. Of a full bucket only its number is stored. So the memory grows with the distance
+between the partitions in their reading, 4 KiB per bucket, and not with time.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ _SETTLED_MAX: Final = 10_000
 _FAR: Final = 1 << 64
 
 Interval = tuple[int, int]
-"""From and to, both included."""
+"""First and last seq, both included."""
 
 
 @dataclass
 class Numbers:
-    """What has come, and what isn't waited for. They begin with 1."""
+    """Received seqs, and settled ones that aren't waited for. Seqs begin with 1."""
 
     highest: int = 0
     _settled: list[Interval] = field(default_factory=list)
-    """What isn't waited for; the highest of it, so that it stays bounded."""
+    """Seqs that aren't waited for; only the highest intervals, so that their number is bounded."""
     _open: dict[int, int] = field(default_factory=lambda: {0: 1})
     _full: set[int] = field(default_factory=set)
     _low: int = 0
-    """All buckets below are full."""
+    """Bucket below which all buckets are full."""
 
     def add(self, bucket: int, bits: int) -> list[int]:
-        """Numbers have come, as bits of a bucket; returns those of them that had come before."""
+        """Add received seqs, as bits of a bucket. Return those of them that had been received before."""
         self.highest = max(self.highest, (bucket << BUCKET_BITS) + bits.bit_length() - 1)
         if bucket < self._low or bucket in self._full:
             repeated = bits
@@ -46,7 +46,7 @@ class Numbers:
         return [number for number in numbers_of(bucket, repeated) if not self._is_settled(number)]
 
     def missing(self, up_to: int) -> list[Interval]:
-        """What has not come of the numbers up to this one, in order."""
+        """Return the missing seqs up to `up_to`, in order."""
         found: list[Interval] = []
         for bucket in range(self._low, (up_to >> BUCKET_BITS) + 1):
             if bucket in self._full:
@@ -61,7 +61,7 @@ class Numbers:
         return found
 
     def settle(self, intervals: Iterable[Interval]) -> None:
-        """These numbers are not waited for any more; should they come, it is for the first time."""
+        """Stop waiting for these seqs. If one of them is received later, it isn't a repetition."""
         given = list(intervals)
         self._settled = _merged([*self._settled, *given])[-_SETTLED_MAX:]
         for start, end in given:
@@ -73,7 +73,7 @@ class Numbers:
                 self._keep(bucket, self._open.get(bucket, 0) | (1 << (high + 1)) - (1 << low))
 
     def to_json(self) -> dict[str, Any]:
-        """What to keep of it."""
+        """Return the stored form."""
         bits = {
             str(bucket): base64.b64encode(found.to_bytes(BUCKET_SIZE // 8, "little")).decode()
             for bucket, found in sorted(self._open.items())
@@ -103,13 +103,13 @@ class Numbers:
 
 
 def numbers_of(bucket: int, bits: int) -> list[int]:
-    """The numbers that bits of a bucket stand for."""
+    """Return the seqs that a bucket's bits stand for."""
     begin = bucket << BUCKET_BITS
     return [begin + place for start, end in _runs(bits) for place in range(start, end + 1)]
 
 
 def without(intervals: Iterable[Interval], found: Iterable[int]) -> list[Interval]:
-    """Intervals, in order, without some numbers. There may be millions of these, so each is looked at once."""
+    """Return ordered intervals without some numbers. There may be millions of numbers, so each is looked at once."""
     left: list[Interval] = []
     numbers = iter(sorted(found))
     number = next(numbers, None)
@@ -137,7 +137,7 @@ def _merged(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def _runs(bits: int) -> Iterator[Interval]:
-    """The places of bits that are set, those side by side together."""
+    """Yield the positions of set bits, adjacent ones as one interval."""
     place = 0
     while bits:
         skipped = (bits & -bits).bit_length() - 1

@@ -1,7 +1,7 @@
-"""What job `audit` looks at: the topics of a daemon, or the table of events that a job `changes` has made of them.
+"""Sources of job `audit`: the topics of a daemon, or the table of events that a job `changes` has made from them.
 
-Both give the same frames of changes. They differ in what is to be had beside them, and in who is asked for a number that is
-missing: Kafka has all that was published, while a table may still be given what it lacks.
+Both provide the same frames of changes. They differ in the other available data, and in what a missing seq means: Kafka
+has everything that was published, while a table may still get the seq later.
 """
 
 from __future__ import annotations
@@ -24,40 +24,40 @@ from spark_jobs.source import Topics
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
 
 Places = Mapping[str, Mapping[str, int]]
-"""Topic → partition → offset, as Spark writes it."""
+"""Offsets by topic and partition, as Spark writes them."""
 
 _ALL: Final = str(2**31 - 1)
 
 
 class Source(Protocol):
-    """Where events are, and what is known beside them."""
+    """Access to events and other data of one kind of source."""
 
     knows_transactions: ClassVar[bool]
-    """Whether transactions' ENDs are among what it reads."""
+    """Whether the source contains the transactions' ENDs."""
     is_final: ClassVar[bool]
-    """Whether a number that it hasn't got will never come."""
+    """Whether a seq that the source doesn't have now will never arrive."""
 
     def changes(self, records: DataFrame) -> DataFrame:
-        """Of what the stream has read, what the audit needs (facts.slim)."""
+        """Return the records that the stream has read, reduced for the audit (facts.slim)."""
 
     def numbers(self, offsets: Places) -> DataFrame:
-        """The `seq` of all events that may not have been read, at least those from these offsets on."""
+        """Return the `seq` of all events that may not have been read, at least those from these offsets on."""
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
-        """All records of snapshots that there are, with their places."""
+        """Return all existing snapshot records, with their positions."""
 
     def snapshots_beside(self) -> list[tuple[int, dict[str, Any]]]:
-        """The same, if these aren't among what the stream reads."""
+        """Return the same, if the stream doesn't read snapshot records; otherwise nothing."""
 
     def first_offsets(self) -> Places:
-        """Where the partitions begin that have been read."""
+        """Return the first offsets of the partitions that have been read."""
 
     def lacking(self, what: str, *, are_several: bool) -> str:
-        """That numbers are missing, in words."""
+        """Return a phrase that `what` is missing."""
 
 
 class TopicSource:
-    """The topics."""
+    """Source that reads the topics."""
 
     knows_transactions: ClassVar[bool] = True
     is_final: ClassVar[bool] = True
@@ -71,8 +71,9 @@ class TopicSource:
         read_behind: Callable[[Places], DataFrame] | None = None,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`first_offsets` tells where the query began; `read_behind` gives what Kafka has from these offsets on, `read_topic`
-        all records of a topic.
+        """`first_offsets` returns the offsets at which the query began.
+
+        `read_behind` returns Kafka's records from given offsets on, `read_topic` all records of a topic.
         """
         self.first_offsets = first_offsets
         self._read_behind = read_behind or (lambda offsets: topics.read_behind(session, offsets))
@@ -80,40 +81,40 @@ class TopicSource:
         self._control = [topics.control(name) for name in CONTROL_TOPICS]
 
     def changes(self, records: DataFrame) -> DataFrame:
-        """As `Source.changes`; one pass reads events and control records."""
+        """See `Source.changes`. One pass reads events and control records."""
         told = control_topics.packed(records, self._control)
         return slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control))
 
     def numbers(self, offsets: Places) -> DataFrame:
-        """As `Source.numbers`."""
+        """See `Source.numbers`."""
         return parse(self._read_behind(offsets), source_fields=()).select(F.col("source.seq").alias("seq"))
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
-        """As `Source.snapshots`."""
+        """See `Source.snapshots`."""
         return list(enumerate(map(json.loads, control_topics.values(self._read_topic(self._control[1])))))
 
     def snapshots_beside(self) -> list[tuple[int, dict[str, Any]]]:
-        """As `Source.snapshots_beside`."""
+        """See `Source.snapshots_beside`."""
         return []
 
     def lacking(self, what: str, *, are_several: bool) -> str:
-        """As `Source.lacking`."""
+        """See `Source.lacking`."""
         return f"{what} {'are' if are_several else 'is'} on no topic"
 
 
 class TableSource:
-    """The table of a job `changes`, with `_control` beside it."""
+    """Source that reads the table of a job `changes`, with `_control` beside it."""
 
     knows_transactions: ClassVar[bool] = False
     is_final: ClassVar[bool] = False
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        """At this path."""
+        """`path` is the table's path."""
         self._session = session
         self._path = path
 
     def prefix(self) -> str:
-        """Whose events it has. Raises JobError if there is no such table."""
+        """Return the topic prefix of the table's events. Raises JobError if there is no such table."""
         state = delta_log.state(self._session, self._path)
         found = None if state is None else state.properties.get(PREFIX)
         if found is None or state is None or "kafka_offset" not in tables.read(self._session, self._path).columns:
@@ -121,14 +122,14 @@ class TableSource:
         return found
 
     def stream(self, topics: Topics) -> DataFrame:
-        """Events of the chosen spaces, as they are appended; whole commits, so that each partition is read in order."""
-        # What `maintain` takes out of the table has been read. The first batch is the table as it is, whatever that takes:
-        # its files tell nothing of the order in which they were written.
+        """Stream events of the chosen spaces as they are appended, in complete commits, so that partitions are read in order."""
+        # Rows that `maintain` removes from the table have been read before. The first batch is the complete table, whatever its
+        # size, because its files don't show the order in which they were written.
         reader = self._session.readStream.format("delta").option("skipChangeCommits", "true").option("maxFilesPerTrigger", _ALL)
         return reader.load(self._path).where(F.col("kafka_topic").rlike(f"^(?:{topics.pattern()})$"))
 
     def changes(self, records: DataFrame) -> DataFrame:
-        """As `Source.changes`."""
+        """See `Source.changes`."""
         source = ("space_id", "seq", "replica_id", "lsn", "schema_version", "server_version", "snapshot_id")
         return slim(
             records.select(
@@ -139,12 +140,12 @@ class TableSource:
             )
         )
 
-    def numbers(self, offsets: Places) -> DataFrame:  # noqa: ARG002 - a table is read as a whole
-        """As `Source.numbers`."""
+    def numbers(self, offsets: Places) -> DataFrame:  # noqa: ARG002 - a table is read completely
+        """See `Source.numbers`."""
         return tables.read(self._session, self._path).select("seq")
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
-        """As `Source.snapshots`."""
+        """See `Source.snapshots`."""
         path = f"{self._path}/_control"
         if delta_log.state(self._session, path) is None:
             return []
@@ -152,11 +153,11 @@ class TableSource:
         return sorted(((int(row["position"]), json.loads(row["value"])) for row in rows), key=lambda record: record[0])
 
     def snapshots_beside(self) -> list[tuple[int, dict[str, Any]]]:
-        """As `Source.snapshots_beside`."""
+        """See `Source.snapshots_beside`."""
         return self.snapshots()
 
     def first_offsets(self) -> Places:
-        """As `Source.first_offsets`: of what the table has."""
+        """See `Source.first_offsets`; the table's lowest offsets."""
         first = F.min("kafka_offset").alias("first")
         found: dict[str, dict[str, int]] = {}
         for row in tables.read(self._session, self._path).groupBy("kafka_topic", "kafka_partition").agg(first).collect():
@@ -164,10 +165,10 @@ class TableSource:
         return found
 
     def lacking(self, what: str, *, are_several: bool) -> str:
-        """As `Source.lacking`."""
+        """See `Source.lacking`."""
         return f"{what} {'are' if are_several else 'is'} not in the table {self._path}"
 
 
 def completed(records: Sequence[tuple[int, dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Of records of snapshots, the ends."""
+    """Return the COMPLETED records among snapshot records."""
     return [record for _, record in records if record["status"] == "COMPLETED"]

@@ -1,7 +1,8 @@
-"""What job `audit` carries from batch to batch, and what it concludes: its pure half, without Spark.
+"""State that job `audit` carries from batch to batch, and its conclusions: the pure part, without Spark.
 
-Bounded: numbers by how far partitions are apart in their reading (numbers.py), ends by partitions and origins, floors,
-snapshots and transactions by the constants here. The last change of each key is in a table of its own (job.py).
+The state is bounded: seqs by the distance between partitions in their reading (numbers.py), last events by partitions and
+origins, and floors, snapshots and transactions by the constants here. The last change of each key is in a table of its own
+(job.py).
 """
 
 from __future__ import annotations
@@ -14,23 +15,23 @@ from typing import Any, Final, Protocol
 from spark_jobs.audit.numbers import Interval, Numbers
 
 FLOORS_MAX: Final = 100
-"""Per space."""
+"""Maximum number of floors per space."""
 SNAPSHOTS_MAX: Final = 50
 TRANSACTIONS_MAX: Final = 20_000
 TRANSACTIONS_BEHIND: Final = 5_000
-"""How many numbers the record that counts a transaction may be behind its events."""
+"""Maximum distance in seqs by which a transaction's END record may lag behind its events."""
 
 
 class Lacking(Protocol):
-    """Says of numbers that they are missing."""
+    """Function that returns the phrase for missing seqs; see sources.Source.lacking."""
 
     def __call__(self, what: str, *, are_several: bool) -> str:
-        """In words."""
+        """Return a phrase that `what` is missing."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that is not as it should be. Positions are Kafka's; `other_…` is what it clashes with."""
+    """One problem. Positions are Kafka's; `other_…` is the event that it conflicts with."""
 
     kind: str
     sentence: str
@@ -52,7 +53,7 @@ FINDING_SCHEMA: Final = (
 
 @dataclass(frozen=True)
 class Part:
-    """What is known of one space's events in one source transaction; see facts.transactions."""
+    """Known counts of one space's events in one source transaction; see facts.transactions."""
 
     id: str
     space: str
@@ -64,29 +65,29 @@ class Part:
 
 @dataclass
 class State:
-    """All of it."""
+    """The audit's state."""
 
     numbers: Numbers = field(default_factory=Numbers)
     last_in: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """Per partition (`topic/number`) the seq and the offset of its last event; -1 if it had none yet."""
+    """Per partition (`topic/number`), the seq and the offset of its last event; the seq is -1 if there was none yet."""
     origins: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Per partition and origin (`topic/number/origin`) the last event."""
+    """Per partition and origin (`topic/number/origin`), the last event."""
     cut: set[str] = field(default_factory=set)
-    """Partitions whose beginning is gone and that have had no event since: what was in them nobody can tell."""
+    """Partitions whose beginning was deleted and that have had no event since: their former contents are unknown."""
     floors: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
     snapshots: dict[str, dict[str, Any]] = field(default_factory=dict)
     transactions: list[Part] = field(default_factory=list)
     judged_from: int = 0
-    """Transactions that began at a lower number aren't known as a whole."""
+    """Transactions that began at or below this seq, and snapshots that began below it, may be known only in part."""
     waiting_since: float | None = None
-    """Since when (wall clock) numbers have been missing that may still come,"""
+    """Wall-clock time since when seqs have been missing that may still arrive."""
     waiting_up_to: int = -1
-    """and the highest one that was known then."""
+    """Highest seq that was known at that time."""
     told_up_to: int = -1
-    """The place of the last record of a snapshot that was noted, where these come beside the events."""
+    """Position of the last noted snapshot record, for sources where these aren't in the stream."""
 
     def to_json(self) -> str:
-        """What to keep of it."""
+        """Return the stored form."""
         kept = {
             **{name: getattr(self, name) for name in ("last_in", "origins", "snapshots", "judged_from", "waiting_since")},
             **{name: getattr(self, name) for name in ("waiting_up_to", "told_up_to")},
@@ -111,37 +112,40 @@ class State:
             transactions=[Part(**part) for part in kept["transactions"]],
             judged_from=kept["judged_from"],
             waiting_since=kept["waiting_since"],
-            # Those of an earlier version haven't got these.
+            # The state of an earlier version doesn't have these.
             waiting_up_to=kept.get("waiting_up_to", -1),
             told_up_to=kept.get("told_up_to", -1),
         )
 
     def passed(self) -> int:
-        """The number that every partition has passed: what is missing up to it can't come any more."""
+        """Return the seq that every partition has passed: a seq missing up to it can't arrive any more."""
         return min((seq for seq, _ in self.last_in.values()), default=-1)
 
     def complete_up_to(self) -> int:
-        """The number up to which all have come, or are settled."""
+        """Return the seq up to which all seqs were received or settled."""
         missing = self.numbers.missing(self.numbers.highest)
         return missing[0][0] - 1 if missing else self.numbers.highest
 
     def add_floor(self, space_id: int, up_to: int, at: int) -> None:
-        """Rows of the space up to a number are gone for whoever comes after `at`."""
+        """Record that rows of the space up to a seq don't exist for events after `at`."""
         floors = self.floors.setdefault(space_id, [])
         if (up_to, at) not in floors:
             floors.append((up_to, at))
 
     def forget_floors(self) -> None:
-        """Keep as many as there is room for."""
+        """Keep the newest floors of each space, up to FLOORS_MAX."""
         self.floors = {space_id: sorted(floors)[-FLOORS_MAX:] for space_id, floors in self.floors.items()}
 
     def excuse(self, up_to: int) -> None:
-        """What is missing up to this number isn't to be found any more, and counts that begin before it aren't whole."""
+        """Settle the seqs that are missing up to `up_to`, and don't judge counts that begin before it."""
         self.numbers.settle(self.numbers.missing(up_to))
         self.judged_from = max(self.judged_from, up_to)
 
     def waited_for(self, now: float, grace_seconds: float) -> int | None:
-        """The number up to which what is missing has been so for the grace; None if the time hasn't come. Then it begins anew."""
+        """Return the seq up to which missing seqs have waited for the grace period, or None if it isn't over.
+
+        A new period then begins.
+        """
         if not self.numbers.missing(self.numbers.highest):
             self.waiting_since = None
             return None
@@ -153,14 +157,14 @@ class State:
         return self.waiting_up_to
 
     def note_snapshots(self, records: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
-        """Records of the snapshot topic with their places: those that haven't been noted yet."""
+        """Note those records of the snapshot topic, given with their positions, that haven't been noted yet."""
         for position, record in records:
             if position > self.told_up_to:
                 self.note_snapshot(record)
                 self.told_up_to = position
 
     def note_snapshot(self, record: Mapping[str, Any]) -> None:
-        """A record of the snapshot topic."""
+        """Note a record of the snapshot topic."""
         known = self._snapshot(record["snapshot_id"])
         if record["status"] == "STARTED":
             known["started"] = record["seq"]
@@ -170,18 +174,18 @@ class State:
         self.note_sweeps(record)
 
     def note_sweeps(self, record: Mapping[str, Any]) -> None:
-        """What the end of a snapshot says of rows that are gone."""
+        """Note the removals of rows that the end of a snapshot reports."""
         for space in record["spaces"]:
             if space["sweep_seq"] > 0:
                 self.add_floor(space["space_id"], space["sweep_seq"], record["seq"])
 
     def see_origin(self, name: str, event: Any) -> None:
-        """An event of an origin in a partition; the last one is kept."""
+        """Keep the last event of an origin in a partition."""
         if name not in self.origins or event["offset"] > self.origins[name]["offset"]:
             self.origins[name] = {member: event[member] for member in ("lsn", "seq", "offset")}
 
     def count_rows(self, snapshot_id: str, space: str, rows: int) -> None:
-        """Rows of a snapshot have come."""
+        """Count received rows of a snapshot."""
         counts = self._snapshot(snapshot_id)["rows"]
         counts[space] = counts.get(space, 0) + rows
 
@@ -191,9 +195,9 @@ class State:
         return self.snapshots.setdefault(snapshot_id, {"rows": {}, "started": None, "completed": None, "spaces": []})
 
     def judge_snapshots(self, complete_up_to: int, chosen: Iterable[str] | None, *, repeats: bool) -> list[Finding]:
-        """Compare what complete snapshots say of spaces with the rows that came, once all of them must have come.
+        """Compare the counts of completed snapshots with the received rows, once all of them must have been received.
 
-        Only of snapshots that repeat all rows: others leave out what consumers have already. `repeats`: as in
+        Only snapshots that repeat all rows are judged: others leave out rows that consumers already have. For `repeats` see
         `judge_transactions`.
         """
         found: list[Finding] = []
@@ -221,10 +225,10 @@ class State:
         return found
 
     def judge_transactions(self, parts: Sequence[Part], complete_up_to: int, *, repeats: bool) -> list[Finding]:
-        """Compare transactions with what their END counts, and keep those that may still get more.
+        """Compare transactions with their END's counts, and keep those that may still get more events.
 
-        Of `parts` there are at most TRANSACTIONS_MAX + 1, the last ones, and behind them ENDs whose events are nowhere.
-        `repeats`: events and records may come several times, so only what is too little is told.
+        `parts` has at most TRANSACTIONS_MAX + 1 entries: the newest transactions, followed by ENDs without any events.
+        `repeats`: events and records may occur several times, so only too low counts are reported.
         """
         lasts = [part.last for part in parts if part.last is not None]
         if len(lasts) > TRANSACTIONS_MAX:
@@ -238,7 +242,7 @@ class State:
         kept: list[Part] = []
         for part in parts:
             if part.id not in spans:
-                # An END whose events are nowhere: that they are missing is told by their numbers.
+                # An END without any events: their missing seqs are reported as a gap.
                 kept.append(part)
                 continue
             start, last = spans[part.id]
@@ -262,28 +266,29 @@ class State:
 
 
 def place(topic: str, partition: int) -> str:
-    """A partition's name in the state."""
+    """Return a partition's name in the state."""
     return f"{topic}/{partition}"
 
 
 def gap(interval: Interval, before: Any, after: Any, lacking: Lacking) -> Finding:
-    """Numbers that were never there, in the words of `lacking`; the rows are the events beside them, None where they aren't at
-    hand.
+    """Return the finding of a gap, in the words of `lacking`.
+
+    The rows are the events beside the gap; None if they aren't available.
     """
     start, end = interval
     count = end - start + 1
     numbers = f"seq {start}" if count == 1 else f"seq {start} to {end}, {count} events,"
     what = lacking(numbers, are_several=count > 1)
     beside = "".join(
-        f" Seq {row['seq']}, {side} of it, is at {row['topic']}/{row['partition']} offset {row['offset']} ({row['space']}"
+        f" Seq {row['seq']}, {side} the gap, is at {row['topic']}/{row['partition']} offset {row['offset']} ({row['space']}"
         f" {row['key']})."
-        for row, side in ((before, "in front"), (after, "behind"))
+        for row, side in ((before, "before"), (after, "after"))
         if row is not None
     )
     known = after if after is not None else before
     return Finding(
         "gap",
-        f"{what[0].upper()}{what[1:]}.{beside} Consumers lack what they say: compare with `tarantool-cdc verify`, and take a"
+        f"{what[0].upper()}{what[1:]}.{beside} Consumers lack these events: compare with `tarantool-cdc verify`, and take a"
         " snapshot if rows are missing.",
         seq=start,
         other_seq=end,
@@ -294,7 +299,7 @@ def gap(interval: Interval, before: Any, after: Any, lacking: Lacking) -> Findin
 
 
 def further_gaps(intervals: Sequence[Interval]) -> list[Finding]:
-    """Those that there is no room to tell one by one, as one finding; none of none."""
+    """Return one finding for all gaps above the limit, in a list; an empty list if there are none."""
     if not intervals:
         return []
     start, end = intervals[0][0], intervals[-1][1]

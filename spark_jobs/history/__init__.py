@@ -1,1 +1,1 @@
-"""Job `history`: each row as it was, from when to when."""
+"""Job `history`: every version of each row, and the interval in which it held."""

@@ -1,8 +1,8 @@
-"""Versions of rows → intervals in which they held: frames in, frames out. No tables, no topics, no state.
+"""Versions of rows → intervals in which they held: frames in, frames out. No tables, topics or state.
 
-A version begins with an event and ends with the next one of its key, with a truncation of the space, or with the end of a
-snapshot that didn't repeat it. So nothing has to be known of the order in which versions were written: an interval is made
-from what stands beside it by `seq`.
+A version begins with an event. It ends with the next event of its key, with a truncation of the space, or with the end of a
+snapshot that didn't repeat it. An interval is computed from the neighbouring events by `seq`, so the order in which versions
+were written doesn't matter.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from spark_jobs.transforms import relabel, typed
 SOURCE_FIELDS: Final = ("ts_us",)
 
 META_COLUMNS: Final = ("_key", "_row", "_begin_seq", "_end_seq", "_begin", "_end", "_begin_op", "_end_op")
-"""What each interval has before the fields of its space."""
+"""Columns of each interval, before the fields of its space."""
 
 ENDING_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint, ts timestamp, op string"
-"""Versions that began at `up_to` or before, and not behind `at`, end with the event `at`."""
+"""Endings of many versions: versions that began at `up_to` or before, and not after `at`, end with the event `at`."""
 
 _APART: Final = "the interval"
 _NO_ROW: Final = (
@@ -33,9 +33,9 @@ _NO_ROW: Final = (
 
 
 def versions(changes: DataFrame) -> DataFrame:
-    """One row per event of what `parse` gave of `packed` records, and one per control record.
+    """Convert the result of `parse` on `packed` records to one row per event and one per control record.
 
-    Of these `op` is schema or snapshot, `space` the same behind a ~, `seq` the offset and `row` the record.
+    For control records, `op` is schema or snapshot, `space` the same after a ~, `seq` the offset and `row` the record.
     """
     is_control = F.col("op") == CONTROL
     kind = F.substring_index("topic", ".", -1)
@@ -53,14 +53,14 @@ def versions(changes: DataFrame) -> DataFrame:
 
 
 def versions_of(rows: DataFrame) -> DataFrame:
-    """The same, of a table of events (lake/change_rows.py)."""
+    """Convert a table of events (lake/change_rows.py) to the same rows."""
     op = _checked(F.col("seq"), F.col("space")).alias("op")
     row, time = F.col("after").alias("row"), F.col("source_ts").alias("ts")
     return rows.select("space", "space_id", "seq", op, "key", row, "schema_version", time)
 
 
 def control_versions(control: DataFrame) -> DataFrame:
-    """The same, of the records beside a table of events (lake/control.py)."""
+    """Convert the control records beside a table of events (lake/control.py) to the same rows."""
     nothing = F.lit(None)
     return control.select(
         F.concat(F.lit("~"), "kind").alias("space"),
@@ -75,16 +75,16 @@ def control_versions(control: DataFrame) -> DataFrame:
 
 
 def _checked(seq: Column, space: Column) -> Column:
-    """The `op` of an event that tells its row; others end the query."""
+    """Return the `op` of an event that has its row; any other event makes the query fail."""
     lacks_row = F.col("op").isin("c", "r", "u") & F.col("after").isNull()
     complaint = F.concat(F.lit("Seq "), seq.cast("string"), F.lit(" of "), space, F.lit(_NO_ROW))
     return F.when(lacks_row, F.raise_error(complaint)).otherwise(F.col("op"))
 
 
 def intervals(found: DataFrame, endings: DataFrame) -> DataFrame:
-    """META_COLUMNS, space_id and schema_version of all versions among these rows of `versions`; `endings` as ENDING_SCHEMA.
+    """Return META_COLUMNS, space_id and schema_version of all versions among rows of `versions`. `endings` is as ENDING_SCHEMA.
 
-    A repeated event is one.
+    A repeated event counts once.
     """
     of_key = Window.partitionBy("space_id", "key").orderBy("seq")
     once = found.where("key is not null").dropDuplicates(["space_id", "key", "seq"])
@@ -114,14 +114,14 @@ def intervals(found: DataFrame, endings: DataFrame) -> DataFrame:
 
 
 def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> DataFrame:
-    """Intervals with the columns of a form; rows of the forms in `stale` (space_id, schema_version) get its names."""
+    """Return intervals with the columns of a form; rows of the forms in `stale` (space_id, schema_version) get its names."""
     is_stale: Column = F.lit(False)
     for space_id, version in stale:
         is_stale = is_stale | ((F.col("space_id") == space_id) & (F.col("schema_version") == version))
     row = F.col("_row")
     if stale:
         row = F.when(is_stale, relabel(form)(F.when(is_stale, row))).otherwise(row)
-    # In a column whose name no field can have: those of the fields are made beside it.
+    # Put the interval's columns into one whose name no field can have: the fields' columns are created beside it.
     apart = found.select("_key", row.alias("_row"), F.col("_begin_seq").alias("_seq"), F.struct(*META_COLUMNS).alias(_APART))
     read = typed(apart, form)
     interval = [F.col("_row") if name == "_row" else F.col(f"`{_APART}`")[name].alias(name) for name in META_COLUMNS]
@@ -130,7 +130,7 @@ def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> Dat
 
 
 def _names_beside_meta_columns(form: Form) -> dict[str, str]:
-    """What a form's columns are called beside META_COLUMNS."""
+    """Return the name of each of the form's columns beside META_COLUMNS."""
     names, own = form.column_names(), {same_name(name) for name in META_COLUMNS}
     taken = own | {same_name(name) for name in names}
     found = {}
@@ -144,14 +144,14 @@ def _names_beside_meta_columns(form: Form) -> dict[str, str]:
 
 
 def as_of(found: DataFrame, seq: int) -> DataFrame:
-    """Of intervals, those that held right after an event."""
+    """Return the intervals that held right after an event."""
     return found.where((F.col("_begin_seq") <= seq) & (F.col("_end_seq").isNull() | (F.col("_end_seq") > seq)))
 
 
 def seq_at(found: DataFrame, moment: Any) -> int:
-    """The number of the last event, of all rows of `versions`, that the master had made at a moment; -1 if there is none.
+    """Return the seq of the last event, among rows of `versions`, that the master had written at a moment; -1 if there is none.
 
-    All events of a source transaction have one time, so what is seen is never half of one.
+    All events of a source transaction have the same time, so the result never splits one.
     """
     last = found.where(F.col("ts") <= F.lit(moment).cast("timestamp")).agg(F.max("seq")).collect()[0][0]
     return -1 if last is None else int(last)

@@ -1,8 +1,8 @@
-"""Job `history`: every version of every row, with the events and times between which it held (store.py says where).
+"""Job `history`: every version of every row, with the events and times between which it held (store.py describes the tables).
 
-A batch is appended, whatever is stored: nothing is looked for and nothing is written anew, so late and repeated batches are
-harmless, and what they cost doesn't grow with the table. Where a version ends is made from what follows it when it is read;
-`--publish-every` batches, and at the end with --available-now, that is written down too, one table per space.
+A batch is appended without looking at stored rows or rewriting them, so late and repeated batches are
+harmless, and their cost doesn't grow with the table. The end of a version is computed from the events after it when it is read.
+After `--publish-every` batches, and at the end with --available-now, the job also writes the intervals to one table per space.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ _PUBLISH_EVERY: Final = 100
 
 
 class HistoryJob(Job):
-    """See the module."""
+    """The job `history`."""
 
     name = "history"
     summary = "keep every version of every row, with the events and times between which it held"
     control_topics = ("schema", "snapshot")
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         parser.add_argument(
             "--publish-every",
             type=int,
             default=_PUBLISH_EVERY,
             metavar="N",
-            help="bring the tables of intervals up to date after so many batches, and at the end with --available-now;"
+            help="update the tables of intervals after N batches, and at the end with --available-now;"
             " 0: never (default: %(default)s)",
         )
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> HistorySink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         return HistorySink(session, topics, options.path, publish_every=options.publish_every)
 
 
 class HistorySink(Sink):
-    """Appends batches, each once."""
+    """Sink that appends batches, each once."""
 
     def __init__(self, session: SparkSession, topics: Topics, path: str, *, publish_every: int = _PUBLISH_EVERY) -> None:
-        """With `publish_every` 0 there are no tables of intervals."""
+        """If `publish_every` is 0, no tables of intervals are written."""
         self._history = History(session, path)
         self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces)
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
@@ -66,7 +66,7 @@ class HistorySink(Sink):
         self._published: dict[str, str] = {}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         changes = parse(packed(records, self._control), source_fields=SOURCE_FIELDS, control=self._control)
         self._table.append(versions(changes), batch, query)
         if not self._is_prepared:
@@ -77,11 +77,11 @@ class HistorySink(Sink):
             self._publish()
 
     def tables(self) -> Mapping[str, str]:
-        """As `Sink.tables`."""
+        """See `Sink.tables`."""
         return self._published
 
     def finish(self) -> int:
-        """As `Sink.finish`."""
+        """See `Sink.finish`."""
         if self._publish_every and self._unpublished:
             self._publish()
         return 0
@@ -93,19 +93,19 @@ class HistorySink(Sink):
 
 
 class HistoryOf(Task):
-    """Makes a history of a table of events: of streams of patches, of the one that job `materialize` writes."""
+    """Task that makes a history from a table of events; for streams of patches, from the table that job `materialize` writes."""
 
     name = "history_of"
-    summary = "append what is new in a table of events (of changes or materialize) to a history"
+    summary = "append new events of a table (of changes or materialize) to a history"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Task.add_options`."""
+        """See `Task.add_options`."""
         parser.add_argument("--changes", required=True, metavar="PATH", help="the table of events")
-        parser.add_argument("--path", required=True, help="where the history is, as of job history")
-        parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where this remembers how far it is")
+        parser.add_argument("--path", required=True, help="the history's path, as for job history")
+        parser.add_argument("--checkpoint", required=True, metavar="PATH", help="where this task stores its progress")
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
-        """As `Task.run`."""
+        """See `Task.run`."""
         source = tables.qualified(session, options.changes)
         state = delta_log.state(session, source)
         prefix = None if state is None else state.properties.get(PREFIX)
@@ -120,7 +120,7 @@ class HistoryOf(Task):
         def append(rows: DataFrame, batch: int) -> None:
             table.append(versions_of(rows), batch, query_of_batch(session))
 
-        # What `maintain` forgets of old events is in the history already.
+        # Old events that `maintain` removes are in the history already.
         stream = session.readStream.format("delta").option("skipChangeCommits", "true").load(source)
         writer = stream.writeStream.foreachBatch(append).option("checkpointLocation", options.checkpoint)
         writer.trigger(availableNow=True).start().awaitTermination()
@@ -132,14 +132,14 @@ class HistoryOf(Task):
 
 
 class ShowHistory(Task):
-    """Prints rows as they were."""
+    """Task that prints rows as they were."""
 
     name = "show_history"
     summary = "print a space's rows as they were after an event or at a time, or all their intervals, as JSON lines"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Task.add_options`."""
-        parser.add_argument("--path", required=True, help="that of job history")
+        """See `Task.add_options`."""
+        parser.add_argument("--path", required=True, help="the history's path, as for job history")
         parser.add_argument("--space", required=True, help="the space's name")
         when = parser.add_mutually_exclusive_group()
         when.add_argument("--as-of-seq", type=int, metavar="N", help="right after this event (`source.seq`)")
@@ -147,11 +147,11 @@ class ShowHistory(Task):
             "--as-of-time",
             type=_moment,
             metavar="TIME",
-            help='after all that the master had done by then ("2026-01-31T12:00:00+03:00"; without an offset in UTC)',
+            help='after all changes that the master had made by then ("2026-01-31T12:00:00+03:00"; without an offset in UTC)',
         )
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
-        """As `Task.run`."""
+        """See `Task.run`."""
         history = History(session, options.path)
         found = history.intervals(options.space)
         if options.as_of_time is not None:
@@ -167,7 +167,7 @@ class ShowHistory(Task):
 def rows_as_of(
     session: SparkSession, path: str, space: str, *, seq: int | None = None, time: datetime | None = None
 ) -> DataFrame:
-    """A space's rows as they were right after an event, or at a time of the master's. Raises JobError."""
+    """Return a space's rows as they were right after an event, or at a time of the master's clock. Raises JobError."""
     if (seq is None) == (time is None):
         raise JobError("Name either the seq of an event or a time.")
     history = History(session, path)

@@ -1,9 +1,9 @@
-"""The tables of a history: the versions of all spaces' rows, to which is only ever appended, and what is read from them.
+"""Tables of a history: the append-only versions of all spaces' rows, and the intervals computed from them.
 
     <path>/_versions   one row per event and per record of `<prefix>.schema` and `<prefix>.snapshot`, partitioned by space
-    <path>/<folder>    the intervals of one space, for readers that have no Spark: brought up to date now and then
+    <path>/<folder>    the intervals of one space, for readers without Spark: updated from time to time
 
-A space is known by its number, so what happened under its former names is in its history; its name is the last one.
+A space is identified by its id, so its history includes changes under its former names. Its name is the last one.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
 
 @dataclass(frozen=True)
 class Space:
-    """A space: its numbers (it may have been dropped and made again), its forms, and the last one."""
+    """A space: its ids (it may have been dropped and created again), its forms, and the last form."""
 
     ids: tuple[int, ...]
     forms: tuple[Form, ...]
     form: Form
 
     def stale(self) -> list[tuple[int, int]]:
-        """The forms (space_id, schema_version) whose rows have other names."""
+        """Return the forms (space_id, schema_version) whose rows have other field names."""
         names = self.form.fields
         return [
             (form.space_id, form.schema_version)
@@ -49,33 +49,33 @@ class Space:
 
 
 class History:
-    """See the module."""
+    """The history that job `history` writes."""
 
     def __init__(self, session: SparkSession, path: str) -> None:
-        """Of the folder that job `history` writes to."""
+        """`path` is the folder that job `history` writes to."""
         self._session = session
         self._path = path.rstrip("/")
         self.versions_path = f"{self._path}/{_VERSIONS}"
 
     def prepare(self) -> None:
-        """Have the table of versions tell what was appended since some commit; it costs nothing where rows are only appended."""
+        """Enable the change data feed of the table of versions. The feed costs nothing if rows are only appended."""
         if tables.describe(self._session, self.versions_path)[0].get(_FEED) != "true":
             tables.set_properties(self._session, self.versions_path, {_FEED: "true"})
 
     def add_control(self, records: DataFrame) -> None:
-        """Append those control records (`intervals.control_versions`) that aren't there yet."""
+        """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
         known = self.versions().select("space", "seq")
         missing = records.join(known, ["space", "seq"], "left_anti").select(*self.versions().columns)
         missing.write.format("delta").mode("append").save(self.versions_path)
 
     def versions(self) -> DataFrame:
-        """All of them. Raises JobError if there are none."""
+        """Return all versions. Raises JobError if there is no history."""
         if not tables.exists(self._session, self.versions_path):
             raise JobError(f"There is no history in {self._path}: job `history` begins one with its first batch.")
         return tables.read(self._session, self.versions_path)
 
     def spaces(self) -> dict[str, Space]:
-        """All spaces by their last names."""
+        """Return all spaces by their last names."""
         records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
         forms = Forms("<prefix>.schema", [row["row"] for row in records])
         found: dict[str, list[list[Form]]] = {}
@@ -91,7 +91,7 @@ class History:
         }
 
     def space(self, name: str) -> Space:
-        """Raises JobError if there is none of this name."""
+        """Return a space by its last name. Raises JobError if there is none."""
         spaces = self.spaces()
         if name not in spaces:
             known = ", ".join(sorted(spaces)) or "none at all"
@@ -99,7 +99,7 @@ class History:
         return spaces[name]
 
     def intervals(self, name: str, keys: DataFrame | None = None) -> DataFrame:
-        """All intervals of a space, to the last event that was appended; of these keys only (space_id, key), if they are given.
+        """Return all intervals of a space, up to the last appended event; if `keys` (space_id, key) is given, only of these keys.
 
         Columns: META_COLUMNS and the fields of the space's last form.
         """
@@ -109,11 +109,11 @@ class History:
         return shown(intervals(found, self._endings(own, space)), space.form, space.stale())
 
     def seq_at(self, moment: Any) -> int:
-        """See intervals.seq_at."""
+        """Return the seq of the last event at a moment; see intervals.seq_at."""
         return seq_at(self.versions(), moment)
 
     def bring_up_to_date(self, name: str) -> str:
-        """The space's table of intervals, whose path is returned; what is done again does nothing."""
+        """Update the space's table of intervals, and return its path. A repeated call without new versions changes nothing."""
         space, path = self.space(name), f"{self._path}/{folder(name, (_VERSIONS,))}"
         appended = tables.version(self._session, self.versions_path)
         is_new = not tables.exists(self._session, path)
@@ -134,7 +134,7 @@ class History:
         return path
 
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:
-        """What ends many versions at once: truncations, and snapshots that tell what is gone."""
+        """Return the events that end many versions: truncations, and snapshots that swept rows."""
         found = own.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"), "ts", "op")
         records = self.versions().where("space = '~snapshot' and op = 'snapshot'").select("row").collect()
         swept = [

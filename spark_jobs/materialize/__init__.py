@@ -1,1 +1,1 @@
-"""Job `materialize`: whole rows, before and after, from events that only tell what was done to them."""
+"""Job `materialize`: complete rows, before and after, from events that only contain the operations on them."""

@@ -1,7 +1,7 @@
 """Events of spaces without images → the same events with the row before and after: frames in, frames out.
 
-The events of a key are taken in the order of `seq`, starting from the row that is stored. Where all of them have their rows,
-and these have one form, Spark's own functions do it; a key with a patch, or with rows of several forms, goes through Python.
+The events of a key are applied in the order of `seq` to the stored row. If all events of a key have their rows, and all rows
+have one form, Spark's own functions do it; a key with a patch, or with rows of several forms, is processed in Python.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from spark_jobs.forms import Form
 from spark_jobs.patch import PatchError, update, upsert, version_of
 
 STORED_SCHEMA: Final = "space_id bigint, key string, seq bigint, row string, schema_version bigint"
-"""The last row of each key, null if it was deleted, with the seq and the form of its last change."""
+"""Last row of each key (null if it was deleted), with the seq and the form of its last change."""
 
 ENDING_SCHEMA: Final = "space_id bigint, up_to bigint, at bigint"
-"""Rows whose last change is `up_to` or older are gone for what comes after `at`."""
+"""Removals of many rows: rows whose last change is `up_to` or older don't exist for events after `at`."""
 
 _IMAGES: Final = "array<struct<op:string,before:string,after:string>>"
 _OF_EVENTS: Final = ("seq", "op", "after", "patch", "upsert", "schema_version", "server_version")
-"""What of an event goes to Python."""
+"""Fields of an event that Python gets."""
 
-# Prefixed, in SQL: the row that the event before this one left, if nothing has taken it away since.
+# SQL expression: the row that the previous event left, unless it was removed since.
 _PREVIOUS: Final = """
 if(i = 0,
    if(stored_row is null or exists(endings, one -> one.up_to >= stored_seq and one.at < e.seq), null, stored_row),
@@ -38,10 +38,10 @@ if(i = 0,
 def with_images(
     rows: DataFrame, stored: DataFrame, endings: DataFrame, forms: Mapping[tuple[int, int], Form], *, skip_missing: bool
 ) -> DataFrame:
-    """Of the events (CHANGES_COLUMNS) that are newer than what is stored, those that changed something, with both rows.
+    """Return the events (CHANGES_COLUMNS) that are newer than the stored rows and changed something, with both rows.
 
-    A DELETE of nothing is left out, and a REPLACE or UPSERT that made its row is a `c`. An UPDATE whose row isn't known ends
-    the query, or with `skip_missing` is left out.
+    A DELETE of a missing row is left out, and a REPLACE or UPSERT that created its row becomes a `c`. An UPDATE whose row isn't
+    known fails the query, or with `skip_missing` is left out.
     """
     others = [name for name in rows.columns if name not in ("space_id", "key", "seq")]
     grouped = (
@@ -72,7 +72,7 @@ def with_images(
     in_python = fold("space_id", "key", "stored_row", "stored_seq", "stored_version", F.expr(slim), "endings")
     before = f"if(e.op in ('c', 'r'), null, {_PREVIOUS})"
     native = F.expr(f"transform(events, (e, i) -> named_struct('op', e.op, 'before', {before}, 'after', e.after))")
-    # One branch for each kind of key: in one expression Spark would call Python for both.
+    # One branch for each kind of key: in a single expression Spark would call Python for both.
     whole = fresh.where(~needs_python).withColumn("images", native)
     folded = fresh.where(needs_python).withColumn("images", in_python)
     events = whole.unionByName(folded).select("space_id", "key", F.expr("inline(arrays_zip(events, images))"))
@@ -88,13 +88,13 @@ def with_images(
 
 
 def last_rows(whole: DataFrame) -> DataFrame:
-    """The last row of each key among events with images, as STORED_SCHEMA."""
+    """Return the last row of each key among events with images, as STORED_SCHEMA."""
     last = F.max_by(F.struct("seq", F.col("after").alias("row"), "schema_version"), "seq").alias("last")
     return whole.where("key is not null").groupBy("space_id", "key").agg(last).select("space_id", "key", "last.*")
 
 
 def newest(stored: DataFrame) -> DataFrame:
-    """Of rows of STORED_SCHEMA the newest of each key."""
+    """Return the newest row of each key from rows of STORED_SCHEMA."""
     last = F.max_by(F.struct("seq", "row", "schema_version"), "seq").alias("last")
     return stored.groupBy("space_id", "key").agg(last).select("space_id", "key", "last.*")
 
@@ -108,10 +108,10 @@ class _Image(NamedTuple):
 
 
 class Fold:
-    """(key, the stored row, its events) → op, before and after of each; what Spark's workers run for keys with patches."""
+    """Function that Spark's workers run on keys with patches: (key, stored row, events) → op, before and after of each event."""
 
     def __init__(self, forms: Mapping[tuple[int, int], Form], *, skip_missing: bool) -> None:
-        """`forms` by space_id and schema_version."""
+        """`forms` has the forms by space_id and schema_version."""
         self._forms = dict(forms)
         self._skip_missing = skip_missing
 
@@ -125,7 +125,7 @@ class Fold:
         events: Sequence[Any],
         endings: Sequence[Any],
     ) -> list[tuple[str | None, str | None, str | None]]:
-        """An op of None stands for an event that is left out."""
+        """Return op, before and after of each event; an op of None stands for an event that is left out."""
         image = _image(stored_row, stored_version)
         seq = stored_seq
         found: list[tuple[str | None, str | None, str | None]] = []
@@ -156,7 +156,7 @@ class Fold:
 
     @staticmethod
     def _shown(image: _Image, version: int, form: Form) -> str:
-        """A row by the names that its fields have at an event."""
+        """Return a row with the field names of the event's form."""
         return image.text if image.version == version else form.row_text(image.values)
 
     @staticmethod
@@ -165,9 +165,9 @@ class Fold:
             if event["upsert"] is not None:
                 return _Image(event["upsert"], json_text.values(event["upsert"]), event["schema_version"])
             raise JobError(
-                f"The UPDATE of {key} in {form.space} at seq {event['seq']} has no row to apply to: the job began after the row's"
-                " last whole image, or the space's primary key has become another one. Let the daemon take a snapshot"
-                ' (snapshot.mode = "always" and a restart), and start the job anew with another --path and another'
+                f"The UPDATE of {key} in {form.space} at seq {event['seq']} has no row to apply to: the job started after the"
+                " row's last complete image, or the space's primary key was altered. Let the daemon take a snapshot"
+                ' (snapshot.mode = "always" and a restart), and start the job again with another --path and another'
                 " --checkpoint; with --missing-row skip such changes are left out."
             )
         carry_out = update if event["upsert"] is None else upsert
@@ -175,8 +175,8 @@ class Fold:
             values = carry_out(image.values, json_text.parse(event["patch"]), form, version_of(event["server_version"]))
         except PatchError as error:
             raise JobError(
-                f"The UPDATE of {key} in {form.space} at seq {event['seq']} doesn't fit the row that is stored: {error}. The rows"
-                " and the stream have parted: let the daemon take a snapshot, and start the job anew with another --path and"
+                f"The UPDATE of {key} in {form.space} at seq {event['seq']} doesn't fit the stored row: {error}. The stored rows"
+                " have diverged from the stream: let the daemon take a snapshot, and start the job again with another --path and"
                 " another --checkpoint."
             ) from error
         return _Image(form.row_text(values), values, event["schema_version"])

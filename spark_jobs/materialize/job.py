@@ -1,10 +1,11 @@
-"""Job `materialize`: events with both rows, from topics whose UPDATEs and UPSERTs only tell what they do.
+"""Job `materialize`: events with both rows, from topics whose UPDATEs and UPSERTs contain only operations.
 
-It writes a table of events as `changes` has them, and `_control` beside it, so that what is made from that table can be made
-from this one; `_rows` beside them has the last row of each key. A batch is worked out from the rows that earlier batches left,
-so a batch that comes again makes the same events, which the table then has already.
+The job writes a table of events like that of `changes`, and `_control` beside it, so consumers of such a table can
+use this one. `_rows` beside them has the last row of each key. A batch is computed from the rows that earlier batches left,
+so a repeated batch makes the same events, which the table then has already.
 
-With --to they are published too (publishing.py), before the table has them: what is in the table is on the topics.
+With --to the job also publishes the events (publishing.py), before it writes them to the table: every event in the table is on
+the topics.
 """
 
 from __future__ import annotations
@@ -33,32 +34,32 @@ _COMPACT_EVERY: Final = 20
 
 
 class Materialize(Job):
-    """See the module."""
+    """The job `materialize`."""
 
     name = "materialize"
-    summary = "make events with whole rows, before and after, from topics of images = none"
+    summary = "make events with complete rows, before and after, from topics of images = none"
     control_topics = ("schema", "snapshot")
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         parser.add_argument(
             "--missing-row",
             choices=("fail", "skip"),
             default="fail",
-            help="what an UPDATE does whose row isn't known because the job began too late (default: %(default)s)",
+            help="what to do with an UPDATE whose row isn't known because the job started too late (default: %(default)s)",
         )
         parser.add_argument(
             "--to",
             metavar="URL",
-            help="kafka://HOST:PORT,…/PREFIX: publish the whole events too, to topics of this other prefix, at least once",
+            help="kafka://HOST:PORT,…/PREFIX: also publish the complete events, to topics with this other prefix, at least once",
         )
 
     def place(self, options: argparse.Namespace) -> str:
-        """As `Job.place`: a prefix that is named later would lack what was read before."""
+        """See `Job.place`. A prefix that is added later would lack the events that were read before."""
         return str(options.location) if options.to is None else f"{options.location} --to {options.to}"
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> MaterializeSink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         publisher = None
         if options.to is not None:
             publisher = KafkaPublisher(session, topics, *destination(options.to, topics.prefix))
@@ -67,7 +68,7 @@ class Materialize(Job):
 
 
 class MaterializeSink(Sink):
-    """Works out batches."""
+    """Sink that computes events with both rows."""
 
     def __init__(
         self,
@@ -79,7 +80,10 @@ class MaterializeSink(Sink):
         read_topic: Callable[[str], DataFrame] | None = None,
         publisher: Publisher | None = None,
     ) -> None:
-        """`read_topic` gives all records of a topic, instead of Kafka; with a `publisher` the events are sent, too."""
+        """`read_topic` returns all records of a topic; the default reads Kafka.
+
+        With a `publisher` the events are also published.
+        """
         self._session = session
         self._path = path.rstrip("/")
         self._rows_path = f"{self._path}/_rows"
@@ -92,18 +96,19 @@ class MaterializeSink(Sink):
         self._publication = None if publisher is None else Publication(publisher, topics, self._read_topic)
 
     def tables(self) -> Mapping[str, str]:
-        """As `Sink.tables`."""
+        """See `Sink.tables`."""
         return {Materialize.name: self._path}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         self._has_learned = False
         if self._forms is None or not records.where(F.col("topic").isin(*self._control.values())).isEmpty():
             self._learn()
         fields = SOURCE_FIELDS_OF_CHANGES if self._publication is None else SOURCE.names
         more = [] if self._publication is None else [self._publication.tail()]
         events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=fields)
-        # One partition may be read ahead of another: a truncation empties its keys where it stands in it.
+        # One partition may be read ahead of another, so a truncation empties the keys of a partition at its position in that
+        # partition.
         rows = record_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
         whole = None
         try:
@@ -126,7 +131,7 @@ class MaterializeSink(Sink):
                 whole.unpersist()
 
     def _learn(self) -> Forms:
-        """Read the control topics, and keep what they tell beside the events; the forms."""
+        """Read the control topics, store their records beside the events, and return the forms."""
         self._has_learned = True
         records = {kind: control_topics.values(self._read_topic(topic)) for kind, topic in self._control.items()}
         self._forms = Forms(self._control["schema"], records["schema"])
@@ -135,7 +140,7 @@ class MaterializeSink(Sink):
         return self._forms
 
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
-        """The forms that events refer to, as far as they are known."""
+        """Return the forms that events refer to, if they are known."""
         found = rows.select("space_id", "space", "schema_version").distinct().collect()
         forms = self._forms or self._learn()
         if not all(forms.has(row["space"], row["space_id"], row["schema_version"]) for row in found):
@@ -144,7 +149,7 @@ class MaterializeSink(Sink):
         return {version: form for row in found if (form := known.get(version := (row["space_id"], row["schema_version"])))}
 
     def _stored(self, batch: int, query: str) -> DataFrame:
-        """The last row of each key before this batch."""
+        """Return the last row of each key before this batch."""
         if not tables.exists(self._session, self._rows_path):
             return self._session.createDataFrame([], STORED_SCHEMA)
         before = (F.col("query") != query) | (F.col("batch") < batch)
@@ -152,16 +157,17 @@ class MaterializeSink(Sink):
             tables.read(self._session, self._rows_path).where(before & F.col("key").isNotNull()).drop("query", "batch")
         )
         if batch > 0 and batch % _COMPACT_EVERY == 0:
-            # The batches before this one are done for good, so none of them needs what was before it.
+            # The batches before this one are final, so no batch needs older rows.
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
             endings = tables.read(self._session, self._rows_path).where("key is null")
             tables.overwrite(kept.where("row is not null").unionByName(endings), self._rows_path)
         return stored
 
     def _endings(self, rows: DataFrame) -> DataFrame:
-        """What takes rows away without naming them: truncations, and complete snapshots, those of earlier batches too.
+        """Return removals of rows without events of their own: truncations and completed snapshots, also of earlier batches.
 
-        A snapshot's end may be read later than what follows it, so the topic is asked; retention may have taken it from there.
+        A snapshot's end may be read later than the events after it, so the topic is read too. Retention may have deleted it
+        there.
         """
         found = rows.where("op = 't'").select("space_id", F.col("seq").alias("up_to"), F.col("seq").alias("at"))
         if tables.exists(self._session, self._rows_path):
@@ -172,19 +178,19 @@ class MaterializeSink(Sink):
         return found.unionByName(self._session.createDataFrame(swept, ENDING_SCHEMA)).distinct()
 
     def _sweeps(self, records: DataFrame) -> list[tuple[int, int, int]]:
-        """Of records of the snapshot topic, what they say is gone, as ENDING_SCHEMA."""
+        """Return the removals that records of the snapshot topic report, as ENDING_SCHEMA."""
         ends = control_topics.completed(control_topics.values(records), self._control["snapshot"])
         return [(sweep.space_id, sweep.up_to, ended.seq) for ended in ends for sweep in ended.sweeps]
 
     def _swept(self, records: DataFrame, batch: int, query: str) -> DataFrame:
-        """The ends of snapshots in a batch, as rows without a key: `row` tells after which seq they hold."""
+        """Return the snapshot ends of a batch as rows without a key; `row` is the seq after which they hold."""
         sweeps = self._sweeps(records.where(F.col("topic") == self._control["snapshot"]))
         kept = [(space_id, None, up_to, str(at), None, query) for space_id, up_to, at in sweeps]
         return self._session.createDataFrame(kept, f"{STORED_SCHEMA}, query string").withColumn("batch", varying(batch))
 
     @staticmethod
     def _emptied(rows: DataFrame, batch: int, query: str) -> DataFrame:
-        """The truncations of a batch, as rows without a key."""
+        """Return the truncations of a batch as rows without a key."""
         nothing = F.lit(None)
         return (
             rows.where("op = 't'")

@@ -1,7 +1,8 @@
-"""Whole events → topics of another prefix, as the daemon's own (docs/events.md) of spaces with images.
+"""Publishing of complete events to topics with another prefix.
 
-An event goes to the partition that it was in, and each partition is written by one task in the order of `seq`: so these topics
-have the order that the daemon's have. A batch that comes again sends its events again.
+The events are like the daemon's own (docs/events.md) of spaces with images. An event goes to the partition that it came from,
+and each partition is written by one task in the order of `seq`. Therefore these topics have the same order as the daemon's. A
+repeated batch publishes its events again.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from spark_jobs.errors import JobError
 from spark_jobs.source import Topics
 
 TAIL: Final = "tail"
-"""The column with the text that an event has behind its rows."""
+"""Name of the column with the text that follows the rows in an event."""
 
 RECORD_SCHEMA: Final = "topic string, partition int, key string, value string"
-"""What is sent."""
+"""Columns of the records to send."""
 
 _SNAPSHOT_ID: Final = "snapshot_id"
 _OF_PATCHES: Final = "server_version"
@@ -29,35 +30,35 @@ _NULLS: Final = {"ignoreNullFields": "false"}
 
 
 class Publisher(Protocol):
-    """Where records are sent."""
+    """Destination of records."""
 
     prefix: str
 
     def prepare(self, used: Mapping[str, int]) -> None:
-        """Have topics ready for what comes from these: for each the number of partitions that it needs at least."""
+        """Prepare topics for records from these source topics, each with the minimum number of partitions that it needs."""
 
     def send(self, records: DataFrame) -> None:
-        """Send records (RECORD_SCHEMA), those of a task in order; returns once Kafka has all of them."""
+        """Send records (RECORD_SCHEMA), those of a task in order. Return once Kafka has all of them."""
 
 
 class Publication:
-    """What is published of the topics of one daemon."""
+    """Publishing of one daemon's events and control records."""
 
     def __init__(self, publisher: Publisher, topics: Topics, read_topic: Callable[[str], DataFrame]) -> None:
-        """`read_topic` gives all records of a topic."""
+        """`read_topic` returns all records of a topic."""
         self._publisher = publisher
         self._topics = topics
         self._read_topic = read_topic
         self._told: set[str] = set()
 
     def tail(self) -> Column:
-        """Of what `parse` gives of an event: the text behind its rows, as it is published."""
+        """Return the text after an event's rows, as published, from the result of `parse`."""
         return tail(self._publisher.prefix)
 
     def publish(self, whole: DataFrame, records: DataFrame, *, has_control: bool) -> None:
-        """Send a batch: events with both rows, with a TAIL, and what control records there are among these records of Kafka.
+        """Send a batch: events with both rows and a TAIL, and the control records among Kafka's `records`.
 
-        With `has_control` there may be some, or the schema topic has forms that the batch needs.
+        `has_control` tells that `records` may contain control records, or that the schema topic has forms that the batch needs.
         """
         if has_control:
             self._tell_forms()
@@ -71,7 +72,7 @@ class Publication:
             self._publisher.send(self._copied(of_snapshots, "snapshot"))
 
     def _tell_forms(self) -> None:
-        """Send those records of the schema topic that this run hasn't sent: events that name them follow."""
+        """Send those records of the schema topic that this run hasn't sent, before the events that refer to them."""
         records = self._read_topic(self._topics.control("schema")).where(F.col("value").isNotNull())
         copied = self._copied(records, "schema").collect()
         fresh = [tuple(row) for row in copied if row["value"] not in self._told]
@@ -91,11 +92,11 @@ class Publication:
 
 
 def tail(prefix: str) -> Column:
-    """As `Publication.tail`: under this prefix, and without what only patches need."""
+    """Return the text for `Publication.tail`: with this prefix, and without the fields that only patches need."""
     source = F.col("source")
     names = [name for name in SOURCE.names if name not in (_SNAPSHOT_ID, _OF_PATCHES)]
     fields = [F.lit(prefix).alias(name) if name == "name" else source[name].alias(name) for name in names]
-    # Only what comes from a snapshot has this member at all, and it is the last one.
+    # Only events of a snapshot have this member, and it is the last one.
     of_snapshot = F.to_json(F.struct(*fields, source[_SNAPSHOT_ID].alias(_SNAPSHOT_ID)), _NULLS)
     shown = F.when(source[_SNAPSHOT_ID].isNull(), F.to_json(F.struct(*fields), _NULLS)).otherwise(of_snapshot)
     times = (part for name in ("ts_ms", "ts_us", "ts_ns") for part in (F.lit(f',"{name}":'), _shown(F.col(name))))
@@ -104,9 +105,11 @@ def tail(prefix: str) -> Column:
 
 
 def event_records(whole: DataFrame, source_prefix: str, prefix: str) -> DataFrame:
-    """Events (CHANGES_COLUMNS and TAIL) → RECORD_SCHEMA, with a tombstone behind each `d`. A `t` comes from each partition.
+    """Convert events (CHANGES_COLUMNS and TAIL) to RECORD_SCHEMA, with a tombstone after each `d`.
 
-    All of a partition are in one task, in the order of `seq`.
+    A `t` comes from each partition.
+
+    All records of a partition are in one task, in the order of `seq`.
     """
     topic = F.concat(F.lit(prefix), F.substring("kafka_topic", len(source_prefix) + 1, 1000))
     value = F.concat(
@@ -122,10 +125,10 @@ def event_records(whole: DataFrame, source_prefix: str, prefix: str) -> DataFram
 
 
 class KafkaPublisher:
-    """Topics of Kafka, made as they are needed with as many partitions as those of the source."""
+    """Publisher to Kafka topics, which it creates when needed, with as many partitions as the source's."""
 
     def __init__(self, session: SparkSession, topics: Topics, servers: str, prefix: str) -> None:
-        """`topics` are the source's, whose options for Kafka's clients hold here too."""
+        """`topics` are the source's; their options for Kafka's clients are also used here."""
         self.prefix = prefix
         self._session = session
         self._topics = topics
@@ -138,10 +141,10 @@ class KafkaPublisher:
             admin.create({name: (1, policy) for name, policy in compacted.items() if name not in known})
 
     def prepare(self, used: Mapping[str, int]) -> None:
-        """As `Publisher.prepare`."""
+        """See `Publisher.prepare`."""
         if any(self._counts.get(topic, 0) < count for topic, count in used.items()):
             with _Admin(self._session, self._topics.bootstrap_servers, self._options) as admin:
-                # A topic may be deleted by now whose events were still read.
+                # A source topic may have been deleted although its events were still read.
                 wanted = {**used, **admin.counts(used)}
             names = {topic: f"{self.prefix}{topic.removeprefix(self._topics.prefix)}" for topic in used}
             with _Admin(self._session, self._servers, self._options) as admin:
@@ -153,12 +156,12 @@ class KafkaPublisher:
             self._counts |= {topic: max(known.get(name, 0), wanted[topic]) for topic, name in names.items()}
 
     def send(self, records: DataFrame) -> None:
-        """As `Publisher.send`."""
+        """See `Publisher.send`."""
         records.write.format("kafka").options(**self._options).option("kafka.bootstrap.servers", self._servers).save()
 
 
 class _Admin:
-    """Java's client for topics."""
+    """Java's admin client."""
 
     def __init__(self, session: SparkSession, servers: str, options: Mapping[str, str]) -> None:
         jvm: Any = session.sparkContext._jvm
@@ -169,7 +172,7 @@ class _Admin:
         self._admin = jvm.org.apache.kafka.clients.admin.Admin.create(settings)
 
     def __enter__(self) -> _Admin:
-        """Nothing to do."""
+        """Return the client itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -177,7 +180,7 @@ class _Admin:
         self._admin.close()
 
     def counts(self, topics: Any) -> dict[str, int]:
-        """How many partitions topics have; those that aren't there are left out."""
+        """Return the numbers of partitions of topics; missing topics are left out."""
         there = set(self._admin.listTopics().names().get())
         wanted = self._jvm.java.util.ArrayList()
         for topic in topics:
@@ -187,7 +190,7 @@ class _Admin:
         return {str(topic): int(described.partitions().size()) for topic, described in found.items()}
 
     def create(self, topics: Mapping[str, tuple[int, str | None]]) -> None:
-        """Make topics with so many partitions, and with a policy of cleaning up where one is given."""
+        """Create topics with a number of partitions, and with a cleanup policy if one is given."""
         wanted = self._jvm.java.util.ArrayList()
         optional = self._jvm.java.util.Optional
         for name, (count, policy) in topics.items():
@@ -196,7 +199,7 @@ class _Admin:
         self._admin.createTopics(wanted).all().get()
 
     def add(self, topics: Mapping[str, int]) -> None:
-        """Have topics get more partitions: so many in all."""
+        """Increase the partitions of topics to the given totals."""
         wanted = self._jvm.java.util.HashMap()
         for name, count in topics.items():
             wanted.put(name, self._jvm.org.apache.kafka.clients.admin.NewPartitions.increaseTo(count))
@@ -204,8 +207,9 @@ class _Admin:
 
 
 def destination(url: str, own_prefix: str) -> tuple[str, str]:
-    """The servers and the prefix of kafka://HOST:PORT,…/PREFIX. Raises JobError for another URL, or where the job would read what
-    it writes.
+    """Return the servers and the prefix of kafka://HOST:PORT,…/PREFIX.
+
+    Raises JobError for another URL, or if the job would read its own output.
     """
     parts = urlsplit(url)
     servers, prefix = parts.netloc, parts.path.removeprefix("/")
@@ -213,8 +217,8 @@ def destination(url: str, own_prefix: str) -> tuple[str, str]:
         raise JobError(f"--to {url} names no prefix of topics: write kafka://HOST:PORT/PREFIX.")
     if f"{prefix}.".startswith(f"{own_prefix}.") or f"{own_prefix}.".startswith(f"{prefix}."):
         raise JobError(
-            f"The prefix {prefix!r} of --to isn't apart from {own_prefix!r} of --prefix: the job would read what it has written. "
-            "Choose one that neither is the other's beginning nor begins with it."
+            f"The prefix {prefix!r} of --to isn't apart from {own_prefix!r} of --prefix: the job would read its own output. "
+            "Choose a prefix that doesn't begin with the other one, nor the other one with it."
         )
     return servers, prefix
 
