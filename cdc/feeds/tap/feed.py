@@ -57,10 +57,7 @@ class Feed:
     """One daemon's changes and rows, for any number of clients. All methods must be called on the event loop's thread."""
 
     def __init__(self, config: Config, fail: Callable[[CdcError], None], forget: Callable[[], None] = lambda: None) -> None:
-        """`fail` is called with the error that ended the reading.
-
-        `forget` is called when all clients' keys have become unknown.
-        """
+        """`fail` is called with the error that ended the reading, `forget` when all clients' keys have become unknown."""
         tap = config.tap
         self._config = tap
         self._fail = fail
@@ -107,10 +104,7 @@ class Feed:
         self._is_view_old = False
         self.control = ControlPlace()
         self.renamed_version = 0
-        """Version of the last renaming or reset.
-
-        A client filled from rows of an older version (Rows.version) has keys that no event names.
-        """
+        """Version of the last renaming or reset. Clients filled from older rows (Rows.version) have keys that no event names."""
         self._renamings: list[Renaming] = []
         self._renamed_seq = -1
         self._stored: tuple[int, int] | None = None
@@ -120,10 +114,7 @@ class Feed:
         self._keeps_all = config.snapshot.mode != "never"
 
     async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:
-        """Start reading. Return False if `stopping` was set first.
-
-        `known_version` is the highest version that a session began with.
-        """
+        """Start reading; return False if `stopping` was set first. `known_version` is the highest that a session began with."""
         loop = asyncio.get_running_loop()
         if self.own_store is not None:
             await self._start_keeping(self.own_store, known_version, loop)
@@ -229,8 +220,7 @@ class Feed:
     def _append_all(self) -> None:
         """Append the gathered batches to the ring; the reader continues once they are there.
 
-        After an outage of Kafka more batches arrive at once than the ring holds, and no client may lose a batch before it had a
-        chance to read it.
+        After an outage of Kafka more batches arrive than the ring holds, and clients need a chance to read each of them.
         """
         loop, ring, coming = asyncio.get_running_loop(), self._ring, self._coming
         now = self._appended_at = loop.time()
@@ -324,10 +314,7 @@ class Feed:
 
     @property
     def share_bytes(self) -> int:
-        """Maximum size of what one client may be sent, or be read for it, at a time, in bytes.
-
-        All clients may stall, so it shrinks as their number grows.
-        """
+        """Maximum of bytes sent to, or read for, one client at a time. It shrinks with the number of clients: all may stall."""
         return max(_SHARE_BYTES_MIN, min(_SHARE_BYTES_MAX, _SHARED_BYTES // max(1, self.client_count)))
 
     def _is_wanted(self, space: str) -> bool:
@@ -458,15 +445,11 @@ class Feed:
             await self._wait_for_end(seq)
 
     async def _wait_for_end(self, after: int) -> None:
-        """Wait while a client is ahead of the reader.
-
-        Raises ExpiredError if the topics end before the client's seq: it is from other topics.
-        """
+        """Wait while a client is ahead of the reader. Raises ExpiredError if the topics end before its seq."""
         assert self._reader is not None
         grown = self._grown
         if self._reader.is_at_end and after > self._ring.last:
-            # One answer serves all clients that ask meanwhile: a thousand clients may be filled from a store that is ahead of the
-            # topics.
+            # One answer serves all clients that ask meanwhile: a thousand may be filled from a store that is ahead of the topics.
             if self._asking_end is None or self._asking_end.done():
                 self._asking_end = asyncio.create_task(
                     self._answered(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, retrying")
@@ -539,10 +522,7 @@ class Feed:
             await asyncio.sleep(_START_RETRY_SECONDS)  # Kafka doesn't notify when it is available again
 
     async def _looked(self, look: Callable[[], _Found]) -> _Found:
-        """Return the result of a topic lookup.
-
-        Lookups may take long, so their number is limited: threads remain for readers of the store.
-        """
+        """Return the result of a topic lookup. Lookups may take long; their number is limited to leave threads for the store."""
         async with self._looking:
             return await asyncio.to_thread(look)
 
