@@ -1,4 +1,4 @@
-# Everything here works from a fresh clone; `make setup` installs what is missing and is instant when nothing is.
+# All goals work in a fresh clone. `make setup` installs missing parts, and returns at once if nothing is missing.
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
@@ -9,15 +9,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PYTEST = $(BIN)/python -m pytest --dist=loadgroup $(DURATIONS)
-# How long each test took is kept by goal, path and commit, so that two commits can be compared.
+# Test durations are kept by goal, path and commit, so that two commits can be compared.
 COMMIT := $(shell git describe --always --dirty 2>/dev/null || echo unknown)
 DURATIONS = --junitxml=build/durations/$@-$(COMMIT).xml
-# Empty is as good as not set. With it, which some machines set for everybody, nothing compiled would be kept of the sources here:
-# each of some hundred starts of the daemon would compile all of them again, and each process of pytest the tests.
+# An empty value counts as unset. Some machines set this variable globally. Then Python would cache no compiled sources: each of
+# some hundred starts of the daemon would compile all of them again, and each pytest process would compile the tests.
 export PYTHONDONTWRITEBYTECODE :=
-# There is no other make for which it would tell how many jobs there are, and cargo takes what it can't use for a mistake.
+# No goal calls another make that would need the job count from these variables, and cargo treats a job count that it can't use
+# as an error.
 unexport MAKEFLAGS MFLAGS
-# What the compiled row path has taken over runs in Python as well, where that is all there is.
+# Tests of the code that the compiled row path replaces. Here they run in Python, as on a system without the compiled row path.
 PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
 .PHONY: help setup demo check check-native test coverage soak bench lint lock wheel spark-zip system clean
@@ -40,18 +41,18 @@ setup: system $(STAMPS)/packages $(STAMPS)/project $(STAMPS)/jars
 demo: setup
 	$(BIN)/tarantool-cdc demo
 
-# Without servers: what is run after each change.
+# Checks without servers, to be run after each change.
 check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
 	$(PYTHON_PATH)
 
-# Four processes at a time: most of the tests wait for their servers most of the time.
+# Four processes, as most tests wait for their servers most of the time.
 test: setup lint check-native
 	$(PYTEST) -m 'not soak' --numprocesses=4 --budget=0.25 --durations=40
 	$(PYTHON_PATH)
 
-# The compiled row path. clippy and rustfmt aren't in every system's package of cargo; what is there is run. With the profile and the
-# Python that the module was built with, clippy finds most of what it needs compiled.
+# Checks of the compiled row path. Some systems' cargo packages lack clippy or rustfmt; a missing tool is skipped. With the profile
+# and the Python of the module's build, clippy reuses most of the compiled dependencies.
 check-native: setup
 	export PYO3_PYTHON=$(CURDIR)/$(BIN)/python; \
 	cd cdc/native; \
@@ -61,7 +62,7 @@ check-native: setup
 	cargo test --locked --quiet --no-default-features
 	$(BIN)/python -c 'from cdc import native; assert native.ROW_PATH == "native", native.REASON'
 
-# Of the tests without servers, on both row paths. Each process writes a file; they are put together at the end.
+# Coverage of the tests without servers, on both row paths. Each process writes a file; the files are combined at the end.
 COVERED := $(BIN)/python -m coverage run -m pytest --dist=loadgroup --quiet
 coverage: setup
 	rm -rf build/coverage
@@ -83,7 +84,7 @@ lint: system $(STAMPS)/packages
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Checked by what can be run, not by package names: a server from another source is as good.
+# Checks for programs rather than package names, as a server from another source is fine, too.
 system:
 	@missing=(); \
 	command -v tarantool >/dev/null || missing+=(tarantool); \
@@ -109,8 +110,8 @@ system:
 	fi
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make setup PYTHON=python3.11")'
 
-# What comes as source (pyspark) is built with the locked setuptools, not with the newest one of the day. Pip reads one
-# variable or the other, by its age.
+# Source packages (pyspark) are built with the locked setuptools, not with the newest release. Old and new versions of pip read
+# different variables, so both are set.
 $(STAMPS)/packages: requirements.lock | system
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	mkdir -p $(STAMPS)
@@ -129,7 +130,7 @@ $(STAMPS)/jars: cdc/local/jars.py cdc/local/class_archives.py $(STAMPS)/packages
 	$(BIN)/python -m cdc.local.class_archives
 	touch $@
 
-# setuptools, setuptools-rust and wheel are locked with the rest: they build pyspark and this project.
+# setuptools, setuptools-rust and wheel are locked, too, as they build pyspark and this project.
 lock:
 	test -x build/uv/bin/uv || { $(PYTHON) -m venv build/uv && build/uv/bin/python -m pip install --quiet uv; }
 	printf 'setuptools>=77\nsetuptools-rust>=1.10,<2\nwheel\n' | build/uv/bin/uv pip compile --quiet --universal --python-version 3.11 \

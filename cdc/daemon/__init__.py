@@ -1,1 +1,1 @@
-"""Who runs: the supervisor, one connection's follower, the pipeline's runner, the monitor of all members."""
+"""The running daemon: the supervisor, the follower of a connection, the pipeline's runner, the monitor of all members."""

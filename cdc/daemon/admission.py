@@ -1,9 +1,9 @@
-"""What is found out before a daemon takes its name, which would end another daemon of this name.
+"""Checks before a daemon claims its name, as the claim stops another daemon of the same name.
 
-    read the checkpoint ─▶ is it there if events are? ─▶ is the prefix ours? ─▶ is the store there that it was written with?
-                        ─▶ is nobody at work?
+    read the checkpoint ─▶ is it there if events are? ─▶ is the prefix ours? ─▶ is the checkpoint's state store there?
+                        ─▶ is no daemon of this name running?
 
-Nothing is changed by that, neither in Kafka nor on the disk, but for the prefix of a daemon that is to give it up.
+The checks change nothing, neither in Kafka nor on the disk, except that --take-prefix fences the prefix's former owner.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from cdc.stream.ownership import NameTakenError
 
 _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
-"""What follows is the number of the file of writers itself: a copy has another one, and the original may be in use."""
+"""Prefix of the inode number of the `writers` file. A copied file has another inode number, and the original may be in use."""
 _WRITERS_KEPT: Final = 8
 _ORDERS: Final = ("rebuild_state", "take_over", "take_prefix")
 _TO_START: Final = re.compile(r"start (?:once )?with (--[a-z-]+)(?: and (--[a-z-]+))?")
@@ -45,17 +45,17 @@ Stopping = Callable[[], bool]
 
 @dataclass(frozen=True, slots=True)
 class Orders:
-    """What somebody who starts the daemon says to go on in spite of."""
+    """Command-line options by which the operator overrides a failed check."""
 
     rebuild_state: bool = False
-    """There is no state store, or an old one, though the checkpoint was written with one; or events and no checkpoint."""
+    """Start although the checkpoint's state store is missing or outdated, or events exist without a checkpoint."""
     take_over: bool = False
-    """Another daemon of this name may be at work: end it."""
+    """Fence another daemon of this name, if one is running."""
     take_prefix: bool = False
-    """The prefix belongs to a daemon of another name, which is gone for good."""
+    """Claim the prefix of a daemon of another name, which is gone for good."""
 
     def added_to(self, hint: str) -> str:
-        """A remedy that names an order, so that those that were given already are kept."""
+        """Return the hint with the options it names added to those already given."""
         given = [f"--{name.replace('_', '-')}" for name in _ORDERS if getattr(self, name)]
         if not given:
             return hint
@@ -68,17 +68,18 @@ class Orders:
 
 
 class StateMissingError(StateError):
-    """There is no state store, though the checkpoint was written with one."""
+    """The checkpoint was written with a state store, and the store is missing."""
 
 
 class CheckpointLostError(ConfigurationError):
-    """There are events, and no checkpoint that tells how far they go."""
+    """Events exist, but the checkpoint that gives their position is missing."""
 
 
 def read(config: Config, tell: Callable[[str], None] = lambda _: None) -> Checkpoint:
-    """What the checkpoint topic says; nothing if there is none. Raises ConnectionLostError or ConfigurationError.
+    """Read the checkpoint topic. Returns an empty checkpoint if the topic doesn't exist.
 
-    What keeps it waiting for Kafka it tells before it gives up.
+    While Kafka doesn't answer, `tell` is called with the reason, before the time limit. Raises ConnectionLostError or
+    ConfigurationError.
     """
     kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.topic_prefix)
     clients = KafkaClients(config.name, kafka)
@@ -97,7 +98,10 @@ def read(config: Config, tell: Callable[[str], None] = lambda _: None) -> Checkp
 
 
 def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) -> None:
-    """Have a prefix that is another daemon's given up, by one that is gone. Raises NameTakenError if it is at work."""
+    """Fence the daemon that owned the prefix, so that this daemon can claim it.
+
+    Raises NameTakenError if the owner is still running.
+    """
     owner = ownership.owner(stored)
     if owner is None or owner == config.name:
         return
@@ -110,7 +114,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
                 f"{_where(found)}",
                 "Stop that one first.",
             )
-    # If it is frozen rather than gone, it must not go on when it wakes up.
+    # A frozen owner must not continue publishing when it wakes up.
     try:
         KafkaClients(owner, config.kafka).transactional(lambda _: None, _FENCE_TIMEOUT_MS).init_transactions(_FENCE_SECONDS)
     except KafkaException as error:
@@ -123,12 +127,12 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
 
 
 def store_path(config: Config) -> Path:
-    """Where the images are."""
+    """Return the directory of the state store."""
     return config.state.path / "images"
 
 
 def check_store(config: Config, stored: Checkpoint) -> None:
-    """Raises StateMissingError if the checkpoint was written with a store and there is none."""
+    """Raise StateMissingError if the checkpoint was written with a state store and the store is missing."""
     position = stored.position
     if config.state.images == "none" or not stored.has_store or position is None or position.snapshot is None:
         return
@@ -142,9 +146,9 @@ def check_store(config: Config, stored: Checkpoint) -> None:
 
 
 def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -> bool:
-    """Whether the checkpoint was written last by one of the `former` processes of the state directory.
+    """Return whether one of the state directory's `former` processes was the last to write the checkpoint.
 
-    Else the store may be a copy that was left behind. An older version has left no processes there to compare with.
+    If not, the store may be an outdated copy. Older versions recorded no processes; then this returns True.
     """
     if config.state.images == "none" or not stored.has_store or stored.writer is None or not former:
         return True
@@ -152,7 +156,7 @@ def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -
 
 
 def check_position(config: Config, stored: Checkpoint) -> None:
-    """Raises CheckpointLostError if there are events of this prefix and nothing in the checkpoint topic tells of the daemon."""
+    """Raise CheckpointLostError if the prefix has events, but the checkpoint topic has no position of this daemon."""
     if stored.position is not None:
         return
     kafka = config.kafka
@@ -170,7 +174,7 @@ def check_position(config: Config, stored: Checkpoint) -> None:
 
 
 def check_store_is_ours(config: Config, names: Collection[str]) -> None:
-    """Raises StateError if the store, which has records of these daemons, is another's: it would be emptied."""
+    """Raise StateError if the store belongs to another daemon, as it would be emptied; `names` are the daemons recorded in it."""
     if names and config.name not in names:
         by = ", ".join(map(repr, sorted(names)))
         raise StateError(
@@ -180,13 +184,13 @@ def check_store_is_ours(config: Config, names: Collection[str]) -> None:
 
 
 class Foothold:
-    """This process's hold on the state directory, and which processes had it before.
+    """This process's lock on the state directory, and the list of earlier holders.
 
-    Who holds the lock knows that those before it have ended; but a copied directory has another lock.
+    The holder of the lock knows that all earlier holders have ended. A copied directory, however, has a lock of its own.
     """
 
     def __init__(self, config: Config) -> None:
-        """With a store, that is locked already. Raises StateError if another process has the directory."""
+        """Lock the directory, unless the state store has locked it already. Raises StateError if another process holds it."""
         self._lock = -1
         self._path: Path | None = store_path(config)
         if config.state.images == "full":
@@ -202,7 +206,7 @@ class Foothold:
 
     @staticmethod
     def writers_in(directory: Path) -> list[str]:
-        """The ids of the processes that had the directory lately, in order."""
+        """Return the ids of the last processes that used the directory, oldest first."""
         try:
             found = (directory / _WRITERS).read_text().split()
         except (OSError, UnicodeDecodeError):
@@ -211,7 +215,7 @@ class Foothold:
 
     @staticmethod
     def holders_of(directory: Path) -> list[str]:
-        """The ids of the processes that have held this directory's own lock, and not that of one that it is a copy of."""
+        """Return the ids of the processes that held this directory's own lock, rather than that of the original of a copy."""
         try:
             with open(directory / _WRITERS) as file:
                 mark, *found = file.read().split()
@@ -220,15 +224,15 @@ class Foothold:
             return []
 
     def former(self) -> list[str]:
-        """The ids of the processes that had this directory lately, or the one that it is a copy of, in order."""
+        """Return the ids of the last processes that used this directory, or the directory it was copied from, oldest first."""
         return [] if self._path is None else self.writers_in(self._path)
 
     def former_holders(self) -> list[str]:
-        """Those that have held the lock that is held now: they have ended."""
+        """Return the ids of the processes that held the current lock before: they have ended."""
         return [] if self._path is None else self.holders_of(self._path)
 
     def take(self, writer: str) -> None:
-        """This process has it now. Raises StateError."""
+        """Record this process as the directory's holder. Raises StateError."""
         if self._path is None:
             return
         former = [each for each in self.former() if each != writer]
@@ -236,7 +240,7 @@ class Foothold:
             self._write([*former[-_WRITERS_KEPT:], writer])
 
     def give_back(self, writer: str) -> None:
-        """This process, which took the directory, has found that the store there isn't its own. Raises StateError."""
+        """Remove this process from the holders, after it found that the store isn't its own. Raises StateError."""
         if self._path is not None:
             with translate_lmdb_errors(self._path):
                 self._write([each for each in self.former() if each != writer])
@@ -248,14 +252,17 @@ class Foothold:
             file.write("\n".join([f"{_INODE}{os.fstat(descriptor).st_ino}", *writers]) + "\n")
 
     def close(self) -> None:
-        """Let go."""
+        """Release the lock."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
 
 
 def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_stopping: Stopping) -> None:
-    """Raises NameTakenError if another daemon of this name is at work. Listens, where nothing else tells."""
+    """Raise NameTakenError if another daemon of this name is running.
+
+    Listens for signs of life, unless the checkpoint or the `former` processes of the state directory give the answer.
+    """
     if ownership.is_known_gone(stored, config.name, former):
         return
     structlog.get_logger().info(
@@ -270,7 +277,7 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
 
 
 def how_to_end_it(config: Config) -> str:
-    """A part of a remedy: what ends a daemon of this name that has another state directory."""
+    """Return the part of a hint that says how to stop a daemon of this name with another state directory."""
     path = store_path(config)
     if config.state.images == "none" or is_there(path):
         return ", or start with --take-over to end it"
@@ -279,7 +286,7 @@ def how_to_end_it(config: Config) -> str:
 
 
 def former_holder(config: Config, stored: Checkpoint) -> str | None:
-    """Which process the name is about to be taken from, as far as the checkpoint tells; None if that has ended in order."""
+    """Return the process that holds the name, as far as the checkpoint tells; None if that process stopped cleanly."""
     sign = stored.signs.get(config.name)
     if sign is None or sign.is_last or sign.writer != stored.writer:
         return None
@@ -287,16 +294,16 @@ def former_holder(config: Config, stored: Checkpoint) -> str | None:
 
 
 def who_listens(config: Config) -> CdcError | None:
-    """What to say if another daemon has http.listen, before this one has opened anything; None if none does."""
+    """Return the error to raise if another daemon listens on http.listen, before this one opens anything; None if none does."""
     address = config.http.address
     if address is None:
         return None
-    # Nothing but a signal ends one that has this state directory.
+    # A daemon that holds this state directory can be stopped only by a signal.
     return asking.who_listens(config.name, address, "" if is_locked(store_path(config)) else how_to_end_it(config))
 
 
 def _heard(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
-    """The sign of life that a daemon of this name gives while one listens, if it does."""
+    """Listen for the daemon of this name, and return its sign of life; None if it gives none."""
     topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
     return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping)
 

@@ -1,4 +1,4 @@
-"""Spreads attempts, so that daemons that lost one server don't all come back in one instant."""
+"""Random spreading of retries, so that daemons that lost the same server don't all reconnect at the same instant."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import random
 
 
 def jittered(delay_seconds: float) -> float:
-    """About that long."""
+    """Return the delay, changed at random by up to 25 %."""
     return delay_seconds * random.uniform(0.75, 1.25)  # noqa: S311 - spreads reconnects, guards nothing

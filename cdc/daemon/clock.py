@@ -1,4 +1,4 @@
-"""The daemon's clock, for those who have to give the time to what has none."""
+"""The daemon's clock, for callers of code that has no clock of its own."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import time
 
 
 def now_us() -> int:
-    """Microseconds since the epoch."""
+    """Return the current time in microseconds since the epoch."""
     return time.time_ns() // 1000

@@ -1,16 +1,16 @@
-"""`tarantool-cdc replay`: the files of a server instead of a connection to it, through the same pipeline to the same checkpoint.
+"""`tarantool-cdc replay`: reads a server's files instead of a connection, with the same pipeline and the same checkpoint.
 
     ballot of the files ─▶ start.plan ─┬─▶ .snap ─▶ wait until it is durable ─┐
                                        └──────────────▶ .xlog files ◀─────────┘
-                                                          │ the last one is read: done, or wait for more
+                                                          │ the last file is read: done, or wait for more
 
-The files answer as a server with these logs would: the first log that leads on to the last stands for gc_vclock, their end for
-the vclock. So `run` can go on where a replay has ended, and the other way round. A replay can't make a snapshot, it can only
-find one; one behind the checkpoint is taken only if the policy for a divergence says so, because what was published
-meanwhile would be published again.
+The files are given the ballot of a server with these logs: gc_vclock is the start of the unbroken chain of newest logs, and the
+vclock is their end. So `run` can resume where a replay ended, and the other way round. A replay can't make a snapshot, it can
+only find one. A snapshot older than the checkpoint is used only after a divergence, and only if the policy for that allows it:
+otherwise the changes published since the snapshot would be published again.
 
-Where the version of the writer changes from one file to the next, a new pipeline begins there: servers of different versions
-don't mark synchronous transactions alike, and don't compute alike.
+If the writer's version changes from one file to the next, a new pipeline begins there: servers of different versions mark
+synchronous transactions differently, and compute some rows differently.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot
 
 POLL_SECONDS: Final = 0.1
-"""How often the last file is looked at again."""
+"""Interval between two reads of the newest file."""
 
 _NEWER_SNAPSHOT: Final = "Call box.snapshot() on the server and add what it has written, or let `tarantool-cdc run` go on."
 
 _OLDEST_VERSION: Final = (1, 7, 0)
-"""Stands for the version of a writer that doesn't say it."""
+"""Version that is assumed if a file doesn't name its writer's version."""
 
 
 class Files:
-    """A `Source`. There is only one place to look at, so it is either waited for or the end."""
+    """`Source` that reads a directory of files. There is no other place to fail over to: an error is retried or final."""
 
     def __init__(
         self,
@@ -65,25 +65,25 @@ class Files:
         directory: Path,
         follows: bool = False,
     ) -> None:
-        """As NewSource; `follows`: go on with what a server writes into the files."""
+        """See NewSource. `follows`: after the last file, wait for what a server appends."""
         self._config = config
         self._status = status
         self._is_stopping = is_stopping
         self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
         self._back_off = BackOff()
-        # Origin and lsn of the transaction that only a snapshot leads over.
+        # Origin and lsn of a transaction that only a snapshot can replace.
         self._needs_in_snapshot: tuple[int, int] | None = None
 
     def start(self) -> None:
-        """As `Source.start`."""
+        """See `Source.start`."""
 
     def close(self) -> None:
-        """As `Source.close`."""
+        """See `Source.close`."""
 
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Replayer]:
-        """As `Source.opened`; the end of the files is the goal."""
+        """See `Source.opened`. The goal is the end of the files."""
         replayer = Replayer(
             self._config,
             self._directory,
@@ -104,28 +104,28 @@ class Files:
                 self.works()
 
     def failed(self, error: CdcError) -> None:
-        """As `Source.failed`."""
+        """See `Source.failed`."""
         if isinstance(error, SnapshotNeededError):
             self._needs_in_snapshot = error.place
 
     def looks_elsewhere(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
-        """As `Source.looks_elsewhere`."""
+        """See `Source.looks_elsewhere`."""
         return False
 
     def next_delay(self) -> float:
-        """As `Source.next_delay`."""
+        """See `Source.next_delay`."""
         return self._back_off.next()
 
     def rested(self) -> None:
-        """As `Source.rested`."""
+        """See `Source.rested`."""
 
     def works(self) -> None:
-        """As `Source.works`."""
+        """See `Source.works`."""
         self._back_off.reset()
 
 
 class Replayer:
-    """Reads the files of one version until they end, a stop is asked for, or something breaks."""
+    """Reader of the files of one server version, until they end, a stop is requested, or an error occurs."""
 
     def __init__(
         self,
@@ -142,9 +142,10 @@ class Replayer:
         follows: bool,
         needs_in_snapshot: tuple[int, int] | None = None,
     ) -> None:
-        """A snapshot must have the transaction with the origin and lsn `needs_in_snapshot` in it.
+        """Decide where to begin, by `known` and the files, and make a pipeline there.
 
-        Raises PositionError, StateError, ConfigurationError or LogFileError.
+        `needs_in_snapshot`: origin and lsn of a transaction that a snapshot must contain. Raises PositionError, StateError,
+        ConfigurationError or LogFileError.
         """
         self._config = config
         self._directory = directory
@@ -178,11 +179,11 @@ class Replayer:
 
     @property
     def published(self) -> VClock:
-        """As `Stream.published`."""
+        """See `Stream.published`."""
         return self._runner.published
 
     def run(self) -> bool:
-        """Take a snapshot if one is planned, then read the logs. Returns whether all has been read. Raises what breaks."""
+        """Take a snapshot if one is planned, then read the logs. Return whether everything was read. Raises any error."""
         snapshot = self._plan.snapshot
         try:
             if snapshot is not None:
@@ -197,10 +198,10 @@ class Replayer:
             self._runner.pipeline.close()
 
     def collect_submitted(self) -> None:
-        """Wait until what was submitted is durable. Raises PublishAborted if it won't be, and what else ended the publisher."""
+        """Wait until all submitted batches are durable. Raises PublishAborted if they won't be, or the publisher's error."""
         self._runner.wait_until_settled()
 
-    # Where to begin.
+    # Start position.
 
     def _decide(self, known: Known) -> StartPlan:
         try:
@@ -210,7 +211,7 @@ class Replayer:
             raise
 
     def _server_at(self, start: VClock | None) -> Server:
-        """Whose files these are, with the version of the one that is read first."""
+        """Return the server that wrote the files, with the version of the file to be read first."""
         logs, snapshots = self._directory.logs(), self._directory.snapshots()
         before = [log for log in logs if start is not None and self._told(start, log.vclock).covers(log.vclock)]
         file = (before[-1:] or snapshots[:1] or logs[-1:])[0]
@@ -221,17 +222,17 @@ class Replayer:
         return Server(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
 
     def _told(self, vclock: VClock, there: VClock) -> VClock:
-        """A position that counts the origins that are left out as far as `there`."""
+        """Return `vclock`, with the lsns of excluded origins taken from `there`."""
         return resume.vclock_for_upstream(vclock, there, self._excluded)
 
     def _check_replicaset(self) -> None:
-        """Raises PositionError if the files are of another replica set than the checkpoint."""
+        """Raise PositionError if the files and the checkpoint belong to different replica sets."""
         snapshots = self._directory.snapshots()
         if snapshots:
             resume.check_replicaset(self._runner.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
 
     def _snapshot_for(self, snapshot: TakeSnapshot) -> LogFile:
-        """The newest snapshot that has everything and from which the logs lead on. Raises PositionError if there is none."""
+        """Return the newest snapshot that has all rows and is continued by the logs. Raises PositionError if there is none."""
         origin, lsn = self._needs_in_snapshot or (0, 0)
         need = f"{self._directory.path}: a snapshot is needed ({snapshot.reason})"
         chain = self._directory.chain()
@@ -270,7 +271,7 @@ class Replayer:
     # Reading.
 
     def _take_snapshot(self, file: LogFile, *, publish: bool) -> bool:
-        """Publish a snapshot and wait until it is durable. Returns False if a stop was asked for meanwhile."""
+        """Publish a snapshot and wait until it is durable. Return False if a stop was requested meanwhile."""
         intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
         with intake:
             intake.begin(file.vclock)
@@ -322,7 +323,7 @@ class Replayer:
         return True
 
     def _leave_to_next_version(self, file: LogFile) -> bool:
-        """All files of this version have been read: the next pipeline begins with `file`."""
+        """Finish the files of this version. The next pipeline begins with `file`. Returns False, as more is to be read."""
         if not self._runner.wait_until_settled():
             return False
         position = self._runner.pipeline.position.vclock
@@ -359,5 +360,5 @@ class Replayer:
 
 
 def _kind(version: tuple[int, int, int]) -> tuple[int, ...]:
-    """What tells servers apart that don't all treat rows alike: UPDATEs and UPSERTs changed twice within 2.10."""
+    """Return the part of a version that decides how a server treats rows: UPDATEs and UPSERTs changed twice within 2.10."""
     return version if version[:2] == (2, 10) else version[:2]

@@ -1,19 +1,20 @@
-"""One connection's work: socket, session, pipeline and publisher, joined by one loop.
+"""Follower of one connection: a loop that joins socket, session, pipeline and publisher.
 
     greet ─▶ authenticate ─▶ vote ─▶ start.plan ─┬─▶ snapshot ─▶ wait until it is durable ─┐
                                                  └─▶ (register) ─▶ subscribe ◀─────────────┘
                                                                      │ rows ─▶ pipeline ─▶ publisher
                                                                      └ settled ─▶ ledger ─▶ ACK
 
-In registered mode JOIN brings every snapshot, not FETCH_SNAPSHOT: where the master has given up on keeping our logs (its disk
-was full, or it was started anew), only JOIN has it keep them again, and from before the contents. JOIN's last rows lead from the
-snapshot on, so they are the stream's first. The rows that answer REGISTER are left aside: old masters (2.6.0 among them) begin
-them at their own position, behind a hole, and the stream brings them again. Both requests have the master keep logs from the end
-of what they sent. So a daemon that was anonymous, and is behind, follows as one until what the master had is durable; then it
-connects anew and registers.
+In registered mode, snapshots are read with JOIN instead of FETCH_SNAPSHOT. If the master has stopped keeping logs for this
+replica (its disk was full, or the master was restarted), only JOIN makes it keep them again, and from before the contents. JOIN's
+last rows continue from the snapshot, so they are the first rows of the stream. The rows that answer REGISTER are ignored: old
+masters (2.6.0 among them) begin them at the master's own position, after a hole, and the stream sends them again. After both
+requests, the master keeps logs from the end of the rows it sent. Therefore an anonymous daemon that lags follows anonymously
+until all rows that the master had are durable. Then it reconnects and registers.
 
-It contains the I/O and no decisions: those are the plan's, the session's and the pipeline's. It waits for the master's rows, for
-room in the publisher's queue and for the disk; ACKs go on meanwhile, from a thread of their own (cdc.sources.acknowledger).
+This module does I/O and takes no decisions: those are up to the plan, the session and the pipeline. The loop waits for the
+master's rows, for room in the publisher's queue and for the disk. Meanwhile another thread keeps sending ACKs
+(cdc.sources.acknowledger).
 """
 
 from __future__ import annotations
@@ -64,21 +65,21 @@ from cdc.upstream.start import FollowAs, StartPlan
 from cdc.upstream.watch import Phase
 
 REQUEST_TURN_SECONDS: Final = 0.005
-"""While rows are wanted again: how long to wait for the stream until Kafka's producer is looked at once more."""
+"""While a backfill runs: time to wait for stream rows before the publisher's queue is checked again."""
 
 
 @dataclass(slots=True)
 class Goal:
-    """What the run is to reach: the master's position when it was first met, if the daemon is to stop there."""
+    """Goal of a run: the master's position at the first connection, if the daemon is to stop there."""
 
     until_caught_up: bool
     target: VClock | None = None
     caught_up_at: float = -math.inf
-    """When a daemon that is to be registered had, as an anonymous replica, come to where the master was (monotonic seconds)."""
+    """When a daemon that is to be registered last caught up with the master as an anonymous replica (monotonic seconds)."""
 
 
 class Follower:
-    """Follows one server until told to stop, the goal is reached, or something breaks."""
+    """Follower of one server, until a stop is requested, the goal is reached, or an error occurs."""
 
     def __init__(
         self,
@@ -97,8 +98,10 @@ class Follower:
         requests: SnapshotRequests | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`plan` is what to do with the server, whose ballot was `ballot`. `is_lost` is asked in silence: whether the server has
-        been found not to answer at all. Raises StateError.
+        """Prepare to follow the server with this `ballot` according to `plan`.
+
+        While the server is silent, `is_lost` is called: it says whether the server doesn't answer the survey either. Raises
+        StateError.
         """
         self._is_lost = is_lost
         self._plan = plan
@@ -130,15 +133,15 @@ class Follower:
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._acknowledger: Acknowledger | None = None
         self.last_heard_at = time.monotonic()
-        """When the server said something last, or was last given time to say something (monotonic seconds)."""
+        """When the server last sent anything, or its silence last started to count (monotonic seconds)."""
         self.phase = Phase.CONNECTING
-        """What the connection is at."""
+        """Phase of the connection."""
         self.has_streamed = False
         status.upstream_version, status.master_vclock = greeting.version_text, ballot.vclock
 
     @property
     def published(self) -> VClock:
-        """As `Stream.published`."""
+        """See `Stream.published`."""
         return self._runner.published
 
     @property
@@ -148,8 +151,8 @@ class Follower:
     def run(self) -> bool:
         """Take a snapshot if one is planned, then follow the stream.
 
-        Returns whether the goal was reached; False means that a stop was asked for, or that another connection goes on. Raises
-        what breaks.
+        Returns whether the goal was reached. False means that a stop was requested, or that a new connection has to continue.
+        Raises any error.
         """
         snapshot = self._plan.snapshot
         if self._goal.target is None:
@@ -166,21 +169,21 @@ class Follower:
             self._pipeline.close()
 
     def collect_submitted(self) -> None:
-        """The connection has ended: wait until what was submitted is durable, so that the next one goes on from there.
+        """After the connection's end, wait until all submitted batches are durable, so that the next connection resumes there.
 
-        Raises PublishAborted if it won't be, and what else ended the publisher.
+        Raises PublishAborted if they won't be, or the publisher's error.
         """
         self.phase, self._status.state = Phase.CONNECTING, "connecting"
         self._runner.wait_until_settled()
 
     def needed(self) -> Needed:
-        """What another member must have, were the daemon to go on there now. From any thread."""
+        """Return what another member must have for the daemon to continue there now. May be called from any thread."""
         return self._runner.needed()
 
     # Snapshot.
 
     def _take_snapshot(self, *, publish: bool) -> bool:
-        """Publish the contents and wait until they are durable. Returns False if a stop was asked for meanwhile."""
+        """Publish the contents and wait until they are durable. Return False if a stop was requested meanwhile."""
         connection = self._connection
         intake = SnapshotIntake(self._runner, self._checkpoint, self._status, self._log, publish=publish)
         self.phase = Phase.SNAPSHOT
@@ -212,13 +215,13 @@ class Follower:
                             is_complete = True
                         case _:
                             raise AssertionError(f"{event} in a snapshot")
-        # Nothing is acknowledged to the master before the snapshot is durable, so nothing is subscribed to either.
+        # The daemon sends no ACKs before the snapshot is durable, so it doesn't subscribe before that either.
         return intake.wait_until_durable()
 
     # Stream.
 
     def _register(self, vclock: VClock) -> bool:
-        """Get an id in the replica set. Returns False if a stop was asked for meanwhile."""
+        """Get an id in the replica set. Return False if a stop was requested meanwhile."""
         connection = self._connection
         registration.check_others(connection, self._config)
         self._log.info("registering", vclock=str(vclock))
@@ -275,7 +278,10 @@ class Follower:
             self._acknowledger.close()
 
     def _follow_stream(self, catches_up_with: VClock | None) -> bool:
-        """Take rows until the goal is reached (True), a stop is asked for, or what was to be caught up with is durable."""
+        """Process rows until the goal is reached, and return True.
+
+        Returns False if a stop was requested, or everything up to `catches_up_with` is durable.
+        """
         pipeline = self._pipeline
         self._runner.take(pipeline.go_on(now_us()))
         while not self._is_stopping.is_set():
@@ -285,7 +291,7 @@ class Follower:
                     case StreamRows(frames):
                         self._runner.take(pipeline.feed(frames, now_us()))
                     case Heartbeat():
-                        pass  # that it came is what it says
+                        pass  # its arrival has already been noted
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
@@ -301,7 +307,7 @@ class Follower:
         return False
 
     def _republish(self, *, is_busy: bool) -> None:
-        """One chunk of the rows that somebody wants again, behind the events of all transactions so far."""
+        """Submit one chunk of a requested backfill, after the events of all transactions so far."""
         publisher, requests = self._publisher, self._requests
         if publisher.has_room:
             with translate_lmdb_errors(self._config.state.path / "images"):
@@ -321,7 +327,7 @@ class Follower:
     # The loop's body.
 
     def _receive(self, silence_timeout_seconds: float) -> list[Event]:
-        """Once round: collect what is committed, and read if there is room for what comes."""
+        """Run the loop's body once: collect commits, and read from the socket if the queue has room."""
         publisher, connection, status = self._publisher, self._connection, self._status
         self._runner.collect_commits()
         self._check_connection()
@@ -337,7 +343,7 @@ class Follower:
         now = time.monotonic()
         is_overdue = is_reading and not events and (now - self.last_heard_at > silence_timeout_seconds or self._is_lost())
         if is_overdue:
-            # Rows may be there that weren't wanted yet, after a wait for room that took as long.
+            # Rows that weren't wanted yet may be waiting in the socket, after an equally long wait for room.
             events = connection.receive(0.0)
         if events or not is_reading:
             self.last_heard_at = now
@@ -349,13 +355,16 @@ class Follower:
         return events
 
     def _acknowledge(self) -> None:
-        """Tell the master what is durable, whether or not that is news: a silent replica is dropped. From any thread."""
+        """Send the durable position to the master, even if it hasn't changed, as the master drops a silent replica.
+
+        May be called from any thread.
+        """
         connection = self._connection
         vclock = self._told(self._pipeline.ledger.acknowledged)
         connection.send_bytes(connection.session.acknowledgement(vclock, self._runner.last_timestamp))
 
     def _check_connection(self) -> None:
-        """Raise what has kept an ACK from being sent. A snapshot, and the last rows of a JOIN, are not acknowledged."""
+        """Raise the error of a failed ACK. During a snapshot, and the last rows of a JOIN, no ACKs are sent."""
         if self._acknowledger is not None:
             self._acknowledger.check()
 

@@ -1,8 +1,8 @@
-"""The members of a replica set as a daemon's source: all are asked, one is chosen, and is followed over one connection.
+"""A replica set as a daemon's source: all members are asked for their ballots, and one is chosen and followed.
 
-    ask all ─▶ choose ─▶ greet ─▶ its ballot once more ─▶ plan ─▶ follow
+    ask all ─▶ choose ─▶ greet ─▶ ask for its ballot again ─▶ plan ─▶ follow
 
-Which one, and which are passed over for how long, is decided in cdc.upstream.failover; here it is carried out.
+cdc.upstream.failover decides which member is chosen, and for how long members are skipped. This module does the I/O.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from cdc.upstream.selection import Answer, Choice, Needed
 
 
 class Members:
-    """A `Source`."""
+    """`Source` that follows one of the replica set's members."""
 
     def __init__(self, config: Config, status: Status, is_stopping: threading.Event, requests: SnapshotRequests) -> None:
-        """As NewSource; nobody is asked yet."""
+        """See NewSource. No member is asked yet."""
         self._config = config
         self._status = status
         self._is_stopping = is_stopping
@@ -44,20 +44,20 @@ class Members:
         self._instance_uuid = instance_uuid(config.name)
         self._failover = Failover(len(config.source.uris), rules(config))
         self._monitor = UpstreamMonitor(config.source, status)
-        # The one that was chosen last.
+        # The member that was chosen last.
         self._index = 0
 
     def start(self) -> None:
-        """As `Source.start`: from now on all members are asked now and then."""
+        """See `Source.start`. From now on all members are surveyed regularly."""
         self._monitor.start()
 
     def close(self) -> None:
-        """As `Source.close`."""
+        """See `Source.close`."""
         self._monitor.close()
 
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Follower]:
-        """As `Source.opened`: over a connection to the member that suits. Raises NobodyError if there is none now."""
+        """See `Source.opened`. Connects to the best member. Raises NobodyError if no member can be followed now."""
         self._monitor.needed = needed = start.needed(beginning.known)
         choice = self._choose(needed)
         connection = self._connected()
@@ -78,12 +78,12 @@ class Members:
             connection.close()
 
     def failed(self, error: CdcError) -> None:
-        """As `Source.failed`."""
+        """See `Source.failed`."""
         if selection.is_of_one_member(error):
             self._monitor.blame(self._index, error)
 
     def looks_elsewhere(self, error: CdcError) -> bool:
-        """As `Source.looks_elsewhere`."""
+        """See `Source.looks_elsewhere`."""
         index = self._failover.looks_elsewhere(error)
         if index is None:
             return False
@@ -92,19 +92,19 @@ class Members:
         return True
 
     def next_delay(self) -> float:
-        """As `Source.next_delay`."""
+        """See `Source.next_delay`."""
         return self._failover.next_delay()
 
     def rested(self) -> None:
-        """As `Source.rested`: those that were passed over get another chance."""
+        """See `Source.rested`. Members that were skipped are tried again."""
         self._failover.rested()
 
     def works(self) -> None:
-        """As `Source.works`."""
+        """See `Source.works`."""
         self._failover.works()
 
     def _choose(self, needed: Needed) -> Choice:
-        """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
+        """Choose the member to follow. Raises NobodyError if there is none now, and the errors of selection.choose."""
         answers: list[Answer] = []
         if self._failover.has_others:
             answers = self._monitor.take(self._failover.passed_over)
@@ -124,7 +124,10 @@ class Members:
             raise
 
     def _follower(self, connection: Connection, beginning: Beginning, choice: Choice, needed: Needed) -> Follower:
-        """With a plan by the ballot that the member has now. Raises ConnectionLostError if another may be the right one."""
+        """Make the follower, with a plan by the member's current ballot.
+
+        Raises ConnectionLostError if another member may be the better choice by now.
+        """
         ballot = vote(connection)
         self._failover.confirm(Answer(connection.address, ballot=ballot), needed)
         known = beginning.known

@@ -1,12 +1,12 @@
-"""Asking all members how they are: for a choice among them, for an operator, and for one that has fallen silent.
+"""Surveys of all members: for the choice of a member, for the status, and for noticing a followed member that is silent.
 
-    daemon's thread  ── take ──▶ ballots of all, at once, in source.vote_timeout_ms at most ──▶ Failover.choose
-    survey's thread  ── when the Watch says so ──▶ status.upstreams; a gap that a quiet master doesn't tell of
-                                               └─▶ lost, if the followed one doesn't answer and another would do
+    daemon's thread  ── take ──▶ ballots of all members at once, within source.vote_timeout_ms ──▶ Failover.choose
+    survey's thread  ── when the Watch says so ──▶ status.upstreams; a gap that a quiet master doesn't report
+                                               └─▶ lost, if the followed member doesn't answer and another is good
 
-Each question is a connection of its own with a greeting and a VOTE, which needs no user. Who doesn't answer in time is
-unreachable, whatever its reason: a stopped process whose system accepts, a lost route, a name server that takes its time. Its
-thread ends with its own time limits, and until then no second one is started for that member.
+Each inquiry uses a connection of its own with a greeting and a VOTE, which needs no user. A member that doesn't answer in time
+counts as unreachable, whatever the cause: a stopped process whose system still accepts connections, a lost route, a slow name
+server. The inquiry's thread ends by its own time limits. Until then no second inquiry is started for that member.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing
 from cdc.upstream.watch import Link, Phase, Watch
 
 _NOBODY: Final = uuid.UUID(int=0)
-"""A session wants a UUID, and no request made here carries one."""
+"""UUID for sessions, which require one. No request made here contains it."""
 
 
 def ask(host: str, port: int, timeout_seconds: float) -> Answer:
-    """One member's answer, in `timeout_seconds` (and what the name server takes). What goes wrong is in the answer."""
+    """Ask one member for its ballot, within `timeout_seconds` plus the time for name resolution. Errors become the answer."""
     address = f"{host}:{port}"
     deadline = time.monotonic() + timeout_seconds
     try:
@@ -54,59 +54,62 @@ def ask(host: str, port: int, timeout_seconds: float) -> Answer:
 
 
 class Followed(Protocol):
-    """A connection, as the survey's thread sees it."""
+    """Connection to the followed member, as the survey's thread sees it."""
 
     @property
     def phase(self) -> Phase:
-        """What it is at."""
+        """Phase of the connection."""
 
     @property
     def last_heard_at(self) -> float:
-        """When the server said something last, as time.monotonic tells it."""
+        """When the server last sent anything (monotonic seconds)."""
 
     def needed(self) -> Needed:
-        """What another member must have, were the daemon to go on there now."""
+        """Return what another member must have for the daemon to continue there now."""
 
 
 class UpstreamMonitor:
-    """Asks, remembers and shows. `take`, `follow` and `blame` are for the daemon's thread, `is_lost` for the follower."""
+    """Survey of all members, and its latest result.
+
+    `take`, `follow` and `blame` are for the daemon's thread, `is_lost` is for the follower.
+    """
 
     def __init__(self, source: SourceSection, status: Status) -> None:
-        """Nothing is asked yet. `start` begins the regular surveys."""
+        """Ask no member yet. `start` begins the regular surveys."""
         self._source = source
         self._addresses = source.addresses()
         self._timeout = source.vote_timeout_ms / 1000
         self._status = status
-        # What the status shows of them.
+        # The members as the status shows them.
         self._shown: tuple[Upstream, ...] = ()
         self._log = structlog.get_logger().bind(name=status.name)
         self._lock = threading.Lock()
-        # The latest question to each member; one that hasn't ended is not asked twice.
+        # The start and result of the latest inquiry to each member. An inquiry that overruns its time limit isn't repeated.
         self._inquiries: dict[int, tuple[float, Future[Answer]]] = {}
         self._failures: dict[int, CdcError] = {}
         self._followed: tuple[int, Followed] | None = None
-        # When the followed one was last heard before it was found lost.
+        # The `last_heard_at` of the followed member when it was found lost.
         self._lost_since: float | None = None
         self._is_stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self.needed = Needed(takes_snapshot=True)
-        """What the daemon needs of a member at its next choice; while it streams, the connection tells."""
+        """What the daemon needs of a member at its next choice. While it streams, the connection's `needed` counts instead."""
 
     # For the daemon.
 
     def start(self) -> None:
-        """Begin the regular surveys, and listen for silence."""
+        """Begin the regular surveys, and the watch for silence."""
         self._thread = threading.Thread(target=self._run, name="survey", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """End them."""
+        """Stop the surveys."""
         self._is_stopping.set()
         if self._thread is not None:
             self._thread.join(self._timeout + 1)
 
     def take(self, passed_over: Mapping[int, CdcError] | None = None) -> list[Answer]:
-        """Ask all members at once. Those of `passed_over` are not asked: their error is the answer."""
+        """Ask all members at once. Members in `passed_over` are not asked: their error is the answer."""
         skipped = passed_over or {}
         inquiries = {index: self._inquire(index) for index in range(len(self._addresses)) if index not in skipped}
         wait(inquiries.values(), self._timeout)
@@ -122,31 +125,31 @@ class UpstreamMonitor:
         return answers
 
     def follow(self, index: int, followed: Followed) -> None:
-        """This member is being followed from now on."""
+        """Record that this member is followed from now on."""
         self._followed, self._lost_since = (index, followed), None
         self._failures.pop(index, None)
         self._show_one(index, FOLLOWING, None)
 
     def unfollow(self) -> None:
-        """Nobody is."""
+        """Record that no member is followed any more."""
         self._followed = self._lost_since = None
 
     def blame(self, index: int, error: CdcError) -> None:
-        """A connection to this member failed: for /status, until it is followed."""
+        """Record that a connection to this member failed. /status shows the error until the member is followed."""
         self._failures[index] = error
         state = Standing.UNREACHABLE if isinstance(error, ConnectionLostError) else Standing.REFUSED
         if state is Standing.UNREACHABLE or error.remedy is Remedy.OPERATOR:
             self._show_one(index, state.value, str(error))
 
     def _show_one(self, index: int, state: str, error: str | None) -> None:
-        """What has become of one member, which a survey would only show later."""
+        """Update one member in the status at once, instead of at the next survey."""
         shown = list(self._shown)
         if shown:
             shown[index] = replace(shown[index], state=state, error=error)
             self._shown = self._status.upstreams = tuple(shown)
 
     def show(self, answers: Sequence[Answer], needed: Needed) -> None:
-        """Put the answers into the status, and say what has changed to the worse."""
+        """Put the answers into the status, and log members whose state got worse or good again."""
         before, link = self._shown, self._link()
         found = overview.overview(answers, needed, link.index if link is not None else None, dict(self._failures))
         self._shown = self._status.upstreams = found
@@ -169,7 +172,7 @@ class UpstreamMonitor:
                 self._log.info("a member can be followed again", upstream=upstream.address)
 
     def is_lost(self) -> bool:
-        """Whether the followed member doesn't answer, has not been heard since it was asked, and another would do."""
+        """Return whether the followed member left a survey unanswered, has sent nothing since, and another member is good."""
         followed, lost_since = self._followed, self._lost_since
         return followed is not None and lost_since is not None and lost_since == followed[1].last_heard_at
 
@@ -188,7 +191,7 @@ class UpstreamMonitor:
             link = self._link()
             if not watch.is_due(time.monotonic(), link):
                 continue
-            # What is needed is looked at before ballots are asked for.
+            # The needs are read before the ballots, so that a ballot is never compared with a later position.
             needed = self._needed_now()
             answers = self.take()
             self.show(answers, needed)

@@ -1,6 +1,6 @@
-"""Which row path the daemon goes (see cdc.native), where it matters to the daemon: in its log, and where threads take turns.
+"""Effects of the row path (see cdc.native) on the daemon: a line in its log, and a lock where threads take turns.
 
-Beside it, what the interpreter is told for the sake of rows.
+This module also tunes the interpreter's garbage collector for rows.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from cdc.config import Config
 
 
 def say_start(config: Config) -> None:
-    """The log's first line."""
-    kafka = config.kafka.bootstrap_servers  # which is waited for next
+    """Write the log's first line."""
+    kafka = config.kafka.bootstrap_servers  # the daemon waits for these servers next
     structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=native.ROW_PATH, reason=native.REASON)
 
 
 def new_row_work_lock() -> AbstractContextManager[object]:
-    """Serialises the two threads that work on rows, a batch at a time.
+    """Return the lock that serializes the two threads that work on rows, one batch at a time.
 
-    In Python both let go of the interpreter's lock for an instant at every row, one to look into the store, the other to hand a
-    message over, and would contend for it.
+    With the Python row path, both threads release the interpreter's lock for an instant at every row, one to read the store, the
+    other to queue a message, and would contend for it. The compiled row path needs no lock.
     """
     return threading.Lock() if native.TAKES_TURNS else nullcontext()
 
 
 def tune_garbage_collector() -> None:
-    """Rows are made and dropped by the hundred thousand and hold no cycles: let the collector look at them rarely.
+    """Make garbage collections rare, as rows are created and dropped by the hundred thousand and contain no cycles.
 
-    Every collection of the youngest generation in the middle of a batch would visit all of the batch's dicts; it costs
-    more than a third of the decoding.
+    Each collection of the youngest generation during a batch would visit all dicts of the batch, and costs more than a third
+    of the decoding time.
     """
     gc.collect()
     gc.freeze()

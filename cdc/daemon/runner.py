@@ -1,11 +1,11 @@
-"""One source's work from its rows on: the pipeline, and what becomes of its batches until they are settled.
+"""Runner of one source's pipeline, from the rows to the settled batches.
 
-    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ─collect_commits─▶ ledger, without a store
-                                  └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with one
+    source ─▶ pipeline ─▶ submit ─┬─▶ publisher ─▶ Kafka ─collect_commits─▶ ledger, without a state store
+                                  └─▶ writer: the images' changes ───────┴─▶ flush ─▶ ledger, with a state store
 
-Where the pipeline begins, a plan says (cdc.upstream.start). Whether the rows come over a connection or out of files, this module
-refuses to know, and it never waits but for room: each batch does, whatever it is, so that no more is queued than one batch over
-the bound. A batch holds about a MiB (PipelineOptions.batch_bytes_max).
+A plan says where the pipeline begins (cdc.upstream.start). This module doesn't know whether rows come from a connection or from
+files. Every batch waits for room, so that the queue exceeds its limit by one batch at most. A batch holds about a MiB
+(PipelineOptions.batch_bytes_max).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from cdc.upstream.start import StartPlan
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Whose rows these are: the server, its version, and what to call it."""
+    """Server that the rows come from, with its version, and its address for messages."""
 
     server_uuid: UUID
     version: tuple[int, int, int]
@@ -51,14 +51,14 @@ class Server:
 
 @dataclass(slots=True)
 class Noticed:
-    """What the streams of one daemon have noticed, which is counted and told once for all of them."""
+    """Observations shared by all streams of one daemon, so that each is counted and logged once."""
 
     merging_upsert_count: int = 0
     overdue: Overdue | None = None
 
 
 class PipelineRunner:
-    """One pipeline with its way out. For the daemon's thread."""
+    """One pipeline, its publisher and its state store. For the daemon's thread."""
 
     def __init__(
         self,
@@ -75,10 +75,10 @@ class PipelineRunner:
         flushes_at_once: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
-        """Begins where the plan says; `noticed` is what the streams before this one did. Raises StateError.
+        """Make the pipeline as the plan says.
 
-        `flushes_at_once`: the store is written as soon as all is committed. `while_waiting` is called every
-        source.ack_interval_ms while there is no room.
+        `noticed` has the observations of earlier streams. `flushes_at_once`: write the store as soon as all batches are
+        committed. `while_waiting` is called every source.ack_interval_ms while there is no room. Raises StateError.
         """
         self._config = config
         self._publisher = publisher
@@ -93,17 +93,17 @@ class PipelineRunner:
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._imageless_count = 0
         self._noticed = noticed or Noticed()
-        # What earlier connections have counted, and the keys that have been told of.
+        # The count of earlier connections, and the doubtful keys that have been logged.
         self._earlier_upsert_count = self._noticed.merging_upsert_count
         self._doubtful: frozenset[bytes] = frozenset()
         # Whether the last batch ended within a transaction.
         self._is_inside = False
         self.last_timestamp: float | None = None
-        """Of the newest row that was handed over."""
+        """Timestamp of the newest submitted row."""
         self.published = VClock()
-        """Up to where whole source transactions have been handed over."""
+        """Position up to which complete source transactions were submitted."""
         self.pipeline = self._begin()
-        """What the rows go into; `prepare_snapshot` may put another in its place."""
+        """Pipeline for the rows. `prepare_snapshot` may replace it."""
         if writer is not None:
             self._show_store(writer)
         position = self.pipeline.position
@@ -112,24 +112,27 @@ class PipelineRunner:
         status.upstream, status.server_uuid = server.address, str(server.server_uuid)
 
     def prepare_snapshot(self) -> int:
-        """Be where a snapshot can be compared with what consumers have, or with nothing; returns the `seq` to go on after.
+        """Prepare for a snapshot, and return a `seq` that its events must exceed, besides the pipeline's own.
 
-        Raises StateError.
+        The state store then has exactly the consumers' rows, or none, as a snapshot is compared with the store's rows. Raises
+        StateError.
         """
         position = self._checkpoint.position
         has_published = position is not None and position.snapshot is not None
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" or not has_published else 0
         if self._writer is not None and newest_seq > (position.seq if position is not None else 0):
-            # What consumers have beyond the checkpoint, the store's rows can't be compared with.
+            # Consumers have events after the checkpoint, so the store's rows aren't the consumers' rows.
             self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
             self.pipeline = self._begin()
         return newest_seq
 
     def _behind_what_is_seen(self, position: Position | None) -> Position | None:
-        """At least once, consumers may have events beyond the checkpoint, and what comes now must not come before them.
+        """Return `position` with its `seq` raised above all events that consumers may have.
 
-        It doesn't where it is the same once more, under the same seqs: if no request had rows published, which nobody repeats,
-        and if the same server sends the log, for another one may have the rows of several origins in another order.
+        With at_least_once delivery, consumers may have events after the checkpoint, and new events must not get lower seqs.
+        The `seq` isn't raised if the stream repeats exactly the same events under the same seqs. For that, no backfill may have
+        been running, as its events aren't repeated. Also the same server must send the log, as another server may order the rows
+        of several origins differently.
         """
         if position is None or position.snapshot is None:
             return position
@@ -141,9 +144,9 @@ class PipelineRunner:
         return replace(position, snapshot=snapshot, seq=max(position.seq, newest_seq))
 
     def _newest_seq(self) -> int:
-        """At least once, or with a checkpoint that was lost, consumers may have events that it doesn't know of.
+        """Return the newest `seq` in Kafka; 0 if a stop is requested meanwhile. Waits while Kafka is unavailable.
 
-        Waits while Kafka is away.
+        With at_least_once delivery, or after the loss of a checkpoint, consumers may have events after the checkpoint.
         """
         while not self._is_stopping.is_set():
             try:
@@ -154,7 +157,7 @@ class PipelineRunner:
         return 0
 
     def take(self, batches: Iterator[Batch]) -> None:
-        """Hand over batches as they are made, one by one. Raises as `submit`, StateError, and what their making raises."""
+        """Submit batches one by one, as they are made. Raises the errors of `submit`, StateError, and those of the iterator."""
         row_work_lock, is_first = self._publisher.row_work_lock, True
         while True:
             with row_work_lock, translate_lmdb_errors(self._config.state.path / "images"):
@@ -168,9 +171,9 @@ class PipelineRunner:
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch should be handed over.
+        """Whether another batch should be submitted.
 
-        In the middle of a transaction of the source only Kafka can be waited for: the store is written at its end.
+        Within a source transaction only the room in the publisher's queue counts: the store is written at the transaction's end.
         """
         writer = self._writer
         return self._publisher.has_room and (self._is_inside or writer is None or writer.unwritten_bytes < UNWRITTEN_BYTES_MAX)
@@ -188,8 +191,9 @@ class PipelineRunner:
             self.show()
 
     def submit(self, batch: Batch) -> None:
-        """Wait for room, and hand a batch over. Raises PublishAborted, also if a stop is asked for meanwhile, and what ended
-        the publisher.
+        """Wait for room, and submit a batch.
+
+        Raises PublishAborted, also if a stop is requested meanwhile, or the publisher's error.
         """
         if batch.is_pause:
             self.collect_commits()
@@ -231,7 +235,7 @@ class PipelineRunner:
                 status.snapshot_id = batch.position.snapshot.snapshot_id
 
     def _show_uncertain(self) -> None:
-        """What the rows have come to may be another thing on the master: count it, and say so when there is more."""
+        """Count and log rows whose result may differ from the master's: merging UPSERTs, and rows that couldn't be computed."""
         pipeline, status, noticed = self.pipeline, self._status, self._noticed
         count = self._earlier_upsert_count + pipeline.merging_upsert_count
         if count and not noticed.merging_upsert_count:
@@ -248,7 +252,7 @@ class PipelineRunner:
             self._doubtful, status.doubtful_key_count = images.doubtful, len(images.doubtful)
 
     def collect_commits(self, *, is_forced: bool = False) -> None:
-        """Learn what has become durable. Raises PublishAborted, StateError, or what ended the publisher."""
+        """Settle the batches that are durable now. Raises PublishAborted, StateError, or the publisher's error."""
         ledger, writer = self.pipeline.ledger, self._writer
         for position in self._publisher.collect():
             self._checkpoint.position = position
@@ -268,17 +272,16 @@ class PipelineRunner:
     def _is_comparing(self) -> bool:
         """Whether a snapshot is being compared with the store's rows.
 
-        Killed while the store lacks what Kafka has of it, the next one can't be, and all rows come again: so little may be out
-        that isn't stored.
+        If the daemon is killed while the store lacks snapshot rows that Kafka has, the next snapshot can't be compared with the
+        store, and all rows are published again. Therefore the store is written as soon as possible meanwhile.
         """
         return self.pipeline.images is not None and self.pipeline.images.is_comparing
 
     def wait_until_settled(self) -> bool:
-        """Wait until all that was handed over is durable; returns False if a stop was asked for meanwhile.
+        """Wait until all submitted batches are durable. Return False if a stop was requested meanwhile.
 
-        Raises as `collect_commits`.
-
-        If it ends within a transaction, that can't be: it is aborted, and PublishAborted says when.
+        If the last batch ended within a source transaction, that transaction can never be committed. The publisher aborts it,
+        and PublishAborted is raised once it has. Raises the errors of `collect_commits`.
         """
         if self._is_inside:
             self._publisher.abandon("the source ended within a transaction that was being published")
@@ -290,20 +293,20 @@ class PipelineRunner:
         return True
 
     def wait(self, timeout_seconds: float) -> None:
-        """Wait until something has become durable, or the time has passed."""
+        """Wait until the publisher has news, or the time has passed."""
         poller = select.poll()
         poller.register(self._publisher.wake_fd, select.POLLIN)
         poller.poll(timeout_seconds * 1000)
 
     def needed(self) -> Needed:
-        """What a member must have to be followed from what is durable now. From any thread."""
+        """Return what a member must have to be followed from the durable position. May be called from any thread."""
         position, writer = self._checkpoint.position, self._writer
         published = position.vclock if position is not None else VClock()
         stored = writer.position if writer is not None else None
         return Needed(published, logs_from=stored.vclock if stored is not None else published, ignored=self._plan.ignored)
 
     def show(self) -> None:
-        """Have the status say what waits, and where."""
+        """Update the status: the amounts of data that wait, and where they wait."""
         pipeline, status, noticed = self.pipeline, self._status, self._noticed
         status.queued_bytes = self._publisher.queued_bytes
         status.open_transaction_bytes = pipeline.open_byte_count
@@ -324,7 +327,7 @@ class PipelineRunner:
         status.stored = writer.position.vclock if writer.position is not None else VClock()
         status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
 
-    # Beginning.
+    # Start.
 
     def _begin(self) -> Pipeline:
         plan = self._plan

@@ -1,8 +1,8 @@
-"""One snapshot on its way to Kafka, wherever its rows come from: a server's answer or a .snap file.
+"""Loading of a snapshot into Kafka, from a server's answer or from a .snap file.
 
     begin(vclock) ─▶ rows(frames), rows(frames), … ─▶ end() ─▶ wait_until_durable()
 
-It shows the progress, and refuses to know where the rows are read and when reading has to stop.
+This module shows the progress. The caller reads the rows and decides when to stop.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc.stream.checkpoint import Checkpoint
 
 
 class SnapshotIntake:
-    """Takes the rows of one snapshot; leaving the context ends the progress bar."""
+    """Intake for the rows of one snapshot. Leaving the context ends the progress bar."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class SnapshotIntake:
         *,
         publish: bool,
     ) -> None:
-        """`log` names the source. Without `publish` only the schema is taken from the rows. Raises StateError."""
+        """Prepare the pipeline. `log` names the source. Without `publish`, only the schema is read. Raises StateError."""
         self._runner = runner
         self._status = status
         self._log = log
@@ -53,12 +53,12 @@ class SnapshotIntake:
         self._progress.finish()
 
     def begin(self, vclock: VClock) -> None:
-        """The snapshot's stream will begin at `vclock`. Raises what PipelineRunner.submit and the pipeline raise."""
+        """Begin a snapshot as of `vclock`. Raises the errors of PipelineRunner.submit and of the pipeline."""
         runner = self._runner
         runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after_seq=self._after_seq, publish=self._publish))
 
     def rows(self, frames: Frames) -> None:
-        """Some of its rows."""
+        """Load some of the snapshot's rows."""
         pipeline = self._runner.pipeline
         self._runner.take(self._counted(pipeline.feed_snapshot(frames, now_us())))
 
@@ -70,16 +70,16 @@ class SnapshotIntake:
             yield batch
 
     def end(self) -> None:
-        """All of its rows have come."""
+        """Finish the snapshot, once all rows were loaded."""
         self._runner.take(self._runner.pipeline.end_snapshot(now_us()))
 
     def wait_until_durable(self) -> bool:
-        """Wait until Kafka has all of it; returns False if a stop was asked for meanwhile."""
+        """Wait until the snapshot is durable. Return False if a stop was requested meanwhile."""
         if not self._runner.wait_until_settled():
             return False
         position = self._runner.pipeline.ledger.checkpoint
         self._log.info("the snapshot is complete", rows=self._row_count, vclock=str(position.vclock), seq=position.seq)
-        # Hundreds of thousands of objects were made and dropped; what is left lives as long as the process.
+        # Hundreds of thousands of objects were created and dropped. The remaining ones live as long as the process.
         gc.collect()
         gc.freeze()
         return True

@@ -1,4 +1,4 @@
-"""What the daemon needs of where its rows come from: a replica set (members.py), or a server's files (file_source.py)."""
+"""Interface between the daemon and its source of rows: a replica set (members.py), or a server's files (file_source.py)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from cdc.upstream.start import Known
 
 @dataclass(frozen=True)
 class Beginning:
-    """From where on, and into what, a stream is to be read."""
+    """Start position of a stream, and the destination of its rows."""
 
     known: Known
     checkpoint: Checkpoint
@@ -33,53 +33,53 @@ class Beginning:
 
 
 class Stream(Protocol):
-    """Rows on their way to the publisher."""
+    """Reader that passes rows to the publisher."""
 
     @property
     def has_streamed(self) -> bool:
-        """Whether it was read past what it began with: a snapshot, or what had been missed."""
+        """Whether the stream got past its start: a snapshot, or catching up as an anonymous replica."""
 
     @property
     def published(self) -> VClock:
-        """Up to where whole source transactions have been handed to the publisher."""
+        """Position up to which complete source transactions were submitted to the publisher."""
 
     def run(self) -> bool:
-        """Read until the goal is reached, and return True; False once a stop is asked for. Raises what breaks."""
+        """Read until the goal is reached, and return True, or False if a stop is requested before. Raises any error."""
 
     def collect_submitted(self) -> None:
-        """Wait until what was submitted is durable. Raises PublishAborted if it won't be, and what else ended the publisher."""
+        """Wait until all submitted batches are durable. Raises PublishAborted if they won't be, or the publisher's error."""
 
 
 class Source(Protocol):
-    """All that differs between one kind of source and another."""
+    """Interface of a source: everything that differs between kinds of sources."""
 
     def start(self) -> None:
-        """The daemon has begun."""
+        """Start the source, when the daemon starts."""
 
     def close(self) -> None:
-        """It has ended."""
+        """Close the source, when the daemon stops."""
 
     def opened(self, beginning: Beginning) -> AbstractContextManager[Stream]:
-        """A stream from there on, as long as this is entered. Raises why there can be none now."""
+        """Return a context with a stream from that position. Raises an error if no stream can be opened now."""
 
     def failed(self, error: CdcError) -> None:
-        """The stream that is open has ended with this, which the daemon deals with."""
+        """Record the error that ended the open stream. The daemon handles the error."""
 
     def looks_elsewhere(self, error: CdcError) -> bool:
-        """Whether this was the failure of one place of several, so that another is to be tried at once."""
+        """Return whether only one of several places failed, so that the daemon should try another at once."""
 
     def next_delay(self) -> float:
-        """How long to wait before the next attempt, in seconds; longer each time until something works."""
+        """Return the delay before the next attempt, in seconds. Delays grow until something succeeds."""
 
     def rested(self) -> None:
-        """That has been waited."""
+        """Record that the delay is over."""
 
     def works(self) -> None:
-        """Something has succeeded: the next delay is short again."""
+        """Record a success, so that the next delay is short again."""
 
 
 class NewSource(Protocol):
-    """Makes the source of a daemon."""
+    """Factory of a daemon's source."""
 
     def __call__(self, config: Config, status: Status, is_stopping: threading.Event, requests: SnapshotRequests) -> Source:
-        """`status` is for showing only; `is_stopping` ends streams; `requests` are snapshots that were asked for."""
+        """Return a source. It updates `status`, ends streams when `is_stopping` is set, and serves backfill `requests`."""

@@ -1,4 +1,4 @@
-"""The start of a connection, around the decision of cdc.upstream.start: what is known, and a pipeline as the plan says."""
+"""Start of a connection: the inputs of the decision in cdc.upstream.start, and a pipeline according to the resulting plan."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cdc.upstream.start import Known, StartPlan
 
 
 def options_of(config: Config) -> PipelineOptions:
-    """What the configuration says about events."""
+    """Return the configuration's options for events."""
     return PipelineOptions(
         prefix=config.kafka.topic_prefix,
         include=list(config.spaces.include),
@@ -34,7 +34,7 @@ def options_of(config: Config) -> PipelineOptions:
 
 
 def rules(config: Config) -> Rules:
-    """What the configuration says about choosing a member."""
+    """Return the configuration's rules for choosing a member."""
     source = config.source
     return Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, source.divergence_wait_ms)
 
@@ -48,7 +48,7 @@ def known_before(
     is_first_connect: bool = True,
     is_store_ours: bool = True,
 ) -> Known:
-    """What the next connection begins from; the store is brought to what Kafka has. Raises StateError."""
+    """Return what is known before the next connection, after writing all committed changes to the store. Raises StateError."""
     store: Position | None = None
     if writer is not None:
         writer.flush(is_forced=True)
@@ -60,7 +60,10 @@ def known_before(
 def supposed_before(
     config: Config, checkpoint: Checkpoint, stored: Checkpoint | None = None, *, is_store_ours: bool = True
 ) -> Known:
-    """What a first connection would begin from, with what the state store says; None if it is where the checkpoint is."""
+    """Return what would be known before a first connection.
+
+    `stored` is the checkpoint in the state store; None means that the store is at the checkpoint's position.
+    """
     store = checkpoint.position if stored is None else stored.position
     has_store = config.state.images == "full"
     known = _known(config, checkpoint, store, has_store=has_store, forced=None, is_first_connect=True)
@@ -89,14 +92,14 @@ def _known(
         on_gap=source.on_gap,
         on_divergence=source.on_divergence,
         ignored=frozenset(source.exclude_origins),
-        # A snapshot that nobody follows needs no id.
+        # A snapshot without a stream after it needs no id.
         wants_id=source.mode == "registered" and mode != "initial_only",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What a pipeline is made with, besides the place where it begins: of the server `server_uuid` and `version`."""
+    """Parameters of a pipeline besides its start position. `server_uuid` and `version` are the source server's."""
 
     options: PipelineOptions
     server_uuid: UUID
@@ -105,7 +108,7 @@ class Surroundings:
 
 
 def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, surroundings: Surroundings) -> Pipeline:
-    """Bring the store to where the plan wants it, and make a pipeline there. Raises StateError."""
+    """Prepare the store as the plan says, and make a pipeline at the plan's position. Raises StateError."""
     begins_at, images = checkpoint, None
     if writer is not None and plan.clears_store is not None:
         writer.restart()
@@ -126,14 +129,14 @@ def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, s
         catch_up_to=plan.catch_up_to,
     )
     if writer is not None and plan.clears_store is None and plan.catch_up_to is None:
-        # Whether a space has been left out since, the checkpoint says with the first change; until then its rows are good,
-        # and should it be taken in again before that, nobody would notice that they are missing.
+        # The checkpoint records that a space is no longer published with the first change after that. Until then the space's
+        # rows are kept: if it were published again before, nothing would reveal that they are missing.
         writer.keep_only(form.space_id for form in checkpoint.published_forms())
     return pipeline
 
 
 def doubts_about_spaces(config: Config, checkpoint: Checkpoint) -> list[str]:
-    """Sentences about patterns that fit none of the spaces that the schema has so far, or leave none to be published."""
+    """Return warnings about patterns that match no space of the current schema, or leave no space to be published."""
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
     is_default = "include" not in config.spaces.model_fields_set
     return list(patterns.doubts(include, exclude, checkpoint.spaces.values(), is_default=is_default))

@@ -1,19 +1,19 @@
-"""The daemon's life: keep a publisher, keep a connection, and know which trouble heals by waiting.
+"""Supervisor of the daemon: it keeps a publisher and a connection, and knows which errors a retry can cure.
 
-    may it start? (cdc.daemon.admission) ─▶ take the name
+    may it start? (cdc.daemon.admission) ─▶ claim the name
 
     publisher ─▶ a stream from the source (cdc.daemon.members, or files) ─▶ the publisher ─┐
         ▲           ▲                                    an error ◀──────────────────────────┘
-        │           ├───────────────────────────────────────┤ of one of several members: another one, at once
-        │           └─────────────── back-off ◀─────────────┤ else, if it heals by waiting
+        │           ├───────────────────────────────────────┤ of one of several members: another member, at once
+        │           └─────────────── back-off ◀─────────────┤ another error that a retry can cure
         └───────────────────────────────────────────────────┘ of Kafka: from the checkpoint
 
-A round ends with the back-off: then those that were passed over are tried again. While one is followed that works, nothing
-is changed for another that would be preferred: each change costs a pause, and a preference isn't worth one.
+A round ends with the back-off: after it, skipped members are tried again. While the daemon follows a working member, it doesn't
+switch to a preferred one: every switch costs a pause, and a preference isn't worth one.
 
-After trouble on the source's side, what was submitted is settled first, and the next connection goes on from there: no event
-is made twice. After an aborted Kafka transaction the next connection goes on from the checkpoint in Kafka: the way to
-recover is the way to start.
+After an error of the source, the submitted batches are settled first, and the next connection resumes after them: no event is
+made twice. After an aborted Kafka transaction, the next connection resumes from the checkpoint in Kafka. Recovery thus takes the
+same path as a start.
 """
 
 from __future__ import annotations
@@ -75,44 +75,44 @@ from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StateForeignError
 
 _ENDS_SECONDS: Final = 30.0
-"""How long a daemon may take to end once its name was taken; it notices with its next commit, 5 s later at most."""
+"""Time that a fenced daemon may take to stop. It notices the fencing at its next commit, after 5 s at most."""
 
 
 class Daemon:
-    """One run of the daemon, from its start to its stop."""
+    """A run of the daemon, from its start to its stop."""
 
     def __init__(self, config: Config, orders: Orders | None = None, new_source: NewSource = Members) -> None:
-        """Raises ConfigurationError if http.listen can't be had, NameTakenError if a daemon of this name has it."""
+        """Open http.listen. Raises ConfigurationError if that fails, NameTakenError if a daemon of this name uses the address."""
         self._config = config
         self._orders = orders or Orders()
         self._log = structlog.get_logger().bind(name=config.name)
         self._writer_id = str(uuid.uuid4())
         self._is_stopping = threading.Event()
         self._publisher: Publisher | None = None
-        # What the publishers before this one committed.
+        # The last position that an earlier publisher committed.
         self._committed: Position | None = None
-        # The topics that they have made sure of.
+        # The topics that the earlier publishers know to exist.
         self._topics_seen: Mapping[str, str | None] = {}
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
         self._foothold: Foothold | None = None
-        # Whether the store is that of the checkpoint's writer, or an order says to go on with any.
+        # Whether the store belongs to the checkpoint's writer, or --rebuild-state allows any store.
         self._is_store_ours = True
         self._life: SignOfLife | None = None
-        # Once this process has had the name: itself, and who wrote the checkpoint before it.
+        # Once this process has had the name: the ids of this process and of the checkpoint's previous writer.
         self._writers: set[str | None] = set()
         self._connect_count = 0
-        # Of what Kafka throws away: where the daemon was when it did that last.
+        # Back-off after aborted Kafka transactions, and the checkpoint at the last abort.
         self._kafka_back_off = BackOff()
         self._thrown_back_to: Position | None = None
-        # What was waited for last: until changes flow again it isn't told a second time.
+        # The last error that led to a wait. It isn't logged a second time until changes flow again.
         self._waited_for: str | None = None
         self._noticed = Noticed()
-        # Up to where whole source transactions have been handed to a publisher.
+        # Position up to which complete source transactions were submitted to a publisher.
         self._published = VClock()
-        # Where the daemon was when a source transaction took too long to publish.
+        # The checkpoint when a source transaction took too long to publish.
         self._timed_out_at: Position | None = None
-        # The reason for a snapshot that the stream itself asks for: a gap that the ballot did not show.
+        # The reason for a snapshot requested by the stream itself: for example a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
         transactional = config.kafka.delivery == "exactly_once"
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
@@ -121,21 +121,21 @@ class Daemon:
         self.status = Status(config.name, row_path=native.ROW_PATH, requests=self._requests, stalled_after_seconds=patience)
         self._stall_watch = StallWatch(self.status)
         self._source = new_source(config, self.status, self._is_stopping, self._requests)
-        # With take_over, not before the daemon that listens there has ended.
+        # With take_over, http.listen is opened only after the daemon that uses it has stopped.
         self._listens_later = False
         self._server = self._listen()
 
     @property
     def http_port(self) -> int | None:
-        """The port of /metrics and /status, if there is one."""
+        """Port of /metrics and /status, or None if they aren't served."""
         return self._server.port if self._server else None
 
     def stop(self) -> None:
-        """Ask for a clean stop; safe in a signal handler."""
+        """Request a clean stop. Safe in a signal handler."""
         self._is_stopping.set()
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        """Follow the master until stopped, or caught up. Raises the error that an operator must see."""
+        """Follow the master until stopped, or until caught up. Raises errors that need an operator."""
         tune_garbage_collector()
         goal = Goal(until_caught_up)
         try:
@@ -168,7 +168,7 @@ class Daemon:
             error.hint = self._orders.added_to(error.hint)
             self.status.state, self.status.error = "failed", str(error)
             if isinstance(error, StateForeignError) and self._foothold is not None:
-                # The checkpoint is this process's by now: the next one mustn't take that for a sign that the store is right.
+                # This process has become the checkpoint's writer. The next one must not conclude that the store is the right one.
                 self._foothold.give_back(self._writer_id)
             raise
         finally:
@@ -182,7 +182,7 @@ class Daemon:
                 self._server.close()
 
     def _close_writer(self) -> None:
-        """Close the store. What goes wrong is raised, unless it follows an error that is on its way already."""
+        """Close the store. Raises StateError, unless another error is being raised already: then the failure is only logged."""
         is_failing = sys.exception() is not None
         try:
             if self._writer is not None:
@@ -207,7 +207,7 @@ class Daemon:
             raise found or error from error
 
     def _listen_later(self) -> None:
-        """The name has been taken from the daemon that listens at http.listen: wait until it has ended."""
+        """Open http.listen once the fenced daemon that uses the address has stopped."""
         address = self._config.http.address
         assert address is not None
         deadline = time.monotonic() + _ENDS_SECONDS
@@ -233,9 +233,9 @@ class Daemon:
         admission.check_store_is_ours(self._config, self._writer.names())
 
     def _be_admitted(self) -> None:
-        """Make sure, before the name is taken, that nobody is harmed by that and that nothing is published again by a slip."""
+        """Check, before claiming the name, that the claim harms no other daemon and causes no unintended republishing."""
         config, orders = self._config, self._orders
-        # From the second round on the reason is known.
+        # From the second round on, the reason has been logged already.
         tell = self._log.debug if self._waited_for is not None else self._log.info
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
         if not orders.take_prefix:
@@ -247,7 +247,7 @@ class Daemon:
         is_alone = orders.take_over
         if config.state.images == "full" and self._writer is None:
             if not is_alone and not is_there(admission.store_path(config)):
-                # Before a store is made: an empty one would be filled without asking by the next start.
+                # Checked before a store is created: the next start would fill an empty store without asking.
                 admission.check_alone(config, stored, (), self._is_stopping.is_set)
                 is_alone = True
             self._open_store()
@@ -265,7 +265,7 @@ class Daemon:
             self._foothold.take(self._writer_id)
 
     def _check_store(self, stored: Checkpoint) -> None:
-        """Raises StateMissingError, or NameTakenError if the store is missing here because a daemon at work has it elsewhere."""
+        """Raise StateMissingError if the store is missing, or NameTakenError if a running daemon has it elsewhere."""
         try:
             admission.check_store(self._config, stored)
         except StateMissingError:
@@ -276,7 +276,7 @@ class Daemon:
     # Following.
 
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
-        """One stream from the source. Returns whether the goal was reached."""
+        """Open one stream from the source and run it. Return whether the goal was reached."""
         self.status.state = "connecting"
         beginning = Beginning(self._known(), self._checkpoint, publisher, self._writer, goal, self._noticed)
         with self._source.opened(beginning) as stream:
@@ -294,11 +294,11 @@ class Daemon:
             finally:
                 self._published = stream.published
                 if stream.has_streamed:
-                    self._is_store_ours = True  # it has been brought up to the checkpoint
+                    self._is_store_ours = True  # the store has been brought up to the checkpoint
                     self._waited_for = None
 
     def _known(self) -> Known:
-        """What the next connection begins from. Raises StateError."""
+        """Return what is known before the next connection. Raises StateError."""
         is_first = self._connect_count == 0
         return known_before(
             self._config,
@@ -309,10 +309,10 @@ class Daemon:
             is_store_ours=self._is_store_ours,
         )
 
-    # Trouble.
+    # Errors.
 
     def _recover(self, error: CdcError) -> None:
-        """Do what makes another round worth trying, or raise the error again."""
+        """Prepare another round after an error, or raise the error again if a retry can't help."""
         match error:
             case _ if self._source.looks_elsewhere(error):
                 pass
@@ -323,7 +323,7 @@ class Daemon:
                 self._slow_down()
                 self._go_back()
             case TransactionTimeoutError() if self._publisher is not None:
-                # Kafka may have stood still, so once more.
+                # Kafka may have stalled, so the daemon retries once from the same position.
                 position = self._checkpoint.position or Position()
                 if position == self._timed_out_at:
                     raise error
@@ -331,8 +331,8 @@ class Daemon:
                 self._log.warning("a source transaction could not be published in time; trying once more", reason=str(error))
                 self._discard_publisher()
             case ProducerLostError() if self._publisher is not None:
-                # By a second daemon of this name, or by a coordinator that gave up on us while Kafka was away: a new
-                # producer finds out which, and only in the second case goes on.
+                # A second daemon of this name may have fenced the producer, or the coordinator may have timed out a transaction
+                # while Kafka was unavailable. A new producer finds out which, and continues only in the second case.
                 what = "was fenced; looking who has the name" if isinstance(error, FencedError) else "is lost; making another"
                 self._log.warning(f"the Kafka producer {what}", reason=str(error))
                 self._slow_down()
@@ -345,7 +345,7 @@ class Daemon:
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._source.next_delay())
-                # The former daemon's connection, whose end is waited for, is told once.
+                # The wait for the end of the former daemon's connection is logged once.
                 is_told = isinstance(error, ServerError) and error.code == ErrorCode.CFG and self._waited_for == str(error)
                 self._waited_for = self.status.error = str(error)
                 tell = self._log.debug if is_told else self._log.warning
@@ -356,9 +356,10 @@ class Daemon:
                 raise error
 
     def _settle_or_go_back(self, collect_submitted: Callable[[], object], first: CdcError) -> None:
-        """A source has ended: go on behind what was submitted, or from the checkpoint if not all of it can be committed.
+        """Prepare to resume after an error of the source: after the submitted batches, or from the checkpoint if they can't be
+        committed.
 
-        Whatever goes wrong in that follows from what needs a person in the `first` error, if that does: it isn't told instead.
+        If the `first` error needs an operator, a later error here isn't raised in its place, but only logged.
         """
         try:
             collect_submitted()
@@ -371,7 +372,7 @@ class Daemon:
             self._log.warning("what was submitted can't be settled", reason=str(error))
 
     def _slow_down(self) -> None:
-        """Kafka threw away what it was given: again at once, and later and later while nothing is committed in between."""
+        """Delay the retry after Kafka discarded events: not at first, then with growing delays while nothing is committed."""
         position = self._checkpoint.position
         if position != self._thrown_back_to:
             self._thrown_back_to = position
@@ -379,7 +380,7 @@ class Daemon:
         else:
             self._is_stopping.wait(jittered(self._kafka_back_off.next()))
 
-    # The publisher's life.
+    # The publisher.
 
     def _start_publisher(self) -> Publisher:
         has_store = self._config.state.images == "full"
@@ -398,7 +399,7 @@ class Daemon:
             )
         except PublishAborted as error:
             _discard(publisher)
-            # Before there is a stream, there is nothing to go back to: it is Kafka that is not ready.
+            # No stream exists yet, so there is nothing to return to. Kafka isn't ready, so the start is retried.
             raise ConnectionLostError(error.message, error.hint) from error
         except CdcError:
             _discard(publisher)
@@ -418,7 +419,7 @@ class Daemon:
         return publisher
 
     def _newest_committed(self) -> Position | None:
-        """The newest position that Kafka has said to be committed, as this process or the store before it knows."""
+        """Return the newest position known to be committed: by this process, or by the state store from an earlier one."""
         stored = self._writer.position if self._writer is not None else None
         return max((found for found in (self._committed, stored) if found is not None), key=lambda found: found.seq, default=None)
 
@@ -440,7 +441,7 @@ class Daemon:
                 self._is_stopping.wait(jittered(self._source.next_delay()))
                 continue
             if checkpoint is None:
-                # Only taking the name anew tells whether a transaction is being ended slowly or hangs.
+                # Only claiming the name again reveals whether Kafka ends a transaction slowly or the transaction hangs.
                 self._log.warning("Kafka doesn't show the end of the last commit; taking the name anew")
                 self._discard_publisher()
                 return
@@ -463,7 +464,7 @@ class Daemon:
                 self._writer.mark_committed(position)
         committed = self._publisher.committed
         vclock = committed.vclock if committed is not None else VClock()
-        # After an abort nothing may have been submitted again yet.
+        # A clean stop isn't proof: after an abort, the aborted batches may not have been submitted again yet.
         if is_whole and vclock.covers(self._published):
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
@@ -482,7 +483,10 @@ class Daemon:
 
 
 def _discard(publisher: Publisher) -> None:
-    """Let go of a publisher that is of no use. Its producers hold threads and sockets, and only the collector, which has
-    little reason to run while nothing flows, would end them."""
+    """Stop an unusable publisher, and collect garbage.
+
+    Its producers hold threads and sockets until the garbage collector closes them, and the collector rarely runs while no rows
+    flow.
+    """
     publisher.stop(0)
     gc.collect()

@@ -1,1 +1,1 @@
-"""Everything that speaks to Kafka: publishing, delivery, recovery, the checkpoint topic."""
+"""All code that talks to Kafka: publishing, delivery, recovery, the checkpoint topic."""

@@ -1,7 +1,7 @@
-"""What the brokers allow at most, as far as they tell: it decides how long a transaction may be open and how large a message.
+"""Limits that the brokers report: how long a transaction may stay open, and how large a message may be.
 
-Asking needs DESCRIBE_CONFIGS on the cluster, which nothing else here needs. Whoever may not ask learns nothing, and goes by
-Kafka's own defaults.
+Reading them needs DESCRIBE_CONFIGS on the cluster, which nothing else in the daemon needs. Without that right the limits stay
+unknown, and the daemon assumes Kafka's own defaults.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource  # type: ignore[at
 from cdc.errors import PublishError
 
 ASK_SECONDS: Final = 3.0
-"""For all brokers together: one that is frozen must not keep the daemon from starting."""
+"""Time limit for the answers of all brokers together, so that a frozen broker can't keep the daemon from starting."""
 
 _TRANSACTION_TIMEOUT: Final = "transaction.max.timeout.ms"
 _REQUEST_BYTES: Final = "socket.request.max.bytes"
@@ -25,13 +25,13 @@ _REQUEST_BYTES: Final = "socket.request.max.bytes"
 
 @dataclass(frozen=True, slots=True)
 class BrokerLimits:
-    """The least that any broker allows; None where none has told."""
+    """Lowest value that any broker reported for each limit; None if no broker reported it."""
 
     transaction_timeout_ms: int | None = None
     request_bytes: int | None = None
 
     def check(self, message_bytes_max: int) -> None:
-        """Raises PublishError if a message may be larger than the brokers take."""
+        """Raise PublishError if the configured maximum message size exceeds the brokers' request size limit."""
         if self.request_bytes is not None and message_bytes_max > self.request_bytes:
             raise PublishError(
                 f"kafka.message_bytes_max is {message_bytes_max}, and a broker hangs up on a request of more than "
@@ -41,7 +41,7 @@ class BrokerLimits:
 
 
 def broker_limits(admin: AdminClient) -> BrokerLimits:
-    """Ask all brokers. A broker that doesn't answer in time, or may not be asked, tells nothing."""
+    """Read the limits of all brokers. Brokers that don't answer in time, or refuse to answer, are left out."""
     deadline = time.monotonic() + ASK_SECONDS
     asked: list[Future[dict[str, Any]]] = []
     found: dict[str, list[int]] = {_TRANSACTION_TIMEOUT: [], _REQUEST_BYTES: []}

@@ -1,9 +1,9 @@
-"""Producers that take messages by the batch, past Python, where the compiled row path runs.
+"""Producers that accept messages in batches, bypassing Python, where the compiled row path is in use.
 
-confluent_kafka takes them one by one, each with a call of Python's, or as a list of dictionaries, which costs as much. The
-compiled module asks librdkafka itself, on behalf of a producer that confluent_kafka has made and goes on looking after: it is a
-plug-in of librdkafka's (`plugin.library.paths`), which is told of each client that is made with it (`python_producer.rs`).
-What becomes of a message is the same in both ways: librdkafka copies it, chooses its partition, and puts it behind the others.
+confluent_kafka accepts messages one at a time, with a Python call for each, or as a list of dictionaries, which costs as much.
+The compiled module calls librdkafka directly, for a producer that confluent_kafka created and still manages. The module is a
+librdkafka plug-in (`plugin.library.paths`): librdkafka notifies it of each client created with it (`python_producer.rs`).
+Both ways treat a message alike: librdkafka copies it, chooses its partition, and queues it after the earlier messages.
 """
 
 from __future__ import annotations
@@ -20,35 +20,38 @@ from cdc.stream.batch import Part
 _PLUG_INS: Final = "plugin.library.paths"
 
 _AT_WORK: Final = threading.Lock()
-"""Held by who is in the compiled module, and for good once the interpreter ends: it ends its threads where they next want its own
-lock, and where that is in compiled code the whole process is aborted, whatever it was about to tell by its exit status."""
+"""Lock held by the thread that runs compiled code, and permanently once the interpreter exits. While it exits, the interpreter
+ends each thread that next asks for the interpreter's own lock. If such a thread is in compiled code, the whole process aborts,
+and its intended exit status is lost."""
 atexit.register(_AT_WORK.acquire)
 
 
 class ByBatch(Protocol):
-    """Takes messages by the batch."""
+    """Batch interface of a producer."""
 
     def produce(self, parts: list[Part], start: int, within: int) -> tuple[int, int, int]:
-        """Take messages from `within` of part `start` on; returns behind which one it came to an end, and an error's code or 0.
+        """Queue messages, from message `within` of part `start` on.
 
-        It ends in front of a broadcast, and where the producer refuses a message. A code says that others behind that were taken.
+        Returns the part and the message within it at which queueing stopped, and an error code or 0. Queueing stops before a
+        broadcast, and at a message that the producer refuses. A code other than 0 says that the producer accepted messages
+        after the refused one.
         """
 
 
 class _Guarded:
-    """Nobody is at work in the compiled module when the interpreter ends."""
+    """Wrapper that keeps threads out of the compiled module while the interpreter exits."""
 
     def __init__(self, handle: ByBatch) -> None:
         self._handle = handle
 
     def produce(self, parts: list[Part], start: int, within: int) -> tuple[int, int, int]:
-        """As `ByBatch.produce`."""
+        """See `ByBatch.produce`."""
         with _AT_WORK:
             return self._handle.produce(parts, start, within)
 
 
 class BatchProducer(Producer):
-    """A producer that takes messages by the batch as well, if that can be had. No reports tell what becomes of such messages."""
+    """Producer with a batch interface where one is available. Messages of a batch get no delivery reports."""
 
     by_batch: ByBatch | None = None
 
@@ -58,12 +61,12 @@ class BatchProducer(Producer):
             super().__init__(settings, **more)
             return
         plug_ins = [settings[_PLUG_INS], module.__file__] if settings.get(_PLUG_INS) else [module.__file__]
-        module.ProducerHandle.newest()  # whose is an earlier one, which nobody asked for
+        module.ProducerHandle.newest()  # discards the handle of an earlier producer that nobody picked up
         super().__init__({**settings, _PLUG_INS: ";".join(plug_ins)}, **more)
         handle = module.ProducerHandle.newest()
         self.by_batch = _Guarded(handle) if handle is not None else None
 
 
 def by_batch(producer: Producer) -> ByBatch | None:
-    """How this producer takes messages by the batch; None if it doesn't."""
+    """Return the producer's batch interface, or None if it has none."""
     return producer.by_batch if isinstance(producer, BatchProducer) else None

@@ -1,4 +1,4 @@
-"""Reads the checkpoint topic, committed records only."""
+"""Reader of the checkpoint topic's committed records."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from cdc.stream.checkpoint import Checkpoint, fold
 
 READ_TIMEOUT_SECONDS: Final = 60.0
 _NULL: Final = "NULL"
-"""Stands for a null value in what the console producer is given."""
+"""Text that represents a null value in the console producer's input."""
 
 
 def name_of(prefix: str) -> str:
-    """What the topic is called, for daemons with this kafka.topic_prefix."""
+    """Return the name of the checkpoint topic for this kafka.topic_prefix."""
     return topics.TopicNames(prefix).control(topics.CHECKPOINT)
 
 
 def read(consumer: Consumer, topic: str, name: str, servers: str) -> Checkpoint:
-    """Read the whole topic, as a consumer of committed records that is closed afterwards.
+    """Read the whole topic with a read_committed `consumer`, and close the consumer.
 
-    A record that can't be understood is of no moment once a later one of its key can. Raises ConnectionLostError if Kafka stops
-    answering for READ_TIMEOUT_SECONDS, ForbiddenError, and ConfigurationError for a record that can't be understood and is the
-    latest of its key, with the command that mends it at the brokers `servers`.
+    An unreadable record is ignored if a later record with the same key is readable. Raises:
+    - ConnectionLostError if Kafka doesn't answer for READ_TIMEOUT_SECONDS,
+    - ForbiddenError if the daemon may not read the topic,
+    - ConfigurationError if the latest record of a key is unreadable; its hint has the command that repairs the topic on the
+      brokers `servers`.
     """
     checkpoint = Checkpoint()
     good: dict[bytes, bytes | None] = {}
     bad: dict[bytes, tuple[int, bytes | None]] = {}
     try:
-        # Without it librdkafka looks for the partition's leader half a second later.
+        # Without this request librdkafka looks for the partition's leader half a second later.
         consumer.list_topics(topic, READ_TIMEOUT_SECONDS)
         consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
         while True:
@@ -50,7 +52,7 @@ def read(consumer: Consumer, topic: str, name: str, servers: str) -> Checkpoint:
                     fold(name, key, value, checkpoint)
                 except ConfigurationError:
                     bad.pop(key, None)
-                    # Whatever had that key is gone, or it has none, and nothing could ever take its place.
+                    # A tombstone removes whatever had this key. A record without a key could never be replaced.
                     if value is not None and key:
                         bad[key] = message.offset() or 0, value
                 else:
@@ -71,7 +73,7 @@ def read(consumer: Consumer, topic: str, name: str, servers: str) -> Checkpoint:
 def _unreadable(
     topic: str, name: str, servers: str, bad: Mapping[bytes, tuple[int, bytes | None]], good: Mapping[bytes, bytes | None]
 ) -> ConfigurationError:
-    """What to say of records that can't be understood, with a remedy for the first; the others come up after it."""
+    """Return the error for unreadable records, with a remedy for the first one. The next start reports the next record."""
     key, (offset, value) = next(iter(bad.items()))
     more = f" ({len(bad) - 1} more are like it)" if len(bad) > 1 else ""
     what = (
@@ -93,7 +95,10 @@ def _unreadable(
 
 
 def _of_no_use(key: bytes, name: str) -> list[bytes]:
-    """What to remove where a record of this key can't be replaced: with a part of the daemon's own checkpoint, all of it."""
+    """Return the keys to remove if the record of this key can't be replaced.
+
+    For a part of the daemon's own checkpoint these include the key of its position, so that all of the checkpoint is dropped.
+    """
     try:
         is_own = json.loads(key)["name"] == name
     except (ValueError, TypeError, KeyError):
@@ -107,7 +112,7 @@ def _is_position_of(key: bytes, name: str) -> bool:
 
 
 def _texts(keys: list[bytes], good: Mapping[bytes, bytes | None]) -> list[str] | None:
-    """Keys and values in turn, as a shell's words; None if they can't be typed."""
+    """Return keys and values in alternation, as text for a shell; None if some of it isn't printable text."""
     found: list[str] = []
     for key in keys:
         value = good.get(key) if len(keys) == 1 else None

@@ -1,9 +1,9 @@
-"""Kafka's clients with the settings that this daemon wants: producers, consumers, an admin client.
+"""Kafka clients with the daemon's settings: producers, consumers, an admin client.
 
-Whoever needs a client asks here for one, so that a test can hand out others.
+All clients are created here, so that a test can substitute others.
 
-A producer's queue is what bounds its memory. librdkafka takes no message that is larger than the whole queue, and says only
-that it is full, so the queue has room for the largest message that is allowed.
+The size of a producer's queue limits its memory. librdkafka refuses a message that is larger than the whole queue, and reports
+only that the queue is full. Therefore the queue has room for the largest allowed message.
 """
 
 from __future__ import annotations
@@ -23,43 +23,45 @@ from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.errors import UNKNOWN_USER
 
 LOG_LEVEL: Final = 2
-"""librdkafka's own lines: what is critical. It tells of each attempt to connect, twenty times a second while Kafka is away."""
+"""Log level of librdkafka: critical lines only. Below it, librdkafka logs each attempt to connect, twenty times a second while
+Kafka is unavailable."""
 QUEUE_BYTES: Final = 64 * 1024 * 1024
-"""Of the producer's queue, unless a message may be larger."""
+"""Size of a producer's queue, in bytes, unless a message may be larger."""
 
 ANSWER_TIMEOUT_MS: Final = 4_000
-"""How long an answer may take, unless messages are so large that only sending one may take longer."""
+"""Time limit for an answer, in milliseconds, unless messages are so large that sending one may take longer."""
 SLOWEST_BYTES_PER_MS: Final = 8 * 1024
-"""What a network carries at least: with the default size of messages sending one has ANSWER_TIMEOUT_MS."""
+"""Lowest network rate that is assumed: at the default message size it allows ANSWER_TIMEOUT_MS for sending one message."""
 TRANSACTION_TIMEOUT_DEFAULT_MS: Final = 900_000
-"""Kafka's default for transaction.max.timeout.ms, for brokers that don't tell it."""
+"""Kafka's default for transaction.max.timeout.ms, used if the brokers don't report theirs."""
 
 _LIBRARY: Final = logging.getLogger("librdkafka")
-"""For the clients' own lines. Who runs a command says what becomes of them (cdc.log)."""
+"""Logger for the clients' own lines. The running command decides where they are written (cdc.log)."""
 _SILENT: Final = logging.getLogger("tarantool-cdc.silent")
 _SILENT.addHandler(logging.NullHandler())
 _SILENT.propagate = False
 
 _SECRET_KEY: Final = re.compile(r"password|secret|pem|oauthbearer|token|jwt")
 _STATE: Final = re.compile(r" \(after \d+ms in state \w+.*\)$")
-"""How librdkafka ends a complaint; in it may be "1 identical error(s) suppressed"."""
+"""End of librdkafka's error texts; it may contain "1 identical error(s) suppressed"."""
 _LONG_VALUE: Final = 8
-"""A value as long as that is no part of a sentence by chance."""
+"""Length from which on a configured value doesn't occur in an error text by chance."""
 
 _Client = TypeVar("_Client")
 
 Complain = Callable[[KafkaError], None]
-"""Is told of trouble with brokers, which librdkafka goes on trying to end."""
+"""Callback for errors of broker connections, which librdkafka keeps retrying."""
 
 
 class Admin(AdminClient):
-    """An admin client that remembers refused logins and what was wrong with a server; librdkafka says only that there is none."""
+    """Admin client that records refused logins and server errors. librdkafka's own exceptions report only that no broker
+    is available."""
 
     def __init__(self, settings: dict[str, Any], *, logger: logging.Logger) -> None:
         self.refusals: list[KafkaError] = []
         self.troubles: dict[str, str] = {}
-        """The newest complaint about each server."""
-        refusals, troubles = self.refusals, self.troubles  # not the client itself: it would keep itself alive
+        """Latest error of each server."""
+        refusals, troubles = self.refusals, self.troubles  # a callback that holds the client itself would keep it alive
 
         def complain(error: KafkaError) -> None:
             if error.code() in UNKNOWN_USER:
@@ -74,27 +76,28 @@ class Admin(AdminClient):
 
 
 def _trouble(server: str, what: str, code: int) -> str:
-    """librdkafka's complaint about a server, without what only its authors want to know."""
+    """Return librdkafka's error text about a server, without the details that matter only to librdkafka's authors."""
     if code == KafkaError._BAD_MSG:
         return f"what answers at {server} doesn't speak Kafka's protocol"
     return _STATE.sub("", what).replace("ipv4#", "").replace("ipv6#", "")
 
 
 def time_outs(message_bytes_max: int) -> dict[str, int]:
-    """How long every client waits for what, in milliseconds; kafka.properties may say otherwise.
+    """Return the time-outs of every client, in milliseconds. kafka.properties may override them.
 
-    When a broker dies or falls silent, the others take over its partitions and transactions once its session has ended
-    (broker.session.timeout.ms, 9 s). By librdkafka's defaults a client would find out much later: it waits a minute, and
-    in a transaction as long as that may take, for answers that won't come. By these it goes on within 5 s of the others.
+    When a broker dies or stops answering, the other brokers take over its partitions and transactions once its session has
+    expired (broker.session.timeout.ms, 9 s). With librdkafka's defaults a client would notice much later: it waits a minute for
+    an answer, and within a transaction as long as the transaction may take. With these settings it resumes within 5 s of the
+    takeover.
     """
     answer = max(ANSWER_TIMEOUT_MS, message_bytes_max // SLOWEST_BYTES_PER_MS)
     return {
-        # What a silent broker was asked is asked of its successor: messages carry numbers, so that none comes twice.
+        # The client repeats an unanswered request at the silent broker's successor. Numbered messages prevent duplicates.
         "socket.timeout.ms": answer,
-        # A silent broker's machine still takes connections. That nobody speaks there is found out as soon as elsewhere.
+        # The machine of a silent broker may still accept connections. The client notices that as soon as other silence.
         "socket.connection.setup.timeout.ms": ANSWER_TIMEOUT_MS,
         "api.version.request.timeout.ms": ANSWER_TIMEOUT_MS,
-        # Who leads is asked for after an error, and that may come before there is a successor: so it is asked for regularly, too.
+        # librdkafka asks for the leader after an error, possibly before a successor is elected. So it also asks regularly.
         "topic.metadata.refresh.interval.ms": 3_000,
         # A broker that is back is tried within a second, not ten.
         "reconnect.backoff.max.ms": 1_000,
@@ -102,24 +105,24 @@ def time_outs(message_bytes_max: int) -> dict[str, int]:
 
 
 def answer_seconds(config: KafkaSection) -> float:
-    """How long a request is waited for until it is sent again, while the first copy may still be under way."""
+    """Return the time in seconds after which a client repeats an unanswered request. The first copy may still be in transit."""
     settings = {**time_outs(config.message_bytes_max), **config.properties}
     return _milliseconds("socket.timeout.ms", settings["socket.timeout.ms"]) / 1000
 
 
 class KafkaClients:
-    """Makes clients of one cluster for the daemon of one name."""
+    """Factory for one daemon's clients of one cluster."""
 
     def __init__(self, name: str, config: KafkaSection) -> None:
         self._name = name
         self._config = config
 
     def admin(self) -> Admin:
-        """A client that remembers nothing: who leads a partition, an old one goes on believing after a broker's restart."""
+        """Return a new admin client. An old one would still use outdated partition leaders after a broker's restart."""
         return self._made(Admin, {"log_level": LOG_LEVEL, **self._common()})
 
     def prober(self, timeout_ms: int) -> Producer:
-        """A producer that asks for the daemon's transactional id with this time-out, and says nothing by itself."""
+        """Return a producer that requests the daemon's transactional id with this time-out. Its own log lines are discarded."""
         return self._made(
             Producer,
             {**self._common(), "transactional.id": self._name, "transaction.timeout.ms": timeout_ms},
@@ -127,9 +130,10 @@ class KafkaClients:
         )
 
     def consumer(self, isolation: str, ahead_bytes_max: int | None = None) -> Consumer:
-        """A reader that is told its partitions, and where they end. `isolation` is read_committed or read_uncommitted.
+        """Return a consumer whose partitions are assigned by the caller and which reports their ends.
 
-        It fetches up to `ahead_bytes_max` before it is asked; by default librdkafka's 64 MiB.
+        `isolation` is read_committed or read_uncommitted. The consumer prefetches up to `ahead_bytes_max` bytes; the default is
+        librdkafka's 64 MiB.
         """
         ahead = {}
         if ahead_bytes_max is not None:
@@ -138,23 +142,23 @@ class KafkaClients:
         return self._made(
             Consumer,
             {
-                "log_level": LOG_LEVEL,  # what goes wrong is raised
-                "fetch.wait.max.ms": 10,  # a partition's end is known when a broker says that there is nothing more
+                "log_level": LOG_LEVEL,  # errors are raised
+                "fetch.wait.max.ms": 10,  # the end of a partition is known only from a broker's empty answer
                 **ahead,
                 **self._common(),
                 "message.max.bytes": self._config.message_bytes_max,
-                # librdkafka only wants a name.
+                # librdkafka requires a group name; the consumer never joins a group.
                 "group.id": f"tarantool-cdc-{self._name}",
                 "enable.auto.commit": False,
                 "isolation.level": isolation,
                 "enable.partition.eof": True,
-                # Where an offset has expired, what is left is read; by default all of it would be passed over.
+                # If an offset has expired, the remaining records are read. By default all of them would be skipped.
                 "auto.offset.reset": "earliest",
             },
         )
 
     def passing(self) -> Producer:
-        """A producer for what is of use only now: it tries for a short time, outside of all transactions."""
+        """Return a producer for short-lived messages: it retries only briefly, and uses no transactions."""
         settings = self._settings(lambda _: None)
         settings.pop("transaction.timeout.ms", None)
         return self._made(
@@ -162,9 +166,9 @@ class KafkaClients:
         )
 
     def transaction_timeout_ms(self, limits: BrokerLimits) -> int:
-        """How long a transaction may be open: what is configured, else as long as the brokers allow.
+        """Return how long a transaction may stay open, in milliseconds: the configured value, or else the brokers' maximum.
 
-        A source transaction can't be committed in parts, and how large one gets is for nobody here to say.
+        A source transaction can't be committed in parts, and the daemon can't limit its size.
         """
         configured = self._config.properties.get("transaction.timeout.ms")
         if configured is not None:
@@ -172,13 +176,13 @@ class KafkaClients:
         return min(limits.transaction_timeout_ms or TRANSACTION_TIMEOUT_DEFAULT_MS, TRANSACTION_TIMEOUT_MAX_MS)
 
     def transactional(self, complain: Complain, timeout_ms: int) -> Producer:
-        """A producer that has the daemon's name for its transactions. Only a commit says what became of its messages."""
+        """Return a producer with the daemon's transactional id. Only a commit confirms the delivery of its messages."""
         settings = self._settings(complain)
         return self._made(
             BatchProducer,
             {
                 **settings,
-                # librdkafka wants no answer to take longer than a transaction.
+                # librdkafka requires socket.timeout.ms not to exceed transaction.timeout.ms.
                 "socket.timeout.ms": min(_milliseconds("socket.timeout.ms", settings["socket.timeout.ms"]), timeout_ms),
                 "transaction.timeout.ms": timeout_ms,
                 "transactional.id": self._name,
@@ -187,13 +191,13 @@ class KafkaClients:
         )
 
     def idempotent(self, complain: Complain, on_failure: Callable[[KafkaError | None, Message], None]) -> Producer:
-        """A producer without transactions. `on_failure` is told of the messages that can't be delivered."""
+        """Return a producer without transactions. It calls `on_failure` for each message that can't be delivered."""
         settings = self._settings(complain)
         settings.pop("transaction.timeout.ms", None)
         return self._made(
             Producer,
             {
-                # Messages wait as long as Kafka is away; what ends them is a refusal.
+                # Messages wait as long as Kafka is unavailable. Only a refusal makes one fail.
                 "message.timeout.ms": 0,
                 **settings,
                 "delivery.report.only.error": True,
@@ -202,14 +206,14 @@ class KafkaClients:
         )
 
     def _made(self, kind: Callable[..., _Client], settings: dict[str, Any], logger: logging.Logger = _LIBRARY) -> _Client:
-        """A client. Raises ConfigurationError if librdkafka doesn't take kafka.properties."""
+        """Return a new client. Raises ConfigurationError if librdkafka rejects kafka.properties."""
         try:
             return kind(settings, logger=logger)
         except KafkaException as error:
             problem = error.args[0].str()
         except (TypeError, ValueError, AttributeError) as error:
             problem = str(error)
-        # Behind the handlers: the library's errors may hold values, and some of them are secrets.
+        # Raised outside the handlers: the library's errors may contain configured values, and some of those are secrets.
         raise ConfigurationError(
             f"kafka.properties can't be used: {_without_values(problem, self._config.properties)}",
             "librdkafka's CONFIGURATION.md lists all of them, with their values.",
@@ -219,7 +223,7 @@ class KafkaClients:
         config = self._config
         return {
             **time_outs(config.message_bytes_max),
-            # By default a producer's regular questions make a topic again that somebody deletes, with the brokers' own settings.
+            # By default a producer's metadata refresh would recreate a deleted topic with the brokers' own settings.
             "allow.auto.create.topics": False,
             **config.properties,
             "bootstrap.servers": config.bootstrap_servers,
@@ -236,7 +240,7 @@ class KafkaClients:
             "batch.size": 1024 * 1024,
             "queue.buffering.max.kbytes": queue_kbytes(config.message_bytes_max),
             "queue.buffering.max.messages": 1_000_000,
-            # How long a leader waits for the other replicas: as long as the client for the leader.
+            # The leader waits for the other replicas as long as the client waits for the leader.
             "request.timeout.ms": time_outs(config.message_bytes_max)["socket.timeout.ms"],
             **self._common(),
             "message.max.bytes": config.message_bytes_max,
@@ -255,7 +259,7 @@ def _milliseconds(key: str, value: str | float) -> int:
 
 
 def _without_values(text: str, properties: Mapping[str, object]) -> str:
-    """A sentence of librdkafka's without the values that were configured."""
+    """Return librdkafka's text without the configured values."""
     for key, value in sorted(properties.items(), key=lambda item: -len(str(item[1]))):
         shown = str(value)
         text = text.replace(f'"{shown}"', "its value")
@@ -265,5 +269,5 @@ def _without_values(text: str, properties: Mapping[str, object]) -> str:
 
 
 def queue_kbytes(message_bytes_max: int) -> int:
-    """The size of a producer's queue in KiB: it has room for the largest message."""
+    """Return the size of a producer's queue, in KiB. It has room for the largest message."""
     return max(QUEUE_BYTES, message_bytes_max + 1023) // 1024

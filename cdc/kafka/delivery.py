@@ -1,16 +1,16 @@
-"""How batches become durable in Kafka: two ways with one interface.
+"""Delivery of batches to Kafka: two modes with one interface.
 
-exactly_once: one transactional producer writes events and checkpoint in the same transaction. A reader with
-read_committed sees whole source transactions, each event once; a restart goes on from the last committed checkpoint.
+exactly_once: one transactional producer writes events and checkpoint in the same transaction. A read_committed consumer sees
+only complete source transactions, and each event once. A restart resumes from the last committed checkpoint.
 
-at_least_once: an idempotent producer writes events, which are visible at once; after all of them are acknowledged a second,
-small transactional producer writes the checkpoint. A restart repeats the whole transactions after it. The second producer
-makes both modes alike where it counts: the checkpoint is read the same way, and a second daemon of the same name fences
-the first. A space's new form on the schema topic is visible when all events before it are, and before any after it: who
-applies it would take what comes late for something that the form has ended.
+at_least_once: an idempotent producer writes the events, which are visible immediately. Once all of them are acknowledged, a
+second, small transactional producer writes the checkpoint. A restart publishes the complete transactions after the checkpoint
+again. Owing to the second producer, both modes read the checkpoint in the same way, and in both a second daemon of the same
+name fences the first. A space's new form on the schema topic becomes visible after all events before it and before all events
+after it. Otherwise a consumer that has applied the form would misread an earlier event that arrives late.
 
-No callback runs per message. In a transaction the commit speaks for all its messages; outside one, only failures are
-reported, and a flush that returns says that everything before it arrived.
+No callback runs per message. In a transaction, the commit confirms all its messages. Outside a transaction, only failures are
+reported, and a completed flush confirms that all earlier messages have arrived.
 """
 
 from __future__ import annotations
@@ -40,43 +40,46 @@ INIT_TIMEOUT_SECONDS: Final = 10.0
 Record = tuple[bytes, bytes | None]
 
 _first: Final[Callable[[Any], str]] = itemgetter(0)
-"""The topic of a message that is no broadcast, without a call of Python's for each."""
+"""Function that returns the topic of a message other than a broadcast, without a Python call per message."""
 
 
 class Delivery(Protocol):
-    """Writes batches in order. Not thread-safe: one thread owns it."""
+    """Interface that writes batches to Kafka in order. Not thread-safe: one thread owns it."""
 
     def start(self) -> None:
-        """Take the name: fence an earlier daemon. Raises ConnectionLostError while Kafka is away, PublishError for good."""
+        """Claim the transactional id, which fences an earlier daemon of the same name.
+
+        Raises ConnectionLostError while Kafka is unavailable, and PublishError if a retry can't help.
+        """
 
     def end_hanging(self, partitions: Iterable[Place], *, commit: bool) -> None:
-        """Decide over what hangs in partitions (see cdc.kafka.hanging).
+        """Commit or abort the hanging transaction in these partitions (see cdc.kafka.hanging).
 
-        To be called right after `start`. Raises PublishAborted or PublishError.
+        To be called while no transaction is open. Raises PublishAborted or PublishError.
         """
 
     def produce(self, batch: Batch) -> None:
-        """Hand a batch's messages to the producer, in order."""
+        """Pass a batch's messages to the producer, in order."""
 
     def commit(self, records: Iterable[Record]) -> Iterable[str]:
-        """Make everything so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError.
+        """Make all events so far, and the checkpoint's `records`, durable. Raises PublishAborted or PublishError.
 
-        Returns the topics that were written to in the Kafka transaction.
+        Returns the topics that the Kafka transaction wrote to.
         """
 
     def abort(self) -> None:
-        """Give up what isn't committed. Raises PublishError."""
+        """Discard all uncommitted messages. Raises PublishError."""
 
     @property
     def is_open(self) -> bool:
-        """Whether a transaction may be open, as far as Kafka has told."""
+        """Whether a transaction may be open, as far as Kafka's answers say."""
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Discard all messages that aren't delivered yet."""
 
 
 class _Transactions:
-    """The transactional producer's life, with librdkafka's errors sorted by who must act."""
+    """Life cycle of a transactional producer, with librdkafka's errors classified by who must act."""
 
     def __init__(self, producer: Producer, is_stopping: Callable[[], bool]) -> None:
         self._producer = producer
@@ -110,9 +113,9 @@ class _Transactions:
             self.is_open = False
 
     def first_error(self, error: KafkaError) -> KafkaError:
-        """Why the transaction can't go on, where a message was refused only because it can't.
+        """Return the error that broke the transaction, if a message was refused only because the transaction is broken.
 
-        A transaction can't be begun then either, and that is refused with the reason.
+        In that state librdkafka also refuses to begin a transaction, and that refusal names the original error.
         """
         if error.code() in (KafkaError._STATE, KafkaError._FATAL):
             try:
@@ -126,7 +129,7 @@ class _Transactions:
         self.begin()
         for topic, partition in partitions:
             self._producer.produce(topic, None, FILLER_KEY, partition=partition)
-        # What is still in the producer's queue when a transaction is aborted never reaches its partition.
+        # Messages that are still in the producer's queue when a transaction is aborted never reach their partitions.
         while self._producer.flush(CALL_TIMEOUT_SECONDS):
             if self._is_stopping():
                 raise PublishAborted("stopped while a hanging transaction was ended")
@@ -142,7 +145,7 @@ class _Transactions:
             raise writing_error(error.args[0], what) from error
 
     def _retry(self, call: Callable[[], object], what: str) -> None:
-        """Repeat a call as long as librdkafka says that repeating is how to go on."""
+        """Repeat a call as long as librdkafka reports its error as retriable."""
         while True:
             try:
                 call()
@@ -157,7 +160,7 @@ class _Transactions:
 
 
 class ExactlyOnce:
-    """Events and checkpoint in one transaction."""
+    """Delivery of events and checkpoint in one transaction."""
 
     def __init__(
         self,
@@ -170,7 +173,7 @@ class ExactlyOnce:
         self._transactions = _Transactions(producer, is_stopping)
         self._sender = Sender(producer, is_stopping, row_work_lock, first_error=self._transactions.first_error)
         self._checkpoint_topic = topic
-        # Topics that the open transaction has written to.
+        # Topics that the open transaction wrote to.
         self._written: set[str] = set()
 
     def start(self) -> None:
@@ -202,12 +205,12 @@ class ExactlyOnce:
         return self._transactions.is_open
 
     def close(self) -> None:
-        # Messages of an open transaction are of no use to anybody.
+        # The messages of an open transaction will never be committed.
         self._producer.purge()
 
 
 class AtLeastOnce:
-    """Events at once, the checkpoint after them."""
+    """Delivery of events outside transactions, with the checkpoint committed after them."""
 
     def __init__(
         self,
@@ -227,13 +230,13 @@ class AtLeastOnce:
         first_error = self._transactions.first_error
         self._checkpoint_sender = Sender(checkpoint_producer, is_stopping, row_work_lock, first_error=first_error)
         self._checkpoint_topic = topic
-        # The first failed delivery since the start, or since an abort; nothing after it may be settled.
+        # The first failed delivery since the start or the last abort. No later message may be settled.
         self.failure: KafkaError | None = None
-        # The topic of that message.
+        # The topic of the message that failed.
         self._failed_topic: str | None = None
 
     def on_failed_delivery(self, error: KafkaError | None, message: Message) -> None:
-        """librdkafka's report; with delivery.report.only.error it comes for failures alone."""
+        """Record a delivery report of librdkafka. With delivery.report.only.error, only failures are reported."""
         if error is not None and self.failure is None:
             self.failure = error
             self._failed_topic = message.topic()
@@ -245,7 +248,7 @@ class AtLeastOnce:
         self._transactions.end_hanging(partitions, commit=commit)
 
     def produce(self, batch: Batch) -> None:
-        if batch.stored:  # only then it may have new forms
+        if batch.stored:  # other batches have no new forms
             for is_form, parts in itertools.groupby(batch.parts, lambda part: _topic(part) == self._schema_topic):
                 if is_form:
                     self._sender.flush()
@@ -267,7 +270,7 @@ class AtLeastOnce:
         return [self._checkpoint_topic]
 
     def abort(self) -> None:
-        """Throw away what waits, and know what became of the rest, so that nothing of it arrives behind what comes next."""
+        """Discard the queued messages, and wait for the result of those in transit, so that none arrives after later messages."""
         self._sender.forget()
         self._checkpoint_sender.forget()
         self._transactions.abort()
@@ -277,7 +280,7 @@ class AtLeastOnce:
                 break
             if self._is_stopping():
                 return
-        # What has failed is published again, as everything else.
+        # The failed message is published again with all other unsettled messages.
         self.failure = None
 
     @property
@@ -302,7 +305,10 @@ def make_delivery(
     is_stopping: Callable[[], bool],
     row_work_lock: AbstractContextManager[object],
 ) -> Delivery:
-    """The one that is configured, which isn't started yet. While it waits it also raises ProducerLostError (cdc.kafka.reach)."""
+    """Return the configured delivery, not started yet.
+
+    While waiting for Kafka it may also raise ProducerLostError, if only a new client can reach Kafka (cdc.kafka.reach).
+    """
     topic = names.control(topics.CHECKPOINT)
     transactional = clients.transactional(complain, timeout_ms)
     producers = [transactional]
@@ -346,5 +352,5 @@ def _topic(part: Part) -> str:
 
 
 def now_ms() -> int:
-    """The wall clock, for records that say when they were written."""
+    """Return the wall-clock time in milliseconds since the epoch, for records that say when they were written."""
     return time.time_ns() // 1_000_000

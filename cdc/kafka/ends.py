@@ -1,11 +1,12 @@
-"""Where partitions end, and how far readers of committed messages get, asked after every commit: so it has to be cheap.
+"""Ends of partitions, and last stable offsets. Both are requested after every commit, so the requests have to be cheap.
 
-clients      are kept, as a new one costs as much as a hundred questions; until there is trouble: one that has been told
-             who leads a partition goes on believing it. (What it asks carries the leader's epoch, and a broker that has
-             been told of another one refuses: it is no answer, not a wrong one.)
-consumers    ask for many partitions at a fifth of what an admin client takes
-counts       of partitions are asked for again a second later: where somebody adds one, nothing is looked for in it for
-             so long; where many are due, one answer has all topics of the cluster, as each question waits for its own
+clients      are kept, as a new one costs as much as a hundred requests, but are replaced after an error: a client keeps using
+             an outdated partition leader. (Its requests carry the leader's epoch. A broker that knows a newer epoch refuses
+             them, so an outdated leader leads to no answer rather than to a wrong one.)
+consumers    ask for many partitions at a fifth of an admin client's cost
+counts       of partitions are requested again after one second. A partition that somebody adds is ignored for that long.
+             If many counts are due, one request fetches all topics of the cluster, as requests for single topics are sent
+             one after the other
 """
 
 from __future__ import annotations
@@ -22,32 +23,36 @@ from cdc.kafka.errors import reading_error
 from cdc.stream.unseen import Place
 
 TIMEOUT_SECONDS: Final = 5.0
-"""How long an answer is waited for: a daemon that ends waits for it."""
+"""Time limit for an answer. A daemon that is stopping waits that long, too."""
 COUNTS_SECONDS: Final = 1.0
+"""Time for which a partition count stays valid."""
 SINGLE_TOPICS_MAX: Final = 10
-"""So many topics are asked for one by one: the cluster may have thousands that aren't ours."""
+"""Maximum number of topics that are requested one by one. The cluster may have thousands of other topics."""
 
 _WHAT: Final = "the ends of Kafka's partitions can't be asked for"
 
 
 class Ends:
-    """Used by one thread at a time. Methods that ask raise ConnectionLostError while Kafka doesn't answer."""
+    """Client for partition ends, for one thread at a time.
+
+    Methods that ask Kafka raise ConnectionLostError while Kafka doesn't answer.
+    """
 
     def __init__(self, clients: KafkaClients) -> None:
         self._clients = clients
         self._consumers: dict[str, Consumer] = {}
-        # How many partitions topics have, and how long that is good for.
+        # By topic: its number of partitions, and the time until which that number is valid.
         self._counts: dict[str, tuple[int, float]] = {}
 
     def forget(self) -> None:
-        """Something is wrong: ask anew who leads, and how many partitions there are."""
+        """After an error: close the clients, and request leaders and partition counts again."""
         self._counts.clear()
         while self._consumers:
             _, consumer = self._consumers.popitem()
             consumer.close()
 
     def written(self, topics: Iterable[str]) -> tuple[dict[Place, int], list[str]]:
-        """Where the partitions of these topics end, with what isn't committed; and those that Kafka doesn't know."""
+        """Return the ends of these topics' partitions, uncommitted messages included, and the topics that Kafka doesn't know."""
         now = time.monotonic()
         topics = list(topics)
         due = [topic for topic in topics if now >= self._counts.get(topic, (0, 0.0))[1]]
@@ -58,7 +63,7 @@ class Ends:
         return self._ask("read_uncommitted", places), [topic for topic, count in counts.items() if not count]
 
     def committed(self, places: Collection[Place]) -> dict[Place, int]:
-        """How far readers of committed messages get in these partitions."""
+        """Return the last stable offsets of these partitions."""
         return self._ask("read_committed", places)
 
     def _count(self, topics: Collection[str]) -> dict[str, int]:
@@ -95,5 +100,5 @@ class Ends:
         consumer = self._consumers.get(isolation)
         if consumer is None:
             consumer = self._consumers[isolation] = self._clients.consumer(isolation)
-        consumer.poll(0)  # its complaints would pile up
+        consumer.poll(0)  # otherwise its error reports would accumulate
         return consumer

@@ -1,13 +1,13 @@
-"""What an error of Kafka's means for the daemon: who must act, and how. Decided by its code alone.
+"""Classification of Kafka's errors, by error code alone: who must act, and how.
 
-the code says                  raised                 what comes of it
-this daemon may not            ForbiddenError         it ends, and names the right and the command that grants it
-nobody knows this user         LoginError             it ends
-somebody else has the name     FencedError            a new producer looks who
-a message is too large         PublishError           it ends
-a topic doesn't take a record  PublishError           it ends: no repeat makes a compacted topic take what has no key
-the producer is of no use      ProducerLostError      a new producer goes on from the checkpoint
-anything else                  PublishAborted, or ConnectionLostError where nothing was published: it tries again
+meaning of the code            raised                 consequence
+access denied                  ForbiddenError         the daemon stops, and names the right and the command that grants it
+unknown user                   LoginError             the daemon stops
+producer fenced                FencedError            a new producer finds out which daemon has the name
+message too large              PublishError           the daemon stops
+record refused by a topic      PublishError           the daemon stops: a compacted topic never accepts a record without a key
+producer unusable              ProducerLostError      a new producer resumes from the checkpoint
+anything else                  PublishAborted, or ConnectionLostError if nothing was published: the daemon retries
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishErr
 
 
 class ForbiddenError(PublishError):
-    """The brokers know who the daemon is, and don't let it do something."""
+    """The brokers know the daemon's user, and deny it an operation."""
 
 
 class LoginError(PublishError):
-    """The brokers don't take the daemon for who it says it is."""
+    """The brokers refuse the daemon's login."""
 
 
 class ProducerLostError(PublishError):
-    """This producer can do nothing more: what isn't committed is for a new one to publish."""
+    """This producer is unusable: a new producer has to publish all uncommitted events."""
 
     remedy = Remedy.WAIT
 
 
 class FencedError(ProducerLostError):
-    """This producer's transactions are over: another daemon took the name, or the coordinator gave up on us."""
+    """This producer was fenced: another daemon claimed the name, or the coordinator timed out a transaction."""
 
     remedy = Remedy.OPERATOR
 
@@ -78,7 +78,7 @@ _RECORD_HINT: Final = (
 
 
 def operator_error(error: KafkaError, what: str) -> PublishError | None:
-    """The error if waiting won't help, None if it may. `what` says what was tried and that it failed."""
+    """Return the error to raise if a retry can't help, None if it may. `what` says which operation failed."""
     text, code = f"{what}: {error.str()}", error.code()
     if code in FORBIDDEN:
         return ForbiddenError(text, RIGHTS_HINT)
@@ -92,27 +92,27 @@ def operator_error(error: KafkaError, what: str) -> PublishError | None:
 
 
 def writing_error(error: KafkaError, what: str) -> CdcError:
-    """Of a producer: something was to be written or committed."""
+    """Return the error to raise for a failed write or commit of a producer. `what` says which operation failed."""
     operators = operator_error(error, what)
     if operators is not None:
         return operators
     text = f"{what}: {error.str()}"
     if error.code() in FENCED:
-        return FencedError(text)  # by whom, a new producer finds out
+        return FencedError(text)  # a new producer finds out which daemon fenced this one
     if error.fatal():
         return ProducerLostError(text)
-    # Everything else ends the transaction but not the daemon: what was in it is published again.
+    # Any other error ends the transaction but not the daemon, which publishes the transaction's events again.
     return PublishAborted(text)
 
 
 def reading_error(error: KafkaError, what: str) -> CdcError:
-    """Of whoever only asks or reads."""
+    """Return the error to raise for a failed request or read. `what` says which operation failed."""
     return operator_error(error, what) or ConnectionLostError(f"{what}: {error.str()}")
 
 
 @contextlib.contextmanager
 def translate_kafka_errors() -> Iterator[None]:
-    """Raise what Kafka's client raises by itself as `writing_error` tells it."""
+    """Translate uncaught KafkaExceptions with `writing_error`."""
     try:
         yield
     except KafkaException as error:

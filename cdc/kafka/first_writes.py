@@ -1,23 +1,23 @@
-"""Which partitions have acknowledged something of this producer, and what may be sent to the others until they have.
+"""Record of the partitions that have acknowledged a message of this producer, and of what may be sent to the others.
 
-Each batch of a producer has a number in its partition, and Kafka refuses one that skips a number: but only where it knows the
-last one. The first batch that it takes may have any. librdkafka has several batches under way, and takes the success of a later
-one for that of an earlier one that was refused:
+A producer numbers its batches per partition, and Kafka refuses a batch that skips a number, but only if Kafka knows the previous
+number. The first batch that Kafka accepts may have any number. librdkafka has several batches in flight, and takes the success
+of a later batch as proof that an earlier, refused one was stored:
 
     producer                           leader of the partition
-      batch 0  ────────────────────▶   refused: it doesn't know yet that it leads (NOT_LEADER_OR_FOLLOWER)
-      batch 1  ────────────────────▶   taken: there is nothing of this producer yet, so any number will do
-      1 was taken, so 0 must have been: its messages are gone, the transaction is committed, and nobody says anything
+      batch 0  ────────────────────▶   refused: the broker doesn't know yet that it leads (NOT_LEADER_OR_FOLLOWER)
+      batch 1  ────────────────────▶   accepted: Kafka knows no number of this producer yet, so any number is valid
+      1 was accepted, so librdkafka counts 0 as stored: its messages are lost, the transaction commits, nothing reports it
 
-A leader answers so for some milliseconds after a topic was made, or after an election (confluent-kafka-go, issue 921). So the
-first message for each partition goes alone, and what follows it waits until it is acknowledged. From then on Kafka knows a
-number, refuses what skips one, and librdkafka sends all of it again in order.
+A leader answers like this for some milliseconds after a topic was created, or after an election (confluent-kafka-go, issue 921).
+Therefore the first message for each partition is sent alone, and later messages wait until it is acknowledged. From then on
+Kafka knows a number and refuses batches that skip one, and librdkafka sends the refused batches again in order.
 
-    round 1: whatever goes to partitions that have begun, and one message for each of the others; wait until all has arrived
-    round 2: the rest, which goes to partitions that have begun
+    round 1: all messages for partitions with an acknowledged message, one message for each other partition; wait for all of them
+    round 2: the remaining messages, whose partitions now all have an acknowledged message
 
-In each partition the order stays. Kafka forgets a producer's numbers in a partition that had nothing from it for a day
-(producer.id.expiration.ms); here they are forgotten earlier. Partitions that are added to a topic later are noticed then, too.
+The order within each partition is kept. Kafka forgets a producer's numbers in a partition that got no message from it for a day
+(producer.id.expiration.ms); this module forgets them earlier. At that point it also notices partitions added to a topic.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from cdc.kafka.murmur2 import partition_of
 from cdc.stream.batch import Broadcast, Part
 
 FORGET_SECONDS: Final = 3600.0
+"""Time after which all acknowledgements are forgotten."""
 
 
 class Placed(NamedTuple):
-    """A message, and its partition where that isn't the producer's to choose."""
+    """A message, with its partition unless the producer chooses that."""
 
     topic: str
     key: bytes | None
@@ -43,43 +44,44 @@ class Placed(NamedTuple):
 
 
 class FirstWrites:
-    """Of one producer. It asks Kafka nothing: how many partitions there are, and what has arrived, it is told."""
+    """Acknowledged partitions of one producer. The caller supplies partition counts and acknowledgements; this class makes no
+    requests."""
 
     def __init__(self) -> None:
-        # The partitions that have acknowledged something, by topic; `_whole` are the topics of which all have.
+        # The partitions that have acknowledged a message, by topic; `_whole` has the topics whose partitions all have.
         self._begun: dict[str, set[int]] = defaultdict(set)
         self._whole: set[str] = set()
-        # What the others have been sent, a message each, since the last `acknowledged`.
+        # The other partitions that were sent their first message since the last `acknowledged`.
         self._sent: dict[str, set[int]] = defaultdict(set)
         self._counts: dict[str, int] = {}
         self._forget_at = -math.inf
 
     def lacking(self, topics: Collection[str], now_seconds: float) -> set[str]:
-        """Those of these topics that may have partitions which have acknowledged nothing yet."""
+        """Return those of these topics that may have partitions without an acknowledged message."""
         if now_seconds >= self._forget_at:
             self.forget()
             self._forget_at = now_seconds + FORGET_SECONDS
         return set(topics) - self._whole
 
     def unknown(self, topics: Iterable[str]) -> list[str]:
-        """Those of these topics of which it is to be learned how many partitions they have."""
+        """Return those of these topics whose partition counts are unknown."""
         return [topic for topic in topics if topic not in self._counts]
 
     def learn(self, counts: Mapping[str, int]) -> None:
-        """So many partitions these topics have."""
+        """Store the partition counts of topics."""
         self._counts.update(counts)
 
     def begins(self, parts: Iterable[Part], lacking: Collection[str]) -> bool:
-        """Whether a message is the first for its partition, in these topics, whose partitions have been counted."""
+        """Return whether any message is the first for its partition, in the topics `lacking`, whose counts must be known."""
         counts = {topic: self._counts[topic] for topic in lacking}
         return any(number not in self._begun[topic] for part in parts for topic, number in _places(part, counts))
 
     def split(
         self, parts: Iterable[Part], lacking: Collection[str], counts: Mapping[str, int]
     ) -> tuple[list[Placed], list[Placed]]:
-        """What may be sent now, and what once that has been `acknowledged`.
+        """Return the messages to send now, and those to send once the former are `acknowledged`.
 
-        `counts` says how many partitions each topic has that has a broadcast; `lacking` is as for `begins`.
+        `counts` has the partition counts of all topics that get a broadcast; `lacking` is as for `begins`.
         """
         now: list[Placed] = []
         later: list[Placed] = []
@@ -98,7 +100,7 @@ class FirstWrites:
         return now, later
 
     def acknowledged(self) -> None:
-        """What was to be sent first has arrived."""
+        """Record that all messages to be sent first have arrived."""
         for topic, numbers in self._sent.items():
             begun = self._begun[topic]
             begun |= numbers
@@ -108,13 +110,13 @@ class FirstWrites:
         self._sent.clear()
 
     def forget(self) -> None:
-        """Nothing is known to have arrived anywhere."""
+        """Forget all acknowledgements and partition counts."""
         for known in (self._begun, self._whole, self._sent, self._counts):
             known.clear()
 
 
 def _each(parts: Iterable[Part], counts: Mapping[str, int]) -> Iterator[Placed]:
-    """The messages one by one, a broadcast once for each partition."""
+    """Yield the messages one by one, and a broadcast once for each partition."""
     for part in parts:
         if isinstance(part, Broadcast):
             for number in range(counts[part.topic]):
@@ -125,7 +127,7 @@ def _each(parts: Iterable[Part], counts: Mapping[str, int]) -> Iterator[Placed]:
 
 
 def _places(part: Part, counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
-    """The partitions of these topics that a part has something for."""
+    """Yield the partitions that a part has messages for, among the topics in `counts`."""
     if isinstance(part, Broadcast):
         for number in range(counts.get(part.topic, 0)):
             yield part.topic, number
@@ -137,5 +139,5 @@ def _places(part: Part, counts: Mapping[str, int]) -> Iterator[tuple[str, int]]:
 
 
 def _number(key: bytes | None, count: int) -> int:
-    """Without a key any partition will do: here it is the first."""
+    """Return the partition of a key. A message without a key may go to any partition, and goes to the first."""
     return 0 if key is None else partition_of(key, count)

@@ -1,44 +1,48 @@
-"""Transactions that Kafka took for ended and never ended.
+"""Hanging transactions: Kafka considers them ended, but some of their partitions never got the end marker.
 
-A coordinator notes that a transaction is committed or aborted, then has a marker written to each partition of it. Kafka 4.3.1
-leaves the marker out of a partition that has no leader in that moment, as it takes it for deleted (KAFKA-20734; "these partitions
-are likely deleted already and hence can be skipped"). It was seen when a killed broker came back and wrote what was missing, and
-when a partition's only broker had fallen silent for its session's time, or was killed between the last message and the commit.
-The commit comes through all the same, and what was written hangs:
+A coordinator records that a transaction is committed or aborted, then has a marker written to each of its partitions. Kafka
+4.3.1 skips the marker of a partition that has no leader at that moment, as it considers the partition deleted (KAFKA-20734;
+"these partitions are likely deleted already and hence can be skipped"). This was seen when a killed broker came back and wrote
+the missing markers. It was also seen when a partition's only broker had been silent for longer than its session, or was killed
+between the last message and the commit. The commit succeeds nevertheless, and the partition's messages hang:
 
     coordinator     PREPARE_COMMIT * killed        "complete"   ▶ init_transactions succeeds
-    partition       … data ─────────────────────────────────────▶ no marker: a read_committed reader stops before `data`,
-                                                                  until the same producer's next marker decides over it
+    partition       … data ─────────────────────────────────────▶ no marker: a read_committed consumer stops before `data`,
+                                                                  until the same producer's next marker commits or aborts it
 
-Nobody but the same producer can end what hangs, by the next transaction that it ends in that partition: with a commit well, with
-an abort to the loss of what was committed. And an abort can't be excluded once something was written: Kafka may refuse a part of
-the transaction, it may take too long, and if its process is killed the next one's init_transactions aborts it. So nothing is
-written before the last commit has been seen to be readable (cdc.kafka.readability, cdc.stream.unseen):
+Only the same producer can end hanging messages, with the next transaction that it ends in that partition. A commit makes them
+readable; an abort loses committed messages. After the first write of a transaction, an abort can't be excluded: Kafka may refuse
+a part of the transaction, the transaction may time out, and if the process is killed, the init_transactions of its successor
+aborts the transaction. Therefore the daemon writes nothing before it has seen that the last commit is readable
+(cdc.kafka.readability, cdc.stream.unseen):
 
-    commit N ──"complete"──▶ look: do readers reach the end of every partition that N wrote to? ──yes──▶ N+1 begins to write
+    commit N ──"complete"──▶ check: can consumers read every partition that N wrote to, to its end? ──yes──▶ N+1 begins to write
                               ▲                │ no                     │ no, after MARKERS_SECONDS with a leader
                               │                ▼                        ▼
-                              └── a partition has no leader:     a transaction with nothing but fillers,
+                              └── a partition has no leader:     a transaction with nothing but filler records,
                                   wait until it has one          in the partitions where N hangs, is committed
                                                                      * killed here, init_transactions aborts it, and N with it
 
-What is left is that transaction of fillers: it is begun when all its partitions have leaders, and takes a few milliseconds. Only
-if it is aborted in these, as its process is killed, or a leader goes away for as long as a transaction may take, is lost what
-hangs. (A kill before it loses nothing: where N hangs no transaction is open then, so init_transactions aborts nothing there,
-and the next process finds N hanging. A kill behind it finds N readable.)
+The remaining risk is that filler transaction. It begins when all its partitions have leaders, and takes a few milliseconds. The
+hanging messages are lost only if the filler transaction is aborted: its process is killed in these milliseconds, or a leader is
+unavailable for as long as a transaction may take. (A kill before the filler transaction loses nothing: where N hangs, no
+transaction is open then, so init_transactions aborts nothing there, and the next process finds N hanging. After a kill that
+follows the filler transaction, N is readable.)
 
-A daemon that goes back to its checkpoint, by a start or after an abort, doesn't know what was seen: it looks whether all
-its partitions can be read to the ends that they really have. If they can't, it takes its name anew, and such a transaction
-decides over what hangs there.
+A daemon that returns to its checkpoint, at a start or after an abort, doesn't know which commits were seen to be readable. It
+checks whether consumers can read all its partitions to their real ends. If they can't, the daemon claims its transactional id
+again, and ends the hanging messages with a filler transaction.
 
-Whether to commit or to abort: if the checkpoint itself hangs, the partitions say that did get their markers. An event in
-them that is newer than the checkpoint was committed, and so was the rest of its transaction; if there is none, nobody has
-seen any of it, and it may as well never have been, unless the daemon's process or store knows that it was committed. If the
-checkpoint doesn't hang, it says itself: what hangs and is newer was aborted.
+The daemon commits or aborts the filler transaction by these rules:
+- If the checkpoint itself hangs, the partitions that got their markers decide. If one of them has an event newer than the
+  checkpoint, the transaction was committed. If none has, no consumer has seen any of the transaction, and it may be aborted,
+  unless the daemon's process or store knows that it was committed.
+- If the checkpoint doesn't hang, it decides itself: hanging events that are newer than the checkpoint were aborted.
 
-Topics that begin with the daemon's prefix need not be its own: those of a daemon `shop.eu` begin with `shop.` too, and anybody
-may write to them. Which are its own can't be told by the names of its spaces, for what hangs may be the first event of a new one.
-So it is told by what hangs: a partition is this daemon's if it is one of its control topics', or has an event of its own there.
+Topics with the daemon's prefix may belong to others: the topics of a daemon `shop.eu` begin with `shop.` too, and anybody may
+write to them. The names of the daemon's spaces can't tell which topics are its own, as a hanging event may be the first one of a
+new space. Therefore the hanging messages tell: a partition is this daemon's if it belongs to one of the daemon's control topics,
+or if it contains a hanging event of this daemon.
 """
 
 from __future__ import annotations
@@ -56,36 +60,36 @@ from cdc.kafka.errors import reading_error
 from cdc.stream import unseen
 
 FILLER_KEY: Final = b'{"name":""}'
-"""Key of the records, without a value, that fill such a transaction. No row and no daemon has it."""
+"""Key of the filler records, which have no value. No row and no daemon uses this key."""
 
 _TIMEOUT_SECONDS: Final = 10.0
 _POLL_SECONDS: Final = 0.05
 _TAIL_OFFSETS: Final = 16
-"""How far before a partition's end its newest event is looked for: markers and tombstones take offsets, too."""
+"""Number of offsets before a partition's end that are searched for its newest event. Markers and tombstones use offsets, too."""
 
 Place = unseen.Place
 
 
 def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> tuple[dict[Place, int], dict[Place, int]]:
-    """The partitions that a transaction keeps open, with where it begins, and the others with their ends.
+    """Return the partitions with an open transaction and its first offset, and the other partitions with their ends.
 
     Raises ConnectionLostError.
     """
     places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
     written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
-    # Asked for later, so that a sign of life that comes in between doesn't look like a transaction.
+    # Requested after the ends, so that a sign of life written in between doesn't look like an open transaction.
     committed = _ends(admin, places, IsolationLevel.READ_COMMITTED)
     open_ = {place: committed[place] for place in places if committed[place] < written[place]}
     return open_, {place: committed[place] for place in places if committed[place] >= written[place]}
 
 
 def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience_seconds: float) -> dict[Place, int]:
-    """The partitions that stay open, with the offsets where they are; what is open for less than the patience is no matter.
+    """Return the partitions with a transaction that stays open for `patience_seconds`, with their last stable offsets.
 
     Raises ConnectionLostError.
     """
     places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
-    # What is written from here on may be open as long as it likes: topics may be shared with another daemon.
+    # Transactions that begin after this point don't count: topics may be shared with another daemon.
     written = _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
     deadline = time.monotonic() + patience_seconds
     while True:
@@ -97,27 +101,30 @@ def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience
 
 
 def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
-    """The highest `seq` among the last events that one daemon wrote to partitions with these ends; 0 if none.
+    """Return the highest `seq` of the last events that one daemon wrote to the partitions with these ends; 0 if there are none.
 
-    `name` is the events' `source.name`; whatever else there is, is passed over. The `consumer`, of what is committed, is closed.
-    Raises ConnectionLostError.
+    Only events with `source.name` equal to `name` count. The `consumer` must be read_committed, and is closed. Raises
+    ConnectionLostError.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
     return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 
 
 def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
-    """As `newest_seq`, among the events that hang from these offsets on; the consumer is one of all that is written."""
+    """Return the highest `seq` of the daemon's hanging events from these offsets on; 0 if there are none.
+
+    The `consumer` must be read_uncommitted, and is closed. Raises ConnectionLostError.
+    """
     return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 
 
 def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> set[Place]:
-    """The partitions that have something of one daemon's from these offsets on; consumer and errors as `newest_hanging_seq`."""
+    """Return the partitions with a record of one daemon from these offsets on; consumer and errors as in `newest_hanging_seq`."""
     return {place for place, _ in _events(consumer, name, starts, is_first_enough=True)}
 
 
 def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
-    """The `seq` of an event of one daemon's, 0 for its filler; None for what anybody else has written, whatever it is."""
+    """Return the `seq` of an event of one daemon, 0 for a filler record, and None for any other record."""
     if value is None:
         return 0 if key == FILLER_KEY else None
     try:
@@ -160,7 +167,7 @@ def _events(
 
 
 def written_ends(admin: AdminClient, partition_counts: Mapping[str, int]) -> dict[Place, int]:
-    """Where partitions end, with what isn't committed. Raises ConnectionLostError."""
+    """Return the ends of partitions, uncommitted messages included. Raises ConnectionLostError."""
     places = [(topic, number) for topic, count in partition_counts.items() for number in range(count)]
     return _ends(admin, places, IsolationLevel.READ_UNCOMMITTED)
 

@@ -1,7 +1,8 @@
-"""The topic of forms, `<prefix>.schema`, when somebody has deleted it: consumers can't read rows without it.
+"""Recovery of the schema topic, `<prefix>.schema`, after somebody deleted it: consumers can't read rows without the topic.
 
-A daemon that goes on would write there the next time that a form changes, which may be never. So it looks whether the topic is
-there and has anything, at its start and now and then, and writes the present forms into a new one.
+By itself, the daemon would write to the topic only when a form changes, which may never happen. Therefore it checks at its start
+whether the topic exists and has records, and from then on regularly whether it exists. If not, it writes the current forms into
+a new topic.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.former_topics import form_records, spaces_by_topic
 
 LOOK_SECONDS: Final = 60.0
-"""Between two looks of a daemon at work."""
+"""Interval between two checks of a running daemon."""
 
 
 class LostTopics:
-    """Used by one thread at a time: by the publisher's once that runs."""
+    """Checks for a deleted schema topic. Used by one thread at a time: by the publisher's thread, once it runs."""
 
     def __init__(self, config: KafkaSection, new_admin: Callable[[], Admin], topic_admin: TopicAdmin) -> None:
         self._config = config
@@ -39,14 +40,14 @@ class LostTopics:
         self._next_look = 0.0
 
     def begin(self, stored: Checkpoint) -> Batch | None:
-        """Remember the topics that have had something by this checkpoint, so that it is told when one has to be made again.
+        """Remember the topics that have had records as of this checkpoint, so that recreating one of them is logged.
 
-        Returns what has to be committed first, if the topic of forms was deleted. Raises ConnectionLostError, and as
-        `TopicAdmin.ensure`.
+        If the schema topic was deleted, returns the batch that has to be committed first, else None. Raises
+        ConnectionLostError, and the errors of `TopicAdmin.ensure`.
         """
         spaces, prefix = spaces_by_topic(stored, self._config.topic_prefix), self._config.topic_prefix
         records = form_records(stored, prefix, lambda: time.time_ns() // 1000)
-        # A topic that is there and empty was made after it had been deleted, by whomever.
+        # An existing but empty topic was deleted and then created again, by the daemon or somebody else.
         is_lost = bool(records) and not (self._is_there() and self._has_records())
         if is_lost:
             self._topic_admin.ensure([self._schema_topic])
@@ -60,7 +61,10 @@ class LostTopics:
         return Batch(list(records), 0, 0, 0, stored.position or Position(), True, {}, [], 0.0) if is_lost else None
 
     def look(self) -> None:
-        """Raises ProducerLostError if the topic of forms was deleted: the next publisher begins with them. Looks now and then."""
+        """Raise ProducerLostError if the schema topic was deleted, as the next publisher writes all forms when it starts.
+
+        Checks at most every LOOK_SECONDS.
+        """
         now = time.monotonic()
         if now < self._next_look or not self._topic_admin.was_there(self._schema_topic):
             return

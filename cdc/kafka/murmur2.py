@@ -1,6 +1,7 @@
-"""Which partition a key belongs to, as Kafka's own producers place it, and librdkafka's `murmur2_random`.
+"""Partition of a key, as chosen by Kafka's own producers and by librdkafka's `murmur2_random`.
 
-MurmurHash2 of 32 bits with Kafka's seed, without its sign, by the number of partitions (org.apache.kafka.common.utils.Utils).
+The partition is the 32-bit MurmurHash2 of the key with Kafka's seed, without its sign bit, modulo the number of partitions
+(org.apache.kafka.common.utils.Utils).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _POSITIVE: Final = 0x7FFFFFFF
 
 
 def murmur2(data: bytes) -> int:
-    """The hash, 0 to 2**32 - 1."""
+    """Return the hash, from 0 to 2**32 - 1."""
     whole = len(data) & ~3
     found = _SEED ^ len(data)
     for at in range(0, whole, 4):
@@ -28,5 +29,5 @@ def murmur2(data: bytes) -> int:
 
 
 def partition_of(key: bytes, partition_count: int) -> int:
-    """Where messages with this key are, of so many partitions."""
+    """Return the number of the partition for messages with this key, in a topic with `partition_count` partitions."""
     return (murmur2(key) & _POSITIVE) % partition_count

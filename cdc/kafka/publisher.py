@@ -1,12 +1,12 @@
-"""The thread that owns Kafka: takes batches from a bounded queue, commits them on time, and says what is settled.
+"""The publisher's thread: it takes batches from a bounded queue, writes and commits them to Kafka, and reports settled positions.
 
-    pipeline ──submit──▶ queue (bytes bounded) ──▶ produce, produce, … commit ──▶ settled positions ──▶ Ledger
+    pipeline ──submit──▶ queue (limited in bytes) ──▶ produce, produce, … commit ──▶ settled positions ──▶ Ledger
                            │ full: the daemon stops reading the socket             when the queue is empty,
-                           ▼
+                           ▼                                                       or the interval is over
                         the master's own log is the buffer that has no bound
 
-A commit falls only where a source transaction ends. When Kafka aborts a transaction, everything that isn't settled is thrown
-away here and the daemon goes back to the checkpoint: one way to recover, the way to start.
+Commits fall only at the ends of source transactions. When Kafka aborts a transaction, the publisher discards all unsettled
+batches, and the daemon returns to the checkpoint. Recovery thus takes the same path as a start.
 """
 
 from __future__ import annotations
@@ -46,17 +46,18 @@ from cdc.stream.publisher_statistics import PublisherStatistics
 
 IDLE_SECONDS: Final = 0.5
 PROOF_SECONDS: Final = 5.0
-"""After so long without a commit the position is committed again. Only a commit tells that another daemon has taken the name, and
-Kafka forgets a transactional id that writes nothing for seven days (transactional.id.expiration.ms)."""
+"""Time without a commit after which the position is committed again. Only a commit reveals that another daemon has claimed the
+name, and Kafka forgets a transactional id that writes nothing for seven days (transactional.id.expiration.ms)."""
 COMPLAINT_SECONDS: Final = 10.0
+"""Minimum time between two log lines about trouble with Kafka."""
 TOPICS_AGAIN_SECONDS: Final = 0.2
-"""Between two attempts to make topics while Kafka is away."""
+"""Interval between two attempts to create topics while Kafka is unavailable."""
 MANY_BYTES: Final = 512 * 1024
-"""A batch of more is one of several that were read at once: others follow it, though they may not wait yet."""
+"""Batch size above which the batch is one of several that were read at once: more follow, even if they aren't queued yet."""
 
 
 class Publisher:
-    """Hands batches to Kafka in a thread of its own. All public methods are for the daemon's thread."""
+    """Writer of batches to Kafka, in a thread of its own. All public methods are for the daemon's thread."""
 
     def __init__(
         self,
@@ -68,9 +69,9 @@ class Publisher:
         topics_seen: Mapping[str, str | None] | None = None,
         row_work_lock: AbstractContextManager[object] | None = None,
     ) -> None:
-        """`statistics` and `topics_seen` are those of the publisher before this one: what it left waiting waits still.
+        """`statistics` and `topics_seen` come from the previous publisher, as its backlog is still waiting.
 
-        Who works on rows in another thread holds `row_work_lock` meanwhile, as the publisher does.
+        Each of the two threads that work on rows, the publisher's and the daemon's, holds `row_work_lock` meanwhile.
         """
         self._name = name
         self._config = config
@@ -87,27 +88,27 @@ class Publisher:
         self._lost_topics = LostTopics(config, self._clients.admin, self._topic_admin)
         self._started: Delivery | None = None
         self._open = OpenTransaction()
-        # How long a transaction with events may be open.
+        # How long a transaction with events may stay open.
         self._timeout_seconds = math.inf
-        # How long any transaction may be open, also one that has nothing but a checkpoint.
+        # How long any transaction may stay open, even one that contains only a checkpoint.
         self._transaction_seconds = 0.0
         self.committed: Position | None = None
-        """What the checkpoint says, as far as this publisher knows."""
+        """Newest checkpoint position known to this publisher."""
         self.statistics = statistics or PublisherStatistics()
         self._backlog = self.statistics.backlog = Backlog(self.statistics.backlog)
-        # Batches that were produced since the last commit, and whether one is under way. Both are also read as they are.
+        # Number of batches produced since the last commit, and whether a commit is running. Both are also read without the lock.
         self._open_count, self._is_committing = 0, False
 
         # Shared with the publisher's thread, under the lock.
         self._lock = threading.Condition()
         self._shared = Handover(config.queue_bytes_max)
-        # Wakes the daemon's poll: something was settled, or went wrong.
+        # Wakes the daemon's poll when a position was settled or an error occurred.
         self._wake_pipe = WakePipe()
         self._thread = threading.Thread(target=self._run, name="publisher", daemon=True)
 
     @property
     def wake_fd(self) -> int:
-        """Readable when `collect` has something to say."""
+        """File descriptor that is readable when `collect` has news."""
         return self._wake_pipe.fileno()
 
     @property
@@ -124,13 +125,13 @@ class Publisher:
         takes_prefix: bool = False,
         known: Position | None = None,
     ) -> Checkpoint:
-        """Take the name, make the control topics, read the checkpoint, claim the prefix, and begin to take batches.
+        """Claim the name, create the checkpoint topic, read the checkpoint, claim the prefix, and start the thread.
 
-        `expected_writers` are given by a process that had the name before: itself, and who wrote before it, as Kafka may
-        not show its own record yet. If anybody else has written since, that one is not fenced in turn. With `takes_prefix`
-        the prefix is claimed though it is another daemon's. `known` is the newest position that the caller knows to be
-        committed: readers may not see it yet. Raises ConnectionLostError while Kafka is away (try again on a
-        new Publisher), PublishError or ConfigurationError.
+        `expected_writers` is passed by a process that had the name before. It contains the process itself and the writer before
+        it, as Kafka may not show the process's own record yet. If another process has written the checkpoint since, FencedError
+        is raised, and that process is not fenced. With `takes_prefix` the prefix is claimed even if it belongs to another
+        daemon. `known` is the newest position that the caller knows to be committed; consumers may not see it yet. Raises
+        ConnectionLostError while Kafka is unavailable (retry with a new Publisher), PublishError or ConfigurationError.
         """
         with translate_kafka_errors():
             return self._start(expected_writers, known, takes_prefix=takes_prefix)
@@ -151,7 +152,7 @@ class Publisher:
         try:
             stored = self._begin(known, takes_prefix=takes_prefix)
         except FencedError as error:
-            # By another daemon, or because Kafka was too slow: the next start looks which.
+            # Fenced by another daemon, or by Kafka because it was too slow. The next start finds out which.
             raise ConnectionLostError(f"the name {self._name!r} was lost at once: {error.message}") from error
         self.committed = stored.position
         self._thread.start()
@@ -165,14 +166,14 @@ class Publisher:
         forms = self._lost_topics.begin(stored)
         if forms is not None:
             self._delivery.produce(forms)
-        # From here on a reader of the checkpoint knows that this process has the name.
+        # This commit shows readers of the checkpoint that this process has the name.
         self._commit_position(stored.position or Position(), {}, claims)
         if claims:
             self._check_claim()
         return stored
 
     def stop(self, timeout_seconds: float) -> bool:
-        """Commit what was submitted, then end. Returns whether all of it was committed in time."""
+        """Commit all submitted batches, then stop. Return whether all of them were committed in time."""
         with self._lock:
             self._shared.should_drain = True
             self._lock.notify_all()
@@ -191,79 +192,76 @@ class Publisher:
 
     @property
     def topics_seen(self) -> Mapping[str, str | None]:
-        """Topics that were there, for the publisher after this one."""
+        """Topics known to have existed, for the next publisher."""
         return self._topic_admin.seen
 
     @property
     def open_seconds(self) -> float | None:
-        """For how long, after `stop`, a transaction that couldn't be ended may keep readers waiting; None if there is none."""
+        """How long after `stop` an unended transaction may hold up read_committed consumers; None if there is none."""
         has_ended_without_us = isinstance(self._shared.error, FencedError | TransactionTimeoutError)
         is_open = self._started is not None and self._started.is_open and not has_ended_without_us
         return self._transaction_seconds if is_open else None
 
     @property
     def unreadable(self) -> str | None:
-        """Why it isn't known, after `stop`, that readers of committed messages can reach all of them; None if it is known."""
+        """After `stop`: why consumers may not be able to read all committed messages; None if they were seen to be readable."""
         return self._readability.unreadable
 
-    # What the daemon does all day.
+    # Normal operation.
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes of batches that wait for the producer."""
+        """Total size of the queued batches, in bytes."""
         return self._shared.queued_bytes
 
     @property
     def has_room(self) -> bool:
-        """Whether another batch should be submitted; a single batch may go over the bound, by its own size."""
+        """Whether another batch should be submitted. A single batch may exceed the limit by its own size."""
         return self._shared.has_room
 
     @property
     def wanted_in_seconds(self) -> float:
-        """As `Pace.wanted_in_seconds`; 0 at least once, where readers don't wait for a commit."""
+        """As `Pace.wanted_in_seconds`; 0 with at_least_once delivery, whose consumers don't wait for a commit."""
         if self._config.delivery != "exactly_once":
             return 0.0
         since_commit = time.monotonic() - self.statistics.last_commit_at
         return self._pace.wanted_in_seconds(since_commit, has_open=self._open_count > 0, is_committing=self._is_committing)
 
     def submit(self, batch: Batch) -> None:
-        """Queue a batch. The caller asks `has_room` before it makes the next one."""
+        """Queue a batch. The caller checks `has_room` before it makes the next one."""
         with self._lock:
             self._shared.submit(batch)
             self._backlog.submitted(time.monotonic(), batch.timestamp)
             self._lock.notify_all()
 
     def wait_for_room(self, timeout_seconds: float) -> bool:
-        """Wait until there is room; returns whether there is. Also returns early if the publisher is in trouble."""
+        """Wait until there is room, and return whether there is. Returns early if the publisher aborted, failed or stopped."""
         with self._lock:
             self._lock.wait_for(lambda: self.has_room or self._shared.state is not State.RUNNING, timeout_seconds)
             return self.has_room
 
     def collect(self) -> list[Position]:
-        """What has been settled since the last call, in order.
+        """Return the positions settled since the last call, in order.
 
-        Raises PublishAborted if a transaction was aborted and everything unsettled must be submitted again after `reset`,
-        and the error that ended the publisher, if one did.
+        Raises PublishAborted if a transaction was aborted: all unsettled batches must be submitted again after `reset`. Raises
+        the error that made the publisher fail, if it failed.
         """
         self._wake_pipe.clear()
         with self._lock:
             return self._shared.collect()
 
     def last_settled(self) -> list[Position]:
-        """What has been settled since `collect`, of a publisher that was stopped."""
+        """Return the positions settled since `collect`, after the publisher was stopped."""
         return self._shared.take_settled()
 
     def abandon(self, reason: str) -> None:
-        """What was submitted last is a part of a transaction whose rest won't come: have all that isn't settled aborted.
-
-        `collect` raises PublishAborted when that is done.
-        """
+        """Abort all unsettled batches, as the last transaction will never be complete. `collect` then raises PublishAborted."""
         with self._lock:
             self._shared.abandoned = reason
             self._lock.notify_all()
 
     def reset(self) -> None:
-        """The daemon has gone back to the checkpoint: forget the aborted batches and take new ones."""
+        """Forget the aborted batches and accept new ones. To be called when the daemon has returned to the checkpoint."""
         with self._lock:
             self._shared.reset()
             self._backlog.aborted()
@@ -271,18 +269,18 @@ class Publisher:
             self._lock.notify_all()
 
     def reload(self) -> Checkpoint | None:
-        """What the checkpoint says now; None if that isn't to be known, as Kafka keeps a transaction open.
+        """Read the checkpoint again. Returns None if a transaction stays open in Kafka, so that the checkpoint is unknown.
 
         Raises ConnectionLostError or ConfigurationError.
         """
         return None if self._view.still_open() else self._view.checkpoint()
 
     def newest_seq(self) -> int:
-        """The highest `seq` of all events that consumers can see, 0 if there are none. Raises ConnectionLostError."""
+        """Return the highest `seq` of all events visible to consumers, 0 if there are none. Raises ConnectionLostError."""
         return self._view.newest_seq()
 
     def _read_to_the_end(self, known: Position | None) -> Checkpoint:
-        """The checkpoint, when this producer has just begun: what is still open of its own hangs, and is ended."""
+        """Read the checkpoint for a new producer. Transactions of its own that are still open hang, and are ended first."""
         stored = self.reload()
         if stored is None:
             open_, was_committed = self._view.what_hangs(known)
@@ -293,7 +291,7 @@ class Publisher:
         return stored
 
     def _check_claim(self) -> None:
-        """Of several daemons that have just claimed the prefix the first has it. Raises PrefixTakenError in the others."""
+        """Withdraw this daemon's new claim to the prefix, and raise PrefixTakenError, if another daemon's claim came first."""
         stored = self.reload()
         if stored is None or self._name not in stored.owners:
             raise ConnectionLostError(f"Kafka doesn't show yet whose {self._config.topic_prefix} is")
@@ -316,12 +314,12 @@ class Publisher:
                 self._fail(error)
                 self._leave_nothing_open()
             except Exception as error:
-                # A fault of this program, whose traceback follows: without this the daemon would wait for ever.
+                # A bug in this program; its traceback follows. Without this call the daemon would wait forever.
                 self._fail(PublishError(f"the publisher's thread has ended: {error!r}"))
                 raise
 
     def _leave_nothing_open(self) -> None:
-        """Whoever has to act on what failed may take hours: readers of committed messages don't have to wait for that."""
+        """Abort the open transaction: consumers shouldn't wait for an operator to repair the failure, which may take hours."""
         try:
             with translate_kafka_errors():
                 self._delivery.abort()
@@ -329,7 +327,7 @@ class Publisher:
             structlog.get_logger().info("what was under way can't be aborted", name=self._name, reason=error.message)
 
     def _end(self, error: PublishAborted | ProducerLostError) -> None:
-        """What has been published since the last commit is lost: abort it, or say that only a new producer can go on."""
+        """Abort everything published since the last commit, or fail with the error that says that a new producer is needed."""
         timeout = None
         if not self._is_ending and self._shared.abandoned is None:
             timeout = self._open.timeout(error, time.monotonic(), self._timeout_seconds)
@@ -359,7 +357,8 @@ class Publisher:
             if batch is not None:
                 is_ready = self._topic_admin.is_ready(batch.topics)
                 if open_.end is not None and not (is_ready and batch.is_boundary):
-                    # What may take long, making topics or a large transaction, has the time of a Kafka transaction of its own.
+                    # Creating topics, or publishing a large source transaction, may take long. So the open transaction is
+                    # committed first, and they get the full time of a new one.
                     last = self._commit(open_)
                     self._open = open_ = OpenTransaction()
                     self._await_readers()
@@ -397,8 +396,10 @@ class Publisher:
                 self._lost_topics.look()
 
     def _make_topics(self, batch: Batch) -> None:
-        """Make sure of the topics of a batch. With nothing open this waits while Kafka is away, as a delivery does: there is
-        nothing to abort, for which the daemon would have to leave its connection and go back to the checkpoint.
+        """Make sure that the topics of a batch exist.
+
+        If no transaction is open, this waits while Kafka is unavailable, as delivery does: an abort would make the daemon leave
+        its connection and return to the checkpoint, and there is nothing to abort.
         """
         while True:
             try:
@@ -415,7 +416,7 @@ class Publisher:
                 raise PublishAborted(self._shared.abandoned)
 
     def _await_readers(self, *, may_end: bool = False) -> None:
-        """Wait until readers can reach the last commit, as nothing may be written before; or until nothing is left to write."""
+        """Wait until consumers can read the last commit. With `may_end`, wait no longer once nothing is left to write."""
         while not self._readability.is_seen and not (may_end and self._is_drained):
             pause = self._readability.look(self._delivery)
             self.statistics.trouble = self._readability.trouble or self.statistics.trouble
@@ -488,16 +489,16 @@ class Publisher:
         self._wake_pipe.wake()
 
     def _abort(self, error: PublishAborted) -> None:
-        """End the broken transaction, then wait until the daemon has gone back to the checkpoint.
+        """Abort the broken transaction, then wait until the daemon has returned to the checkpoint.
 
-        Raises ProducerLostError if it can't be ended: this producer is of no use then, only a new one is.
+        Raises ProducerLostError if the transaction can't be aborted: only a new producer can continue then.
         """
-        self._topic_admin.forget()  # one may be gone, which is known only if it is looked for
+        self._topic_admin.forget()  # a topic may have been deleted, which only a new check would reveal
         started = time.monotonic()
         try:
             self._delivery.abort()
         except (PublishAborted, ProducerLostError) as again:
-            # There may be nobody left to publish for.
+            # While the daemon is stopping, no new producer is needed.
             if not self._is_ending:
                 if isinstance(again, FencedError):
                     raise
@@ -506,8 +507,8 @@ class Publisher:
             self._fail(error)
             return
         if time.monotonic() - started >= answer_seconds(self._config):
-            # The request was sent more than once. A copy that comes late would abort what the next transaction has by then,
-            # and the rest of it would be committed. Kafka refuses the copy once another producer has the name.
+            # The client sent the request more than once. A late copy would abort the first part of the next transaction, and
+            # the rest of that transaction would be committed. Kafka refuses the copy once a new producer has the name.
             raise ProducerLostError(f"{error.message}; and then it took Kafka long to abort the transaction")
         with self._lock:
             self._shared.abort(error)
@@ -523,7 +524,7 @@ class Publisher:
         self._wake_pipe.wake()
 
     def _complain(self, error: KafkaError) -> None:
-        """librdkafka's trouble with brokers, which it goes on trying to end."""
+        """Handle an error of a broker connection, which librdkafka keeps retrying."""
         self._readability.complained()
         self._tell_trouble(error.str())
 

@@ -1,14 +1,14 @@
-"""Whether clients that last still reach Kafka, where a new one does.
+"""Check whether long-lived Kafka clients still reach Kafka while a new client does.
 
-librdkafka (since 2.10; its issue 5301) lets go of brokers that an answer about topics doesn't list, and there are answers that
-list none: of a broker that has just started, and of one that Kafka's controller hasn't heard of for longer than its session.
-Without any broker it wants to begin again with bootstrap.servers, but the same answer, being one, takes that back:
+librdkafka (since 2.10; its issue 5301) drops brokers that a metadata response doesn't list, and some responses list none: the
+response of a broker that has just started, and of a broker that hasn't reached Kafka's controller for longer than its session.
+A client without any broker schedules a new bootstrap from bootstrap.servers, but the same response may cancel it:
 
-    librdkafka's main thread    0 brokers, 5 topics ──▶ let go of the last broker ──────────▶ an answer: no need to begin again
-    the broker's thread                                              └──▶ it was the last: begin again, soon
+    librdkafka's main thread    0 brokers, 5 topics ──▶ drop the last broker ──────▶ got a response: cancel the new bootstrap
+    the broker's thread                                          └──▶ it was the last: schedule a new bootstrap
 
-Which of the two comes last is chance. A client that is left without brokers asks nobody and tells nothing, for ever. So who waits
-for one asks here, and is told when only another client leads on.
+Which of the two comes last is chance. A client that is left without brokers sends no requests and reports nothing, forever.
+Therefore code that waits for a client calls `Reach.check`, which raises an error when only a new client can reach Kafka.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from confluent_kafka import KafkaError, KafkaException
 from cdc.errors import CdcError
 
 LOOK_SECONDS: Final = 10.0
-"""How long something is waited for until it is looked, and between two looks."""
+"""Waiting time before the first check, and interval between two checks."""
 _ANSWER_SECONDS: Final = 2.0
-"""By then a client has found a broker, if there is any."""
+"""Time within which a client finds a broker, if one is available."""
 
 
 class _Client(Protocol):
-    """Of whatever kind."""
+    """Kafka client of any kind."""
 
     @property
     def list_topics(self) -> Callable[..., Any]:
-        """What brokers there are, and topics."""
+        """Request for the cluster's brokers and topics."""
 
 
 class Reach:
-    """Of clients that one thread waits for."""
+    """Reachability check for clients that one thread waits for."""
 
     def __init__(
         self, clients: Sequence[_Client], new_client: Callable[[], _Client], topic: str, error: Callable[[str], CdcError]
     ) -> None:
-        """`new_client` makes one to compare them with; all of them are asked for the `topic`. `error` is what to raise."""
+        """Check `clients` against a client made by `new_client`; all are asked for the `topic`. `error` makes the exception."""
         self._clients = clients
         self._new_client = new_client
         self._topic = topic
@@ -49,18 +49,19 @@ class Reach:
         self._asked_at = self._began_at = 0.0
 
     def check(self) -> None:
-        """To be called while something doesn't come, at least every LOOK_SECONDS. Looks so often, which may take some seconds.
+        """Check the clients once LOOK_SECONDS have passed; the check may take some seconds.
 
-        Raises the error if one of the clients finds no broker although a new one does.
+        To be called at least every LOOK_SECONDS while an answer is missing. Raises the error if one of the clients finds no
+        broker although a new client does.
         """
         now = time.monotonic()
         if now > self._asked_at + LOOK_SECONDS:
-            self._began_at = now  # it is something else that doesn't come
+            self._began_at = now  # a new wait: the previous one ended in between
         self._asked_at = now
         if now < self._began_at + LOOK_SECONDS:
             return
         lost = [client for client in self._clients if not self._finds_brokers(client)]
-        # The brokers may have come back between the two questions, so those that found none are asked once more.
+        # The brokers may have come back between the two requests, so the clients that found none are asked once more.
         if lost and self._has_brokers(self._new_client()) and not all(map(self._finds_brokers, lost)):
             raise self._error("Kafka's client doesn't find any broker, and a new one does")
         self._asked_at = self._began_at = time.monotonic()
@@ -69,12 +70,12 @@ class Reach:
         try:
             client.list_topics(self._topic, _ANSWER_SECONDS)
         except KafkaException as error:
-            # One that doesn't answer, or refuses, has been found.
+            # A broker that doesn't answer, or refuses the request, was found.
             return bool(error.args[0].code() != KafkaError._TRANSPORT)
         return True
 
     def _has_brokers(self, client: _Client) -> bool:
         try:
             return bool(client.list_topics(self._topic, _ANSWER_SECONDS).brokers)
-        except KafkaException:  # whatever it is, this one can't do it either
+        except KafkaException:  # the new client can't reach Kafka either
             return False

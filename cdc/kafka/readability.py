@@ -1,5 +1,7 @@
-"""Sees to it that readers can reach what was committed, before anything else is written: that a commit has come through doesn't
-say so, and an abort would take along what hangs (see cdc.kafka.hanging, where it is drawn).
+"""Check that consumers can read all committed messages, before anything else is written.
+
+A successful commit doesn't guarantee that, and a later abort would discard hanging messages (see the drawing in
+cdc.kafka.hanging).
 """
 
 from __future__ import annotations
@@ -22,20 +24,20 @@ from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.stream.unseen import Unseen
 
 PAUSES_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
-"""Between one look and the next: a commit is mostly readable at the first, two milliseconds after its answer."""
+"""Pauses between two checks. Most commits are readable at the first check, two milliseconds after the commit's answer."""
 TROUBLED_SECONDS: Final = 0.5
-"""Until the next look where a partition didn't tell."""
+"""Pause before the next check if a partition didn't answer."""
 SLOW_COMMIT_SECONDS: Final = 1.0
-"""Where a commit took so long, partitions may have got other leaders."""
+"""Duration of a commit from which on partitions may have new leaders."""
 FILLERS_MAX: Final = 3
-"""So often what hangs is ended in vain, while its partition has a leader, until it is another producer's transaction that keeps
-readers from getting on."""
+"""Number of filler transactions, while the partition has a leader, after which another producer's transaction must be the one
+that holds up consumers."""
 END_SECONDS: Final = 10.0
-"""How long the end waits for readers to reach the last commit."""
+"""Time limit for the wait, at the daemon's stop, until consumers can read the last commit."""
 
 
 class Readability:
-    """Of what one publisher has committed. Used by one thread at a time: by the publisher's once that runs."""
+    """Readability of one publisher's commits. Used by one thread at a time: by the publisher's thread, once it runs."""
 
     def __init__(self, name: str, topic_prefix: str, view: ReadersView, ends: Ends, is_stopping: threading.Event) -> None:
         self._name = name
@@ -45,44 +47,44 @@ class Readability:
         self._is_stopping = is_stopping
         self._unseen = Unseen()
         self._look_count = self._filler_count = 0
-        # Whether it may be another broker by now that is to be asked.
+        # Whether the partitions' leaders may have changed.
         self._is_doubtful = False
-        # Since when partitions are known to be open, although they have leaders.
+        # Time since which partitions have been open although they have leaders.
         self._open_since: float | None = None
-        # Since when Kafka doesn't know a topic that was written to.
+        # Time since which Kafka hasn't shown a topic that was written to.
         self._missing_since: float | None = None
         self.trouble: str | None = None
-        """Why it couldn't be seen at the last look whether readers can reach the last commit."""
-        # Why the end didn't wait for it any longer.
+        """Why the last check couldn't tell whether consumers can read the last commit."""
+        # Why `await_end` stopped waiting.
         self._reason: str | None = None
 
     def committed(self, topics: Iterable[str], seconds: float) -> None:
-        """A transaction that wrote to these topics has been committed within so many seconds."""
+        """Record the commit of a transaction that wrote to these topics, and how many `seconds` the commit took."""
         self._is_doubtful |= seconds >= SLOW_COMMIT_SECONDS
         self._unseen.committed(topics)
         self._look_count = self._filler_count = 0
         self._open_since = self._missing_since = None
 
     def complained(self) -> None:
-        """Kafka's client has trouble with a broker, whose partitions may get other leaders."""
+        """Record a broker error of Kafka's client: the broker's partitions may get new leaders."""
         self._is_doubtful = True
 
     @property
     def is_seen(self) -> bool:
-        """Whether readers have been seen to reach all that was committed. Nothing may be written before."""
+        """Whether consumers were seen to be able to read all committed messages. Nothing may be written before that."""
         return self._unseen.is_seen
 
     @property
     def unreadable(self) -> str | None:
-        """Why it isn't known that readers can reach all that was committed; None if it is."""
+        """Why consumers may not be able to read all committed messages; None if they were seen to be readable."""
         if self.is_seen:
             return None
         return self._reason or self.trouble or "Kafka has not written all markers of the last commit yet"
 
     def look(self, delivery: Delivery) -> float | None:
-        """Look once, and end what hangs. Returns how long to wait until the next look, None if all `is_seen`.
+        """Check once, and end hanging transactions. Returns the pause until the next check in seconds, or None if `is_seen`.
 
-        Raises as `Delivery.end_hanging`.
+        Raises the errors of `Delivery.end_hanging`.
         """
         if self._is_doubtful:
             self._is_doubtful = False
@@ -105,12 +107,12 @@ class Readability:
         if self._unseen.is_seen:
             return None
         self._look_count += 1
-        # By the last pause it would be readable. Whoever was asked may not be the leader any more.
+        # By the last pause the commit should be readable. The broker that was asked may not be the leader any more.
         self._is_doubtful = self._look_count == len(PAUSES_SECONDS)
         return PAUSES_SECONDS[min(self._look_count, len(PAUSES_SECONDS)) - 1]
 
     def await_end(self, delivery: Delivery) -> None:
-        """All is committed, and this is the end: wait until readers can reach it. Where they don't, `unreadable` says why."""
+        """Wait, after the final commit, until consumers can read it. If they can't in time, `unreadable` says why."""
         deadline = time.monotonic() + END_SECONDS
         while not self.is_seen:
             try:
@@ -123,7 +125,7 @@ class Readability:
                 return
 
     def end(self, delivery: Delivery, open_: Collection[Place], *, commit: bool) -> None:
-        """End what hangs in these partitions. Raises as `Delivery.end_hanging`."""
+        """End the hanging transaction in these partitions. Raises the errors of `Delivery.end_hanging`."""
         log = structlog.get_logger()
         log.warning("Kafka has left a transaction open; ending it", name=self._name, partitions=len(open_), commit=commit)
         try:
@@ -141,14 +143,14 @@ class Readability:
             raise
 
     def close(self) -> None:
-        """Let go of the connections."""
+        """Close the connections."""
         self._ends.forget()
 
     def _ask(self) -> None:
         if not self._unseen.has_ends:
             ends, missing = self._ends.written(self._unseen.topics)
             if missing:
-                # A broker that has just started may know fewer than there are. One that stays away was deleted with all it had.
+                # A broker that has just started may know only some of the topics. A topic that stays missing was deleted.
                 now = time.monotonic()
                 self._missing_since = self._missing_since or now
                 if now < self._missing_since + readers_view.GONE_SECONDS:
@@ -164,7 +166,7 @@ class Readability:
         return now >= self._open_since + readers_view.MARKERS_SECONDS
 
     def _end_own(self, delivery: Delivery) -> None:
-        """All of it was committed, as nothing is under way."""
+        """End the daemon's own hanging transaction. It was committed, as no transaction of the daemon is running now."""
         own = self._view.own(self._unseen.open)
         if self._filler_count >= FILLERS_MAX:
             own = {}
@@ -189,7 +191,7 @@ class Readability:
 
 
 def others_transaction(topic_prefix: str) -> ConnectionLostError:
-    """What to raise when something stays open although this daemon has ended its own."""
+    """Return the error for a transaction that stays open although this daemon has ended its own."""
     return ConnectionLostError(
         f"another producer's transaction is open in topics of {topic_prefix}",
         "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",

@@ -1,4 +1,4 @@
-"""How much of a daemon's topics readers of committed messages can reach, and what keeps them from the rest."""
+"""The read_committed view of a daemon's topics: what consumers can read, and which transactions keep them from the rest."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from cdc.positions.position import Position
 from cdc.stream.checkpoint import Checkpoint
 
 MARKERS_SECONDS: Final = 3.0
-"""How long Kafka may take to write the markers of a transaction that it says has ended."""
+"""Time that Kafka may take to write the markers of a transaction that it reports as ended."""
 GONE_SECONDS: Final = 5.0
-"""How long no broker may show the checkpoint's topic until it counts as deleted: one that has just started, or a topic that was
-just made, may take a moment."""
+"""Time after which a topic that no broker shows counts as deleted. A broker that has just started, or a topic that was just
+created, may take a moment."""
 _POLL_SECONDS: Final = 0.1
 
 
 class ReadersView:
-    """Asks Kafka anew each time. All methods raise ConnectionLostError while Kafka doesn't answer."""
+    """Uncached view of one daemon's topics. All methods raise ConnectionLostError while Kafka doesn't answer."""
 
     def __init__(self, config: KafkaSection, name: str, clients: KafkaClients) -> None:
         self._config = config
@@ -36,22 +36,23 @@ class ReadersView:
         self._topics = topics.TopicNames(config.topic_prefix)
 
     def checkpoint(self) -> Checkpoint:
-        """What readers see of it. Raises ConfigurationError if it can't be understood, PublishError if the topic is gone."""
+        """Read the committed checkpoint. Raises ConfigurationError if it is unreadable, PublishError if the topic was deleted."""
         topic = self._topics.control(topics.CHECKPOINT)
-        # librdkafka would look for a topic that is gone for half a minute, and then say only that it doesn't know it.
+        # librdkafka would search for a deleted topic for half a minute, and then report only that the topic is unknown.
         self._check_is_there(topic)
         consumer, servers = self._clients.consumer("read_committed"), self._config.bootstrap_servers
         return checkpoint_topic.read(consumer, topic, self._name, servers)
 
     def still_open(self) -> dict[Place, int]:
-        """Where readers don't get on, with the offsets; what is open for less than MARKERS_SECONDS is no matter."""
+        """Return this daemon's partitions with a transaction that stays open for MARKERS_SECONDS, with last stable offsets."""
         admin = self._clients.admin()
         return self.own(hanging.still_open(admin, self._prefixed_topics(admin), MARKERS_SECONDS))
 
     def what_hangs(self, known: Position | None) -> tuple[dict[Place, int], bool]:
-        """Where readers don't get on, and whether what is there was committed; `known` is known to have been.
+        """Return this daemon's partitions with hanging messages, and whether their transaction was committed.
 
-        The producer has just begun, so nothing is under way.
+        `known` is the newest position that the caller knows to be committed. To be called right after the producer's start,
+        when it has no transaction of its own.
         """
         clients, prefix, admin = self._clients, self._config.topic_prefix, self._clients.admin()
         open_, closed = hanging.open_partitions(admin, self._prefixed_topics(admin))
@@ -66,13 +67,13 @@ class ReadersView:
         return open_, hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
 
     def newest_seq(self) -> int:
-        """The highest `seq` of all events that readers can reach, 0 if there are none."""
+        """Return the highest `seq` of all events that read_committed consumers can read, 0 if there are none."""
         admin = self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
         return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
 
     def _check_is_there(self, topic: str) -> None:
-        """Raises PublishError if the topic is gone, as a daemon makes it before it reads it; ForbiddenError if it is hidden."""
+        """Raise PublishError if the topic is missing (the daemon had created it), ForbiddenError if the user may not see it."""
         admin, deadline = self._clients.admin(), time.monotonic() + GONE_SECONDS
         while topic not in self._prefixed_topics(admin):
             if time.monotonic() < deadline:
@@ -86,7 +87,7 @@ class ReadersView:
             raise lost_checkpoint(topic)
 
     def own(self, open_: Mapping[Place, int]) -> dict[Place, int]:
-        """Those of some partitions with something open in them that are this daemon's (see cdc.kafka.hanging)."""
+        """Return those of these partitions with open transactions that are this daemon's (see cdc.kafka.hanging)."""
         control = {self._topics.control(name) for name in topics.CONTROL}
         others = {place: start for place, start in open_.items() if place[0] not in control}
         consumer = self._clients.consumer

@@ -1,8 +1,11 @@
-"""The rights that the daemon needs in Kafka, by name: which they are, which it lacks, and how they are granted.
+"""The rights that the daemon needs in Kafka: their list, a check for missing ones, and the commands that grant them.
 
-They are tried without changing anything, and without disturbing a daemon of the same name: topics, group and cluster tell
-themselves what this user may do with them; a topic's creation can be tried without making it; and the transactional id is
-asked for with a time-out that no broker allows, which it says only to those who may use the id.
+The check changes nothing, and doesn't disturb a daemon of the same name:
+- Kafka reports the operations that the user may perform on topics.
+- The group is described, which needs a right on it.
+- A topic's creation is tried in validation mode, which creates nothing.
+- The transactional id is requested with a time-out that no broker allows. A broker reports that error only to users who may
+  use the id.
 """
 
 from __future__ import annotations
@@ -22,13 +25,13 @@ from cdc.kafka.errors import FORBIDDEN, ForbiddenError, reading_error
 TIMEOUT_SECONDS: Final = 10.0
 _NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})
 _TIMEOUT_NOBODY_ALLOWS_MS: Final = 2_147_483_547
-"""The greatest that librdkafka can send, as it adds 100. A broker whose transaction.max.timeout.ms is greater still would hand
-out the transactional id, and a daemon that runs would have to take it again: it does, from its checkpoint."""
+"""Largest time-out that librdkafka can send, as it adds 100. A broker with a larger transaction.max.timeout.ms would grant the
+transactional id, and so fence a running daemon. That daemon would claim the id again and resume from its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Right:
-    """One operation on the topics of a prefix, or on one transactional id or group."""
+    """An operation on the topics of a prefix, or on one transactional id or group."""
 
     operation: str
     kind: str
@@ -43,14 +46,14 @@ class Right:
 
     @property
     def command(self) -> str:
-        """Arguments of kafka-acls.sh, without those that name the brokers and the user."""
+        """Arguments of kafka-acls.sh, apart from those that name the brokers and the user."""
         option = {"topic": "--topic", "transactional id": "--transactional-id", "group": "--group"}[self.kind]
         pattern = " --resource-pattern-type prefixed" if self.kind == "topic" else ""
         return f"--operation {self.operation} {option} {self.name}{pattern}"
 
 
 def needed(name: str, config: KafkaSection) -> list[Right]:
-    """All rights that a daemon of this name needs, the same in both ways of delivery; each implies DESCRIBE."""
+    """Return all rights that a daemon of this name needs, in both delivery modes. Each of them implies DESCRIBE."""
     topics = f"{config.topic_prefix}."
     operations = ["WRITE", "READ", *(["CREATE"] if config.create_topics else [])]
     return [
@@ -61,19 +64,19 @@ def needed(name: str, config: KafkaSection) -> list[Right]:
 
 
 def group_of(name: str) -> str:
-    """The consumer group by which the daemon reads its own topics. Nobody joins it and nothing is committed in it."""
+    """Return the consumer group used for reading the daemon's own topics. It has no members and no committed offsets."""
     return f"tarantool-cdc-{name}"
 
 
 def grant(rights: Iterable[Right], config: KafkaSection) -> str:
-    """The commands that grant these rights, in one line."""
+    """Return the commands that grant these rights, in one line."""
     user = config.properties.get("sasl.username", "NAME")
     begin = f"kafka-acls.sh --bootstrap-server {config.bootstrap_servers} --add --allow-principal User:{user}"
     return "; ".join(f"{begin} {right.command}" for right in rights)
 
 
 def refusal(rights: Collection[Right], config: KafkaSection) -> ForbiddenError:
-    """The error for rights that are lacking."""
+    """Return the error for missing rights."""
     return ForbiddenError(
         f"Kafka doesn't allow this daemon {', '.join(map(str, rights))}",
         f"Grant it: {grant(rights, config)}",
@@ -81,10 +84,10 @@ def refusal(rights: Collection[Right], config: KafkaSection) -> ForbiddenError:
 
 
 def missing(name: str, config: KafkaSection, clients: KafkaClients, existing: Collection[str]) -> list[Right]:
-    """Which of the needed rights this user lacks; `existing` are the topics that it can see.
+    """Return the needed rights that this user lacks; `existing` has the topics that the user can see.
 
-    As long as the prefix has no topic, one of READ and WRITE can't be told from both, and one is taken for both.
-    Raises ConnectionLostError if Kafka doesn't answer, LoginError, and PublishError if topics can't be created anyway.
+    While the prefix has no topic, the check can't tell READ or WRITE alone from both, and treats one as both. Raises
+    ConnectionLostError if Kafka doesn't answer, LoginError, and PublishError if topics can't be created for another reason.
     """
     own = sorted(topic for topic in existing if topic.startswith(f"{config.topic_prefix}."))
     prober = _Prober(config, clients)
@@ -101,12 +104,12 @@ def missing(name: str, config: KafkaSection, clients: KafkaClients, existing: Co
 
 
 def explained(error: ForbiddenError, name: str, config: KafkaSection, clients: KafkaClients) -> ForbiddenError:
-    """An error that names the rights that are lacking, in place of one that says only that something was forbidden."""
+    """Return an error that names the missing rights, in place of `error`, which says only that access was denied."""
     try:
         existing = clients.admin().list_topics(timeout=TIMEOUT_SECONDS).topics
         lacking = missing(name, config, clients, existing)
     except (CdcError, KafkaException):
-        return error  # it is forbidden all the same; which right it is can't be found out now
+        return error  # access was denied all the same, but the missing right can't be determined now
     if not lacking:
         return error
     found = refusal(lacking, config)
@@ -115,7 +118,7 @@ def explained(error: ForbiddenError, name: str, config: KafkaSection, clients: K
 
 
 class _Prober:
-    """Tries one right after the other."""
+    """Check for single rights, by trying them."""
 
     def __init__(self, config: KafkaSection, clients: KafkaClients) -> None:
         self._config = config
@@ -123,7 +126,7 @@ class _Prober:
         self._admin = clients.admin()
 
     def has(self, right: Right, own_topics: Collection[str]) -> bool:
-        """Whether this user has it. Raises KafkaException for what says nothing of rights, and PublishError."""
+        """Return whether this user has the right. Raises KafkaException for errors unrelated to rights, and PublishError."""
         try:
             match right:
                 case Right(kind="transactional id"):
@@ -147,7 +150,7 @@ class _Prober:
             try:
                 allowed = answer.result().authorized_operations
             except KafkaException as error:
-                # Nobody is told that who may do nothing with the topic. It is gone, or hasn't been made.
+                # The topic was deleted, or not created yet: a user without any right on it would get another error.
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
                     raise
             else:
@@ -159,7 +162,7 @@ class _Prober:
         try:
             self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)[group].result()
         except KafkaException as error:
-            # What else a broker says of the group it says only to who may know: that nobody is in it, say.
+            # A broker reports other errors, such as an empty group, only to users who may read the group.
             if error.args[0].code() in FORBIDDEN or error.args[0].code() < 0:
                 raise
 

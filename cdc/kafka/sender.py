@@ -1,4 +1,4 @@
-"""Messages on their way to a producer of librdkafka's: its queue is bounded, and first messages go alone (`first_writes`)."""
+"""Queueing of messages at a librdkafka producer. Its queue is bounded, and first messages are sent alone (`first_writes`)."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _FULL_QUEUE_POLL_SECONDS: Final = 0.01
 _UNKNOWN_TOPIC_POLL_SECONDS: Final = 0.05
 _UNKNOWN_TOPIC_SECONDS: Final = 30.0
 _FEW_TOPICS: Final = 20
-"""Of more, all topics of the cluster are asked for at once."""
+"""Number of topics above which all topics of the cluster are requested at once."""
 
 
 class Sender:
-    """Gives messages to one producer, in order. Not thread-safe: one thread owns it."""
+    """In-order queueing of messages at one producer. Not thread-safe: one thread owns it."""
 
     def __init__(
         self,
@@ -35,27 +35,29 @@ class Sender:
         first_error: Callable[[KafkaError], KafkaError] = lambda error: error,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """`first_error` says what went wrong before, where it is only told that something did; `check` raises what was reported
-        of earlier messages.
+        """Queue messages at `producer`.
+
+        If an error says only that an earlier error broke the producer, `first_error` returns that earlier error. `check` raises
+        the reported failures of earlier messages.
         """
         self._producer = producer
         self._by_batch = by_batch(producer)
         self._is_stopping = is_stopping
-        # Serialises the two threads that work on rows, a batch at a time; see Publisher.
+        # Serializes the two threads that work on rows, one batch at a time; see Publisher.
         self._turn = row_work_lock
         self._first_error = first_error
         self._check = check
         self._first_writes = FirstWrites()
 
     def send(self, parts: list[Part], topics: Collection[str]) -> None:
-        """Hand over what goes to these topics. Raises PublishAborted or PublishError."""
+        """Queue these messages, which all go to `topics`. Raises PublishAborted or PublishError."""
         lacking = self._first_writes.lacking(topics, time.monotonic())
         if lacking:
             parts = self._begin(parts, lacking)
         self._put(parts)
 
     def flush(self) -> None:
-        """Wait until everything so far has arrived, or was given up. Raises PublishAborted."""
+        """Wait until all messages so far were delivered or failed. Raises PublishAborted, and the errors of `check`."""
         while self._producer.flush(CALL_TIMEOUT_SECONDS):
             self._check()
             if self._is_stopping():
@@ -63,11 +65,11 @@ class Sender:
         self._check()
 
     def forget(self) -> None:
-        """What was on its way may not have arrived."""
+        """Forget all acknowledgements, because messages in transit may not have arrived."""
         self._first_writes.forget()
 
     def _begin(self, parts: list[Part], lacking: set[str]) -> list[Part]:
-        """Send what is the first for its partition, and wait until it has arrived; returns what is left to be sent."""
+        """Send the first message of each new partition, and wait until they have arrived. Return the parts still to be sent."""
         first_writes = self._first_writes
         first_writes.learn(self._counted(first_writes.unknown(lacking)))
         if not first_writes.begins(parts, lacking):
@@ -82,9 +84,9 @@ class Sender:
 
     def _put(self, parts: list[Part]) -> None:
         produce, by_batch = self._producer.produce, self._by_batch
-        # The next message: its part, and which of that part it is, or for which partition a broadcast.
+        # The next message: the index of its part, and its index within the part, or a broadcast's next partition.
         start = within = 0
-        # How many partitions the broadcast that is next goes to.
+        # Number of partitions that the next part, a broadcast, goes to.
         count: int | None = None
         while True:
             try:
@@ -93,7 +95,8 @@ class Sender:
                         start, within, code = by_batch.produce(parts, start, within)
                         if code:
                             raise KafkaException(KafkaError(code))
-                    # What isn't taken there is for the producer itself: broadcasts, and what it has something to say about.
+                    # The producer itself sends the parts that weren't accepted there: broadcasts, and refused messages, for which
+                    # it raises the error.
                     for part in parts[start:] if start else parts:
                         if isinstance(part, tuple):
                             topic, key, value = part
@@ -147,7 +150,10 @@ class Sender:
         self._producer.poll(0)
 
     def _await_room(self) -> None:
-        """The queue is full because the broker is slow or away; the transaction's time-out ends the wait."""
+        """Wait for room in the queue, which is full because a broker is slow or unavailable.
+
+        The transaction's time-out ends the wait.
+        """
         if self._is_stopping():
             raise PublishAborted("stopped while the producer's queue was full") from None
         self._producer.poll(_FULL_QUEUE_POLL_SECONDS)
@@ -155,15 +161,15 @@ class Sender:
     def _refusal(self, error: KafkaException, topic: str) -> Exception:
         refusal = error.args[0]
         cause = self._first_error(refusal)
-        # What ended the transaction may be about any topic, and rarely about this message's.
+        # The error that broke the transaction may concern any topic, and rarely this message's.
         what = f"a message for {topic} was refused" if cause is refusal else "a Kafka transaction can't go on"
         return writing_error(cause, what)
 
     def _partition_count(self, topic: str) -> int:
-        """How many partitions the topic has now, for a message that must reach all that have rows.
+        """Return the topic's current number of partitions, for a broadcast, which must reach every partition with rows.
 
-        Partitions may be added at any time. The producer itself is asked: an answer to it is also what it places keys by, so
-        no key was placed in a partition that isn't counted here. A partition that is added later has nothing of before.
+        Partitions may be added at any time. Therefore the producer itself is asked: it places keys by the same answer, so it
+        has placed no key in a partition that isn't counted here. A partition added later has no earlier rows.
         """
         found = self._producer.list_topics(topic, CALL_TIMEOUT_SECONDS).topics[topic]
         if found.error is not None or not found.partitions:
@@ -171,9 +177,10 @@ class Sender:
         return len(found.partitions)
 
     def _counted(self, topics: list[str]) -> dict[str, int]:
-        """How many partitions each of these topics has, which have been made sure of.
+        """Return the partition counts of these topics, which are known to exist.
 
-        Waits while no broker answers, and a while for one that hasn't heard of a new topic. Raises PublishAborted, PublishError.
+        Waits as long as no broker answers, and up to _UNKNOWN_TOPIC_SECONDS for brokers that don't know a new topic yet. Raises
+        PublishAborted or PublishError.
         """
         counts: dict[str, int] = {}
         deadline = time.monotonic() + _UNKNOWN_TOPIC_SECONDS
@@ -195,7 +202,7 @@ class Sender:
             self._producer.poll(_UNKNOWN_TOPIC_POLL_SECONDS)
 
     def _count(self, topics: list[str], counts: dict[str, int]) -> None:
-        """Add what the brokers know now. Raises KafkaException if none answers, PublishError if one refuses."""
+        """Add the counts that the brokers know now. Raises KafkaException if none answers, PublishError if one refuses."""
         ask = self._producer.list_topics
         everything = ask(timeout=CALL_TIMEOUT_SECONDS).topics if len(topics) > _FEW_TOPICS else None
         for topic in topics:

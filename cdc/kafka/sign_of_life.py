@@ -1,7 +1,8 @@
-"""Signs of life on the checkpoint topic: a daemon gives them, and another of its name listens before it takes the name.
+"""Signs of life on the checkpoint topic: a daemon writes them, and another daemon listens for them before it claims the name.
 
-A sign is a record outside of any transaction, from a producer and a thread of its own. So it comes also while a large
-transaction is being published, while there is nothing to publish, and while Tarantool is away; and stops with the process.
+A sign of life is a record outside all transactions, written by a producer and a thread of its own. So signs are also written
+while a large transaction is being published, while there is nothing to publish, and while Tarantool is unavailable. They stop
+when the process ends.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _T = TypeVar("_T")
 
 
 class SignOfLife:
-    """Gives signs from `start` on until `close`."""
+    """Periodic writer of signs of life, from `start` until `close`."""
 
     def __init__(self, clients: KafkaClients, topic: str, name: str, writer: str) -> None:
         self._clients = clients
@@ -43,11 +44,14 @@ class SignOfLife:
         self._thread = threading.Thread(target=self._run, name="sign of life", daemon=True)
 
     def start(self) -> None:
-        """The name has been taken."""
+        """Begin to write signs of life, once the name has been claimed."""
         self._thread.start()
 
     def close(self, *, is_clean: bool) -> None:
-        """The process ends. If all is committed, say that it was the last sign, so that nobody has to wait for another."""
+        """Stop writing signs, as the process ends.
+
+        If everything is committed (`is_clean`), a last sign says so, and another daemon needn't wait for silence.
+        """
         self._is_stopping.set()
         self._thread.join()
         if is_clean:
@@ -67,11 +71,11 @@ class SignOfLife:
     def _begin(self) -> None:
         producer = self._producer = self._clients.passing()
         self._reach = Reach([producer], self._clients.admin, self._topic, ConnectionLostError)
-        # Whether the last sign has, of which something is known.
+        # Whether the latest sign with a delivery report has arrived.
         self._has_arrived = True
 
     def _look(self) -> None:
-        """The last sign didn't arrive: make another producer if this one never will be able to."""
+        """Replace the producer if it can't reach Kafka but a new client can. Called when the last sign didn't arrive."""
         try:
             self._reach.check()
         except ConnectionLostError as error:
@@ -88,14 +92,15 @@ class SignOfLife:
         try:
             self._producer.produce(self._topic, value, key, on_delivery=self._on_delivery)
         except (BufferError, KafkaException) as error:
-            # Events go the same way, and what is wrong there is told.
+            # Events go to the same brokers, and their errors are reported.
             structlog.get_logger().debug("no sign of life could be given", name=self._name, reason=str(error))
 
 
 def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool]) -> Sign | None:
-    """Listen until it is clear whether a daemon is at work; returns its last sign, None if none is, or a stop was asked for.
+    """Listen until it is clear whether a daemon of this name is running.
 
-    Waits as long as Kafka doesn't answer. Raises ConnectionLostError if only other clients than this one's reach it.
+    Returns the daemon's last sign of life, or None if no daemon runs or a stop was requested. Waits while Kafka doesn't answer.
+    Raises ConnectionLostError if this function's client can't reach Kafka but a new client can.
     """
     consumer = clients.consumer("read_uncommitted")
     reach = Reach([consumer], clients.admin, topic, ConnectionLostError)
@@ -104,14 +109,14 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
     place = TopicPartition(topic, 0, OFFSET_END)
     read_to = -1
     try:
-        # Without it librdkafka looks for the partition's leader half a second later.
+        # Without this request librdkafka looks for the partition's leader half a second later.
         _answers(lambda: consumer.list_topics(topic, _QUERY_SECONDS))
         consumer.assign([place])
         while not is_stopping() and not listening.is_gone(time.monotonic()):
             message = consumer.poll(_POLL_SECONDS)
             now = time.monotonic()
             if message is None:
-                # Silence counts where the partition's leader says that there is nothing more.
+                # Silence counts only while the partition's leader confirms that there are no further records.
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
                 if end is None or read_to < end[1]:
                     listening.deaf(now)
@@ -142,7 +147,7 @@ def _answers(question: Callable[[], _T]) -> _T | None:
 
 
 def _sign_in(name: str, key: bytes, value: bytes | None) -> Sign | None:
-    """What a record tells of a daemon: its sign of life, or a position that it has written; None if nothing."""
+    """Return the sign of life in a record. A position that the daemon wrote counts as one, too. None for other records."""
     try:
         identity, content = json.loads(key), json.loads(value or b"null")
         if identity == {"name": "", "alive": name} and not content["is_last"]:
@@ -150,5 +155,5 @@ def _sign_in(name: str, key: bytes, value: bytes | None) -> Sign | None:
         if identity == {"name": name} and content is not None:
             return Sign(content["writer"], "", 0, content["ts_ms"])
     except (ValueError, KeyError, TypeError):
-        pass  # whoever reads the checkpoint says what is wrong with it
+        pass  # reading the checkpoint reports what is wrong with the record
     return None

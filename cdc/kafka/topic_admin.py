@@ -1,4 +1,4 @@
-"""The daemon's topics in Kafka: which there are, how many partitions they have, and making those that are missing."""
+"""The daemon's topics in Kafka: listing them, counting their partitions, and creating missing ones."""
 
 from __future__ import annotations
 
@@ -21,45 +21,49 @@ from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, readi
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 CREATE_TIMEOUT_SECONDS: Final = 30.0
-"""How long a broker may take to make a few hundred topics; for the answer to anything else it has socket.timeout.ms."""
+"""Time limit for a broker to create a few hundred topics. Other answers are limited by socket.timeout.ms."""
 PATIENCE_SECONDS: Final = 60.0
-"""How long none of many new topics may appear: a broker opens a file for each partition, and shows them together."""
+"""Time without progress after which the wait for many new topics ends: a broker opens a file for each partition, and shows the
+topics together."""
 FEW_TOPICS: Final = 20
 PATIENCE_WITH_FEW_SECONDS: Final = 20.0
-"""A few are there at once, unless this daemon may not see them, or the brokers' disk stands still: then they are asked why."""
+"""The same for up to FEW_TOPICS topics. They appear at once, unless this daemon may not see them, or the brokers' disk stalls.
+After the wait, the brokers are asked for the reason."""
 _HIDDEN_SECONDS: Final = 2.0
-"""After so long it is asked by name whether this daemon may see what doesn't appear: if not, waiting won't help."""
+"""Interval at which a missing topic is requested by name, to find out whether this daemon may see it: if not, waiting can't
+help."""
 _POLL_SECONDS: Final = 0.02
 _POLL_MAX_SECONDS: Final = 0.5
 _RECORDS_MAX: Final = 2_000
-"""Of one request to create topics: Kafka's controller writes a record for each topic, partition and setting, refuses a request
-that would need more than 10,000, and with fewer answers in time."""
+"""Maximum number of controller records per request to create topics. Kafka's controller writes a record for each topic,
+partition and setting, and refuses a request that needs more than 10,000. With fewer records, it answers in time."""
 _LOGIN_SECONDS: Final = 2.0
-"""How long to wait for an answer until it is looked whether there is none because the login is refused."""
+"""Time without an answer after which the client checks whether its login was refused."""
 
 COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA})
-"""Control topics whose newest record of each key must stay, however old it gets."""
+"""Control topics that must keep the newest record of each key, whatever its age."""
 _CHECKPOINT_CONFIG: Final = {
-    # A record comes with every commit: small segments and eager compaction keep what a start has to read small.
+    # Every commit adds a record. Small segments and eager compaction limit how much a start has to read.
     "segment.bytes": str(16 * 1024 * 1024),
     "min.cleanable.dirty.ratio": "0.1",
 }
 
 
 def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, int]:
-    """Topics and their numbers of partitions. Raises LoginError, and ConnectionLostError before librdkafka says it in its way.
+    """Return all topics and their partition counts.
 
-    What keeps it waiting it tells once, long before it gives up.
+    If the first answer doesn't arrive soon, `tell` is called once with the reason, long before the request times out. Raises
+    LoginError, and ConnectionLostError with a clearer message than librdkafka's.
     """
     deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
-    # A short question first, then as long as is left.
+    # The first request has a short time-out; the next ones get the remaining time.
     timeout, is_first = _LOGIN_SECONDS, True
     while True:
         try:
             found = admin.list_topics(timeout=timeout).topics
         except KafkaException as error:
-            admin.poll(0)  # what it complains of
-            # One may be a broker's that was just ending.
+            admin.poll(0)  # delivers the client's error reports
+            # A single refusal may come from a broker that was shutting down.
             if len(admin.refusals) > 1:
                 raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
             if is_first:
@@ -76,7 +80,7 @@ def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None
 
 
 def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
-    """Why a topic isn't to be had by its name, None if it is: a list leaves out what one may not see."""
+    """Return the error of a request for the topic by name, None if it succeeds. A topic list omits topics that are hidden."""
     try:
         admin.describe_topics(TopicCollection([topic]), request_timeout=ADMIN_TIMEOUT_SECONDS)[topic].result()
     except KafkaException as error:
@@ -86,7 +90,7 @@ def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
 
 
 def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
-    """The cleanup.policy of these topics, as far as this user may ask for it (DESCRIBE_CONFIGS)."""
+    """Return the cleanup.policy of those topics for which this user may read it (DESCRIBE_CONFIGS)."""
     wanted = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
     found: dict[str, str] = {}
     if not wanted:
@@ -100,12 +104,12 @@ def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
 
 
 def snapshot_remedy(space: str) -> str:
-    """What brings the rows of a space back into a topic that has lost them."""
+    """Return the command that publishes a space's rows again, for a topic that lost them."""
     return f"`tarantool-cdc snapshot --config FILE {shlex.quote(space)}` sends its rows again"
 
 
 def lost_checkpoint(topic: str) -> PublishError:
-    """What a daemon at work says when its position is gone. The next start can tell how far the events go."""
+    """Return the error of a running daemon whose checkpoint topic was deleted. The next start finds the events' last seq."""
     return PublishError(
         f"the topic {topic} was deleted, and with it what this daemon goes on from",
         "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
@@ -113,7 +117,7 @@ def lost_checkpoint(topic: str) -> PublishError:
 
 
 class TopicAdmin:
-    """Makes sure that topics exist, with sensible settings, before anything is written to them."""
+    """Creator of topics: ensures that they exist, with suitable settings, before anything is written to them."""
 
     def __init__(
         self,
@@ -122,53 +126,54 @@ class TopicAdmin:
         is_stopping: threading.Event,
         former: Mapping[str, str | None] | None = None,
     ) -> None:
-        """`former` is what another one had `seen`."""
+        """`former` is the `seen` of the previous publisher's TopicAdmin."""
         self._config = config
         self._new_admin = new_admin
         self._admin = new_admin()
         self._is_stopping = is_stopping
         self._known: set[str] = set()
-        # Those that must be there, as they were made sure of before, with the names of the spaces whose rows they have had.
+        # Topics that must exist, as their existence was ensured before, with the names of the spaces whose rows they hold.
         self._former: dict[str, str | None] = dict(former or {})
         self._checkpoint_topic = topics.TopicNames(config.topic_prefix).control(topics.CHECKPOINT)
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
 
     @property
     def seen(self) -> dict[str, str | None]:
-        """The topics that are known to have been there, but for that of forms, with the names of spaces as far as known."""
+        """Topics known to have existed, except the schema topic, with the names of their spaces where known."""
         found = dict.fromkeys(self._known) | self._former
         found.pop(self._schema_topic, None)
         return found
 
     def remember(self, spaces: Mapping[str, str], others: Iterable[str] = ()) -> None:
-        """These have been there: topics of spaces, with the names of those, and others."""
+        """Record that these topics existed: `spaces` maps topics to the names of their spaces; `others` are further topics."""
         self._former |= {**spaces, **dict.fromkeys(others)}
 
     def was_there(self, topic: str) -> bool:
-        """Whether this topic has been made sure of, or has been there before."""
+        """Return whether this topic exists or existed before, as far as known."""
         return topic in self._known or topic in self._former
 
     def is_ready(self, wanted: Iterable[str]) -> bool:
-        """Whether all these topics have been made sure of."""
+        """Return whether all these topics are known to exist."""
         return self._known.issuperset(wanted)
 
     def forget(self) -> None:
-        """Something is wrong with Kafka: make sure of every topic anew."""
+        """After an error of Kafka: check every topic again."""
         self._former = dict.fromkeys(self._known) | self._former
         self._known.clear()
 
     def ensure(self, wanted: Iterable[str], begins_anew: Callable[[str], bool] = lambda _: False) -> None:
-        """Create what is missing of these topics, all at once.
+        """Create the missing ones of these topics, all at once.
 
-        A topic that has to be made again is told, unless what is written there now `begins_anew`. Raises PublishAborted while
-        Kafka is away, ProducerLostError if the topic of forms was deleted, PublishError for good, as if the checkpoint was.
+        A warning is logged for each topic that has to be created again, unless its new contents start from scratch
+        (`begins_anew`). Raises PublishAborted while Kafka is unavailable, ProducerLostError if the schema topic was deleted, and
+        PublishError if a retry can't help, for example if the checkpoint topic was deleted.
         """
         unknown = [topic for topic in wanted if topic not in self._known]
         if not unknown:
             return
         missing = self._missing(unknown)
         if self._schema_topic in missing and self._schema_topic in self._former:
-            # What it has to have, a publisher knows that begins.
+            # Only a publisher that starts knows which forms to write into the new topic.
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         if missing and self._config.create_topics:
             created = self._create(missing)
@@ -183,7 +188,10 @@ class TopicAdmin:
         self._known.update(unknown)
 
     def _absence(self, missing: list[str]) -> CdcError:
-        """Why these aren't among all topics: a list leaves out what this daemon may not see, but who asks by name is told so."""
+        """Return the error for topics missing from the topic list.
+
+        The list omits topics that this daemon may not see. A request by name reveals that.
+        """
         topic, more = missing[0], f" and {len(missing) - 1} more" if len(missing) > 1 else ""
         refusal = refusal_by_name(self._admin, topic)
         if _forbids(refusal):
@@ -199,11 +207,11 @@ class TopicAdmin:
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
     def _is_hidden(self, topic: str) -> bool:
-        """Whether this daemon may not see the topic."""
+        """Return whether the topic is hidden from this daemon."""
         return _forbids(refusal_by_name(self._admin, topic))
 
     def _loss(self, topic: str) -> str:
-        """What to say of a topic that was there and had to be made again."""
+        """Return the warning for a topic that existed and had to be created again."""
         sentence = f"the topic {topic} was deleted and has been made again, without what it had"
         return sentence if self._is_control(topic) else f"{sentence}: {self._remedy(topic)}"
 
@@ -214,17 +222,17 @@ class TopicAdmin:
         return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL
 
     def _missing(self, wanted: list[str]) -> list[str]:
-        # Asked for all topics, not for these: a broker may create what is asked for by name, with its own settings.
+        # All topics are listed: a request by name might make a broker create the topic with its own settings.
         try:
             existing = list_topics(self._admin, self._config.bootstrap_servers)
         except ConnectionLostError as error:
-            # Where this client has lost all brokers it won't find them again (see cdc.kafka.reach).
+            # A client that has lost all brokers never finds them again (see cdc.kafka.reach).
             self._admin = self._new_admin()
             raise PublishAborted(error.message, error.hint) from error
         return [topic for topic in wanted if not existing.get(topic)]
 
     def _create(self, missing: list[str]) -> list[str]:
-        """Returns those that were missing indeed: a broker that has just started may list fewer than there are."""
+        """Create topics, and return those that didn't exist: a broker that has just started may list only some topics."""
         created: list[str] = []
         room = _RECORDS_MAX
         part: list[NewTopic] = []
@@ -241,7 +249,7 @@ class TopicAdmin:
         suffix = topic.removeprefix(self._config.topic_prefix + ".")
         settings = {
             "max.message.bytes": str(self._config.message_bytes_max),
-            # Not the brokers' default, which is one: with it, an event that was committed could be lost with one disk.
+            # With the brokers' default of 1, the loss of a single disk could lose a committed event.
             "min.insync.replicas": str(self._config.insync_replicas),
         }
         if suffix == topics.CHECKPOINT:
@@ -281,16 +289,17 @@ class TopicAdmin:
         return created
 
     def _has_had_enough_brokers(self) -> bool:
-        """Whether a replication factor that can't be reached is no mistake: brokers are ending, starting, or away.
+        """Return whether an unreachable replication factor is temporary: brokers are stopping, starting or unavailable.
 
-        Kafka refuses a topic then with the same code. That there were enough shows in any topic that has so many replicas.
+        Kafka refuses a topic with the same code in both cases. An existing topic with that many replicas proves that there were
+        enough brokers.
         """
         found = self._admin.list_topics(timeout=ADMIN_TIMEOUT_SECONDS).topics.values()
         most = max((len(partition.replicas) for topic in found for partition in topic.partitions.values()), default=0)
         return most >= self._config.replication_factor
 
     def _await(self, created: list[str]) -> list[str]:
-        """Topics that were just created are known to a broker a little later; returns those that aren't in time."""
+        """Wait until the brokers know newly created topics. Return those that don't appear in time."""
         missing, pause = created, _POLL_SECONDS
         deadline = time.monotonic() + _patience_seconds(missing)
         ask_at = time.monotonic() + _HIDDEN_SECONDS
@@ -315,5 +324,5 @@ def _forbids(refusal: KafkaError | None) -> bool:
 
 
 def _patience_seconds(missing: list[str]) -> float:
-    """How long none of these may appear."""
+    """Return how long to wait without any of these topics appearing, in seconds."""
     return PATIENCE_SECONDS if len(missing) > FEW_TOPICS else PATIENCE_WITH_FEW_SECONDS

@@ -1,4 +1,4 @@
-"""A pipe by which one thread wakes another that polls descriptors. Writing never waits: one byte is as good as many."""
+"""Pipe by which a thread wakes another thread that polls descriptors. Writing never blocks: one byte in the pipe is enough."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import suppress
 
 
 class WakePipe:
-    """Its descriptors are given back once nobody holds it any more: neither who polls it nor a thread that may still wake."""
+    """Wake-up pipe. Its descriptors are closed once neither the polling thread nor a waking thread references the object."""
 
     def __init__(self) -> None:
         self._read, self._write = os.pipe()
@@ -17,17 +17,17 @@ class WakePipe:
         weakref.finalize(self, _close, self._read, self._write)
 
     def fileno(self) -> int:
-        """What to poll: readable after `wake`, until `clear`."""
+        """Return the descriptor to poll: readable after `wake`, until `clear`."""
         return self._read
 
     def wake(self) -> None:
-        """Wake whoever polls."""
-        with suppress(BlockingIOError):  # it is full: they have been woken
+        """Wake the polling thread."""
+        with suppress(BlockingIOError):  # a full pipe has woken it already
             os.write(self._write, b"\0")
 
     def clear(self) -> None:
-        """Whoever polls is awake."""
-        with suppress(BlockingIOError):  # the pipe is empty then
+        """Empty the pipe, once the polling thread is awake."""
+        with suppress(BlockingIOError):  # raised when the pipe is empty
             while os.read(self._read, 4096):
                 pass
 

@@ -1,1 +1,1 @@
-"""Where rows come from. Each source is a thin shell around a pure decoder: sockets here, decisions in the core."""
+"""Sources of rows. Each source is a thin shell around a pure decoder: the I/O is here, the decisions are in the core."""

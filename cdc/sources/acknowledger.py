@@ -1,9 +1,9 @@
-"""ACKs on a timer of their own: whatever else waits, the master hears from its replica.
+"""Periodic ACKs: the master keeps hearing from its replica, whatever the daemon's other threads wait for.
 
-A master drops a replica that is silent for four times its replication_timeout. What an ACK says is decided elsewhere and changes
-with each commit; that it is said may depend on nothing that can wait: a store that is being flushed to a busy disk, a queue that
-Kafka doesn't empty, a transaction of a million rows that is read back from disk, a log that nobody reads. So it is sent from a
-thread that does nothing else.
+A master drops a replica that is silent for four times its replication_timeout. The contents of an ACK are decided elsewhere, and
+change with each commit. Sending it must not depend on anything that can wait: a store being flushed to a busy disk, a queue that
+Kafka doesn't empty, a transaction of a million rows read back from disk, or log output that nobody reads. So a thread that does
+nothing else sends the ACKs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 
 class Acknowledger:
-    """Calls `send` at once and then every interval, until it is closed or `send` fails. For one connection."""
+    """Thread that calls `send` at once and then every interval, until it is closed or `send` fails. For one connection."""
 
     def __init__(self, send: Callable[[], None], interval_seconds: float) -> None:
-        """`send` sends what is to be acknowledged then. It is called from the thread; it may wait for the socket alone."""
+        """Start the thread. `send` sends the current position, from this thread, and may wait only for the socket."""
         self._send = send
         self._interval = interval_seconds
         self._is_closing = threading.Event()
@@ -25,12 +25,12 @@ class Acknowledger:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise the error with which sending has ended, if it has."""
+        """Raise the error that stopped the thread, if one did."""
         if self._error is not None:
             raise self._error
 
     def close(self) -> None:
-        """No more ACKs: when this returns, none is being sent."""
+        """Stop sending ACKs. When this returns, no ACK is being sent any more."""
         self._is_closing.set()
         self._thread.join()
 
@@ -38,7 +38,7 @@ class Acknowledger:
         while True:
             try:
                 self._send()
-            except Exception as error:  # noqa: BLE001 - `check` raises it where somebody hears of it
+            except Exception as error:  # noqa: BLE001 - `check` raises it in the daemon's thread
                 self._error = error
                 return
             if self._is_closing.wait(self._interval):

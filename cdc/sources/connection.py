@@ -1,9 +1,9 @@
-"""A socket around a Session: bytes move here, and nothing is decided but how many of them at a time.
+"""Socket of a Session. This module moves bytes, and decides only how many at a time.
 
-A relay writes each transaction by itself, so a reader that wakes for every write makes the master's loopback or network
-stack do its work a hundred bytes at a time, and gets a third of the rate (measured: 150,000 rows/s instead of 540,000). So
-while rows come thick, this reader asks the kernel to wake it only for LOW_WATER_BYTES or after COALESCE_SECONDS, or later where
-the caller says when rows are wanted; when the stream is quiet it wakes for the first byte.
+A master's relay writes each transaction separately. A reader that wakes for every write makes the network stack work a hundred
+bytes at a time, and gets a third of the rate (measured: 150,000 rows/s instead of 540,000). Therefore, while rows arrive at a
+high rate, the kernel wakes this reader only for LOW_WATER_BYTES or after COALESCE_SECONDS, or later if the caller says when rows
+are wanted. While the stream is quiet, the first byte wakes the reader.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cdc.errors import CdcError, ConnectionLostError
 from cdc.protocol.session import Event, Session
 
 RECEIVE_BYTES: Final = 64 * 1024
-"""A thousand small rows: decoded, they still fit a processor's cache while they go through the stages. Four times as much
-costs half as much again per row (measured: 5.7 instead of 3.8 µs)."""
+"""Maximum bytes of one read: about a thousand small rows. Decoded, they still fit a processor's cache while they pass the
+pipeline's stages. Four times as many bytes cost half as much again per row (measured: 5.7 instead of 3.8 µs)."""
 LOW_WATER_BYTES: Final = 256 * 1024
 COALESCE_SECONDS: Final = 0.01
 CONNECT_TIMEOUT_SECONDS: Final = 10.0
@@ -27,12 +27,12 @@ SEND_TIMEOUT_SECONDS: Final = 10.0
 
 
 class Connection:
-    """One TCP connection to one server, with the session that speaks on it."""
+    """TCP connection to a server, with its session."""
 
     def __init__(
         self, host: str, port: int, session: Session, *, connect_timeout_seconds: float = CONNECT_TIMEOUT_SECONDS
     ) -> None:
-        """Connect. Raises ConnectionLostError if nobody answers in time."""
+        """Connect. Raises ConnectionLostError if that fails or times out."""
         self.session = session
         self.address = f"{host}:{port}"
         try:
@@ -44,29 +44,29 @@ class Connection:
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)
-        # Held by the thread that sends: what two of them send must not be mixed.
+        # Held by the thread that sends, as the data of two threads must not be mixed.
         self._sending = threading.Lock()
         self._is_busy = False
-        # Whether the last read was full, so that the next one need not wait for the low-water mark again.
+        # Whether the last read filled its buffer, so that the next one needn't wait for the low-water mark again.
         self._has_more = False
         self._last_received = 0.0
         self._unread: list[Event] = []
         self.received_bytes = 0
 
     def fileno(self) -> int:
-        """For select."""
+        """Return the socket's descriptor, for select."""
         return self._socket.fileno()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._socket.close()
 
     def send(self) -> None:
-        """Send what the session has to say. Raises ConnectionLostError."""
+        """Send the session's pending data. Raises ConnectionLostError."""
         self.send_bytes(self.session.data_to_send())
 
     def send_bytes(self, data: bytes) -> None:
-        """Send these bytes, behind those that another thread is just sending. Raises ConnectionLostError."""
+        """Send these bytes, after those that another thread is sending now. Raises ConnectionLostError."""
         rest = memoryview(data)
         with self._sending:
             deadline = time.monotonic() + SEND_TIMEOUT_SECONDS
@@ -74,7 +74,7 @@ class Connection:
                 try:
                     rest = rest[self._socket.send(rest) :]
                 except BlockingIOError:
-                    # Requests and ACKs are a hundred bytes: there is no room only if the server has stopped reading for long.
+                    # Requests and ACKs have a hundred bytes. The buffer is full only if the server hasn't read for a long time.
                     self._wait_for_room(deadline)
                 except OSError as error:
                     raise ConnectionLostError(f"the connection to {self.address} broke while sending: {error}") from error
@@ -86,10 +86,10 @@ class Connection:
             raise ConnectionLostError(f"the server {self.address} has taken nothing for {SEND_TIMEOUT_SECONDS:.0f} s")
 
     def receive(self, timeout_seconds: float, wake_fd: int = -1, *, wanted_in_seconds: float = 0.0) -> list[Event]:
-        """Wait for data, at most `timeout_seconds`, or until `wake_fd` is readable; return what it means.
+        """Wait for data, at most `timeout_seconds`, or until `wake_fd` is readable. Return the events decoded from the data.
 
-        `wanted_in_seconds`: while rows come thick, less of them than LOW_WATER_BYTES aren't wanted before. Raises
-        ConnectionLostError at the connection's end, and whatever Session.receive_data raises.
+        `wanted_in_seconds`: while rows arrive at a high rate, fewer than LOW_WATER_BYTES of them aren't read before that time.
+        Raises ConnectionLostError when the connection ends, and the errors of Session.receive_data.
         """
         if self._unread:
             events, self._unread = self._unread, []
@@ -120,18 +120,18 @@ class Connection:
         try:
             return self.session.receive_data(data)
         except CdcError as error:
-            # Of several servers, the one that it is about.
+            # There may be several servers, so the error names the one that it concerns.
             error.message = f"{self.address}: {error.message}"
             raise
 
     def unread(self, events: list[Event]) -> None:
-        """Give back events, in order, that the next `receive` is to return: rows may come in one piece with an answer."""
+        """Put back events for the next `receive`, in order: rows may arrive in the same read as an answer."""
         self._unread = events + self._unread
 
     def wait(self, timeout_seconds: float, wake_fd: int = -1, *, for_data: bool = True) -> bool:
-        """Wait for data (if wanted), for `wake_fd`, or until the time has passed, whichever comes first.
+        """Wait for data (if `for_data`), for `wake_fd`, or until the time has passed, whichever comes first.
 
-        Returns whether only `wake_fd` ended it.
+        Returns whether `wake_fd` alone ended the wait.
         """
         poller = select.poll()
         if for_data:

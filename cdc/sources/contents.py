@@ -1,6 +1,6 @@
-"""A server's contents, as FETCH_SNAPSHOT brings them, for whoever only looks at them.
+"""Reader of a server's contents from FETCH_SNAPSHOT, for commands that only read them.
 
-The daemon has other things to do while it reads a snapshot, and reads it in its own loop (cdc.daemon.follower).
+The daemon does other work while it reads a snapshot, so it reads the snapshot in its own loop (cdc.daemon.follower).
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from cdc.protocol.session import SnapshotFinished, SnapshotRows
 from cdc.sources.connection import Connection
 
 SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
-"""Silence that a master may keep before it sends contents or an id: it waits for the limbo and its disk before the first row."""
+"""Time that a master may stay silent before it sends contents or an id: before the first row it waits for the limbo and its
+disk."""
 
 
 def rows(connection: Connection) -> Iterator[Frames]:
-    """The rows of the snapshot that was asked for. Raises ConnectionLostError if it stops coming."""
+    """Yield the rows of the requested snapshot. Raises ConnectionLostError if no data arrives for SNAPSHOT_TIMEOUT_SECONDS."""
     last_heard = time.monotonic()
     while True:
         received = connection.received_bytes

@@ -1,8 +1,8 @@
-"""The first words of every connection: who is there, who we are, and how far the server is.
+"""Handshake of every connection: the server's identity, the login, and the server's ballot.
 
     connect ─▶ greeting ─▶ (ID) ─▶ AUTH ─▶ VOTE
 
-Whoever talks to a server begins here: the daemon, the check, the commands. It refuses to know what the connection is for.
+The daemon, the check and the commands all begin their connections here, whatever the connection is for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _E = TypeVar("_E", bound=Event)
 
 
 def greet(member: Member, instance_uuid: UUID, *, frame_bytes_max: int) -> Connection:
-    """Connect, and become the configured user. Raises ConnectionLostError, ServerError or ProtocolError."""
+    """Connect and log in as the configured user. Raises ConnectionLostError, ServerError or ProtocolError."""
     connection = Connection(member.host, member.port, Session(instance_uuid, frame_bytes_max=frame_bytes_max))
     try:
         session = connection.session
@@ -42,7 +42,7 @@ def greet(member: Member, instance_uuid: UUID, *, frame_bytes_max: int) -> Conne
 
 
 def vote(connection: Connection) -> Ballot:
-    """Ask for the ballot. Raises a ServerError that heals by waiting if the server is still loading."""
+    """Ask for the ballot. Raises a ServerError that a retry can cure (Remedy.WAIT) if the server is still loading its data."""
     connection.session.vote()
     ballot = expect(connection, Voted).ballot
     if not ballot.is_ready:
@@ -53,9 +53,9 @@ def vote(connection: Connection) -> Ballot:
 
 
 def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HANDSHAKE_TIMEOUT_SECONDS) -> _E:
-    """Send what is to be said and wait for one event; those that came with it and after it are received next.
+    """Send the session's pending data and wait for an event of type `wanted`. The next `receive` returns the events after it.
 
-    Raises ConnectionLostError if it doesn't come in time.
+    Raises ConnectionLostError if the event doesn't arrive in time.
     """
     connection.send()
     deadline = time.monotonic() + timeout_seconds

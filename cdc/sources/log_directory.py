@@ -1,14 +1,15 @@
-"""A directory of .snap and .xlog files as one stream, as a server would have sent it.
+"""Directory of .snap and .xlog files, read as one stream, as a server would have sent it.
 
     0000….snap      …0343.snap                     rows as of its vclock, without vinyl's
-    0000….xlog ───▶ …0343.xlog ───▶ …0345.xlog ⟲   each says where it begins (VClock), and where the one before it (PrevVClock)
+    0000….xlog ───▶ …0343.xlog ───▶ …0345.xlog ⟲   each names its own start (VClock), and its predecessor's start (PrevVClock)
 
-The number in a name is the sum of the vclock, local changes included, so numbers order the files. A log is followed by the one
-whose PrevVClock is its VClock; where the names differ, a file is missing. Where PrevVClock isn't said, the rows before must lead
-to it. A file that its server is writing to may be read too: what isn't whole in it is looked at again, as its server may cut
-it off after a failed write, and an end marker too, which a server that starts again takes away from a log without rows.
+The number in a file name is the sum of the vclock, local changes included, so the numbers order the files. A log's successor is
+the file whose PrevVClock equals the log's VClock. If the next file has another PrevVClock, a file is missing. If the next file
+has no PrevVClock, the rows before it must lead to its start. A file that its server is still writing can be read, too. Its
+incomplete end is read again later, as the server may cut it off after a failed write. Its end marker is also read again, as a
+restarted server removes the marker from a log without rows.
 
-Nothing here is cached but text headers: files come and go while they are read.
+Only text headers are cached, as files appear and disappear while the directory is read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _NAME: Final = re.compile(r"(\d{1,20})\.(snap|xlog)")
 
 @dataclass(frozen=True, slots=True)
 class LogFile:
-    """One file. `signature` is the number in its name."""
+    """A .snap or .xlog file. `signature` is the number in its name."""
 
     path: Path
     signature: int
@@ -43,20 +44,20 @@ class LogFile:
 
     @property
     def vclock(self) -> VClock:
-        """Where it begins; a snapshot: what it holds."""
+        """Start of a log; contents of a snapshot."""
         return self.meta.vclock
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotHead:
-    """What a .snap's system rows say: the replica set, and the names of replicated vinyl spaces, by id. Their rows it lacks."""
+    """Contents of a .snap's system rows: replica set, and names, by id, of replicated vinyl spaces (their rows aren't in it)."""
 
     replicaset_uuid: UUID | None
     vinyl: dict[int, str]
 
 
 class LogDirectory:
-    """The files of one instance."""
+    """Directory with the files of one instance."""
 
     def __init__(self, path: Path, *, block_bytes_max: int = FRAME_BYTES_MAX) -> None:
         self.path = path
@@ -64,15 +65,15 @@ class LogDirectory:
         self._known: dict[str, LogFile] = {}
 
     def logs(self) -> list[LogFile]:
-        """The .xlog files there are, in order. Raises ConfigurationError or LogFileError."""
+        """Return the .xlog files in order. Raises ConfigurationError or LogFileError."""
         return self._files("xlog")
 
     def snapshots(self) -> list[LogFile]:
-        """The .snap files that are whole, the newest first. Raises ConfigurationError or LogFileError."""
+        """Return the complete .snap files, newest first. Raises ConfigurationError or LogFileError."""
         return [file for file in reversed(self._files("snap")) if self._has_end(file)]
 
     def chain(self) -> list[LogFile]:
-        """The newest logs, as far back as each follows upon the one before."""
+        """Return the newest logs, as far back as each one directly follows its predecessor."""
         logs = self.logs()
         first = len(logs) - 1
         while first > 0 and follows(logs[first], logs[first - 1]):
@@ -80,7 +81,7 @@ class LogDirectory:
         return logs[max(first, 0) :]
 
     def head(self, snapshot: LogFile) -> SnapshotHead:
-        """What the system rows of a snapshot say. Raises LogFileError."""
+        """Read the system rows of a snapshot. Raises LogFileError."""
         replicaset_uuid = None
         vinyl: dict[int, str] = {}
         for frames in self.snapshot_rows(snapshot):
@@ -96,7 +97,7 @@ class LogDirectory:
         return SnapshotHead(replicaset_uuid, vinyl)
 
     def snapshot_rows(self, snapshot: LogFile) -> Iterator[Frames]:
-        """The rows of a snapshot as a server would have sent them. Raises LogFileError, also if it isn't whole."""
+        """Yield a snapshot's rows as a server would have sent them. Raises LogFileError, also if the file is incomplete."""
         decoder = self.new_decoder()
         with name_file_in_errors(snapshot.path), snapshot.path.open("rb", buffering=0) as stream:
             while data := stream.read(READ_BYTES):
@@ -107,7 +108,7 @@ class LogDirectory:
                 raise LogFileError("the snapshot isn't whole: it has no end marker", offset=decoder.offset, hint=DAMAGE_HINT)
 
     def new_decoder(self) -> LogFileDecoder:
-        """For one of the files."""
+        """Return a decoder for one of the files."""
         return LogFileDecoder(block_bytes_max=self._block_bytes_max)
 
     def _files(self, extension: str) -> list[LogFile]:
@@ -128,7 +129,7 @@ class LogDirectory:
         return sorted(files, key=lambda file: file.signature)
 
     def _read(self, name: str) -> LogFile | None:
-        """A file with its text header; None if it is gone."""
+        """Read a file's text header. Returns None if the file has been removed."""
         path = self.path / name
         with name_file_in_errors(path):
             try:
@@ -151,7 +152,7 @@ class LogDirectory:
 
 @contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
-    """Errors about a file name it; what the system refuses becomes a ConfigurationError."""
+    """Add the file's path to LogFileErrors, and turn errors of the system into ConfigurationError."""
     try:
         yield
     except LogFileError as error:
@@ -164,10 +165,10 @@ def name_file_in_errors(path: Path) -> Iterator[None]:
 
 
 def follows(later: LogFile, earlier: LogFile) -> bool:
-    """Whether no log lies between the two."""
+    """Return whether no log is missing between the two."""
     return later.meta.previous_vclock in (None, earlier.vclock)
 
 
 def join(*vclocks: VClock) -> VClock:
-    """What at least one of them has seen."""
+    """Return the vclock with the highest lsn of each origin."""
     return VClock({origin: max(vclock[origin] for vclock in vclocks) for vclock in vclocks for origin in vclock})

@@ -1,4 +1,4 @@
-"""The rows of a directory's .xlog files, in the order in which a master would send them."""
+"""Stream of the rows in a directory's .xlog files, in the order in which a master would send them."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cdc.upstream import resume
 
 
 class LogStream:
-    """The rows of a directory's logs behind a position, in order, as a server would have sent them.
+    """Stream of the rows after a position, in order, as a server would have sent them.
 
-    The first rows may lie before the position: they are in a file with rows behind it.
+    The first rows may be older than the position, as the stream begins at the start of a file.
     """
 
     def __init__(
@@ -31,7 +31,10 @@ class LogStream:
         follows: bool = False,
         excluded: frozenset[int] = frozenset(),
     ) -> None:
-        """`follows`: the newest file is still written to, and others will come. Rows of origins in `excluded` are left out."""
+        """Begin at `start`, and leave out rows of origins in `excluded`.
+
+        `follows`: a server still writes to the newest file, and will add files.
+        """
         self._directory = directory
         self._excluded = excluded
         self._start = start
@@ -40,21 +43,21 @@ class LogStream:
         self._passed = start
         self._end = 0
         self.file: LogFile | None = None
-        """The one that is being read."""
+        """File that is being read."""
         self.read_byte_count = 0
-        """Of all files so far."""
+        """Number of bytes read from all files so far."""
         self.tail_bytes: int | None = None
-        """Of the last file that was left: bytes of the block that it lacks the rest of; None if it was closed."""
+        """Number of bytes in the incomplete last block of the last finished file; None if that file has an end marker."""
 
     @property
     def vclock(self) -> VClock:
-        """How far the rows have come."""
+        """Position of the rows read so far."""
         return join(self._passed, VClock(self._lsns))
 
     def rows(self) -> Iterator[Frames | None]:
-        """The rows. None: there are no more at this moment, come again later. Without `follows` it ends instead.
+        """Yield the rows. With `follows`, None means that there are no more rows yet; without it, the iterator ends.
 
-        Raises LogFileError for damage, XlogGapError or PositionError if a file is missing, ConfigurationError.
+        Raises LogFileError for damage, XlogGapError or PositionError if a file is missing, and ConfigurationError.
         """
         self.file = self._first()
         while self.file is None and self.follows:
@@ -78,11 +81,11 @@ class LogStream:
         return before[-1] if before else None
 
     def _rows_of(self, file: LogFile) -> Generator[Frames | None, None, LogFile | None]:
-        """One file's rows; returns the file behind it."""
+        """Yield one file's rows, and return the next file."""
         decoder, relay = self._directory.new_decoder(), Relay(self._excluded)
         with name_file_in_errors(file.path), file.path.open("rb", buffering=0) as stream:
             while True:
-                # Looked for before the rest is read: once there is another, this one has got its last row.
+                # The next file is looked up before the rest of this one is read: once it exists, this file is finished.
                 following = next((log for log in self._directory.logs() if log.signature > file.signature), None)
                 while data := stream.read(READ_BYTES):
                     self.read_byte_count += len(data)
@@ -111,10 +114,10 @@ class LogStream:
             ) from error
 
     def _check(self, file: LogFile, following: LogFile) -> None:
-        """Raise if a file is missing between two, or the end of the first.
+        """Raise an error if a file is missing between two files, or the end of the first.
 
-        A failed write may have left a hole of lsns at the end of a file, but that file goes on and is closed. Where a writer was
-        interrupted, the next one began with the last row that is there.
+        A failed write may leave a hole of lsns at the end of a file, but the file is continued and gets an end marker. After an
+        interrupted writer, the next file begins at the last existing row.
         """
         previous = following.meta.previous_vclock
         leads_on = self.vclock.covers(resume.target(following.vclock, self._excluded))
@@ -137,9 +140,10 @@ class LogStream:
 
 
 def ballot(directory: LogDirectory, position: VClock | None = None) -> Ballot:
-    """What a server with these files would say to VOTE. How far they lead is looked up as far as `position` needs it.
+    """Return the ballot that a server with these files would have.
 
-    Raises ConfigurationError if there are no files, and LogFileError.
+    The last log is read to its end only if its start, and the newest snapshot, don't cover `position`. Raises
+    ConfigurationError if there are no files, and LogFileError.
     """
     chain, snapshots = directory.chain(), directory.snapshots()
     if not chain and not snapshots:

@@ -1,12 +1,12 @@
-"""A registered daemon's id: which one the replica set knows, and when it is safe to ask for one.
+"""A registered daemon's id: whether the replica set knows one, and when it is safe to request one.
 
-An id is a row of `_cluster`, which a leader writes and the others get by replication. A server that lacks it may only be behind:
+An id is a row of `_cluster`, which a leader writes and the others get by replication. A server without the row may only lag:
 
     A  JOIN ─▶ {2, uuid} ─ ─ ─ replication ─ ─ ─▶ B
-                                 ▲ a B that is asked now would write {3, uuid}, and the two rows stop replication at the
+                                 ▲ if B is asked for an id now, B writes {3, uuid}, and the two rows stop replication at the
                                    unique index of UUIDs, on both sides
 
-So before anybody is asked for an id, all members are asked whether they know one.
+So before the daemon requests an id, it asks all members whether they know one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from cdc.sources.handshake import expect, greet
 
 
 def find_id(connection: Connection) -> int | None:
-    """The id in the replica set that the server knows for our UUID. Raises ServerError, ConnectionLostError or ProtocolError."""
+    """Return the id that the server knows for the daemon's UUID, or None.
+
+    Raises ServerError, ConnectionLostError or ProtocolError.
+    """
     connection.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(connection.session.instance_uuid)])
     match expect(connection, Selected).tuples:
         case []:
@@ -34,9 +37,9 @@ def find_id(connection: Connection) -> int | None:
 
 
 def check_others(connection: Connection, config: Config) -> None:
-    """Before this server gives us an id: raise ConnectionLostError if another member knows that we have one.
+    """Raise ConnectionLostError if another member already knows an id of this daemon. Called before an id is requested.
 
-    A member that can't be asked is passed over: it may be away for good.
+    Members that can't be asked are skipped, as they may be unavailable for good.
     """
     log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
     for member in config.source.members():

@@ -1,1 +1,1 @@
-"""What lies on disk: the state store (LMDB), its writer, and large transactions that wait."""
+"""Data on disk: the state store (LMDB), its writer, and the spool for large transactions."""

@@ -1,17 +1,17 @@
-"""The files of a state store: who owns them, and whether their contents may be trusted.
+"""Files of a state store: their owner, and whether their contents can be trusted.
 
     data.mdb      LMDB's file
     lock.mdb      LMDB's table of readers
-    condition     what may be trusted: `clean`, all of data.mdb was on the disk when it had this size; or `unsynced`, there have
-                  been commits since, under this boot of the machine; or `failed`, the disk didn't take what was written
+    condition     whether data.mdb can be trusted: `clean`: all of it was on the disk when it had this size; `unsynced`: there
+                  were commits since, during this boot of the machine; `failed`: the disk failed to write it
     owner.lock    locked by the process that uses the store
     lost/         the store that was set aside last
 
-They hold every published row, so nobody but the daemon's own user may read them, whatever the umask: 0600 in a directory of
-0700. A store that an older version has left open to others is closed to them when it is opened.
+The files hold every published row, so only the daemon's own user may read them, whatever the umask: mode 0600 in a directory of
+mode 0700. If an older version left a store accessible to others, opening the store removes their access.
 
-A machine that stops may have written a page of a tree and not those under it, and LMDB couldn't tell. `condition` is on the
-disk before the first page that isn't, so a store that is unsynced since another boot is lost.
+A machine that stops may have written a page of a tree but not the pages below it, and LMDB couldn't detect that. `condition` is
+written to the disk before the first unsynced page, so a store that has been unsynced since another boot is lost.
 
 Sources: proc(5) for boot_id; LMDB's mdb.c (mdb_env_setup_locks).
 """
@@ -34,19 +34,19 @@ import lmdb
 from cdc.errors import StateError, StateLostError
 
 DATA_FILE: Final = "data.mdb"
-"""LMDB's own name for it."""
+"""LMDB's name for its data file."""
 
 _READERS, _CONDITION, _LOCK, _LOST = "lock.mdb", "condition", "owner.lock", "lost"
 _READERS_BYTES: Final = 16_384
 _NAMES: Final = (DATA_FILE, _READERS, _CONDITION, f"{_CONDITION}.new", _LOCK)
 _OPEN_TO_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 DIRECTORY_MODE: Final = stat.S_IRWXU
-"""Of every directory that is made for the daemon's files."""
+"""Mode of every directory created for the daemon's files."""
 _FILE_MODE: Final = stat.S_IRUSR | stat.S_IWUSR
 _MAP_BYTES: Final = 1 << 40
 _MAP_BYTES_MIN: Final = 1 << 30
 _ROOM_BYTES: Final = 1 << 20
-"""With less than that a disk is full: LMDB writes many pages at once."""
+"""Free space, in bytes, below which a disk counts as full: LMDB writes many pages at once."""
 _MAKE_ROOM: Final = (
     "What it holds is intact. Make room, or move the store to a disk that has some (state.path; it takes about twice the data), "
     "and start the daemon again."
@@ -55,7 +55,7 @@ _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
 
 def boot_id() -> str:
-    """Of this boot of the machine; empty where the system doesn't tell, and then every boot counts as another."""
+    """Return the id of this boot of the machine. Empty if the system has none; then every boot counts as another one."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -63,7 +63,7 @@ def boot_id() -> str:
 
 
 def set_aside(path: Path) -> Path:
-    """Move a store that can't be used into the directory `lost` beside it, in place of the one there; returns that directory.
+    """Move an unusable store into its subdirectory `lost`, replacing an earlier one. Return that directory.
 
     Raises StateError if another daemon uses the store, or the files can't be moved.
     """
@@ -83,31 +83,31 @@ def set_aside(path: Path) -> Path:
 
 
 def remove_files(path: Path) -> None:
-    """Remove a store's files, but for the one that was set aside, and nothing else that is in the directory."""
-    # What tells that there is a store goes last, so that nobody finds a part of one.
+    """Remove a store's files, but neither a store that was set aside nor any other file in the directory."""
+    # `condition` is removed last: data.mdb without it would be refused as a part of a store.
     for name in (DATA_FILE, _READERS, _LOCK, _CONDITION):
         (path / name).unlink(missing_ok=True)
 
 
 def is_there(path: Path) -> bool:
-    """Whether there is a store in the directory, or what is left of one. Changes nothing. Raises StateError if it is closed."""
+    """Return whether the directory has a store or remains of one. Changes nothing. Raises StateError if access is denied."""
     with translate_denials(path):
         return any((path / name).exists() for name in (DATA_FILE, _CONDITION, _LOST))
 
 
 def has_data(path: Path) -> bool:
-    """Whether there is a store in the directory that could be opened. Raises StateError if it is closed."""
+    """Return whether the directory has a store that could be opened. Raises StateError if access is denied."""
     with translate_denials(path):
         return (path / DATA_FILE).exists()
 
 
 @contextlib.contextmanager
 def translate_denials(path: Path) -> Iterator[None]:
-    """Raises StateError where this user may not look into the directory, or into one that it is in."""
+    """Raise StateError if this user has no access to the directory or to one of its parents."""
     try:
         yield
     except PermissionError as error:
-        # The outermost one that is closed: what is behind it can't be told.
+        # The outermost inaccessible directory: access to the directories in it can't be determined.
         closed = next(
             (each for each in (*reversed(path.parents), path) if not os.access(each, os.X_OK, effective_ids=True)), path
         )
@@ -126,7 +126,7 @@ def _user(number: int) -> str:
 
 
 def write_condition(path: Path, text: str) -> None:
-    """Put down durably what may be trusted. Raises OSError."""
+    """Write the store's condition durably. Raises OSError."""
     draft = path / f"{_CONDITION}.new"
     with open(draft, "w", opener=_private) as file:
         file.write(text)
@@ -137,15 +137,15 @@ def write_condition(path: Path, text: str) -> None:
 
 
 def daemon_named(name: str) -> str:
-    """How a daemon says that a directory is its own."""
+    """Return the text by which a daemon signs the lock of its directory."""
     return f"the daemon {name!r}"
 
 
 def lock(path: Path, holder: str) -> int:
-    """Take the directory, which is made if need be, for this process until the returned descriptor is closed.
+    """Lock the directory for this process until the returned descriptor is closed; create the directory if needed.
 
-    `holder` is what others are told who find it taken. Raises StateError if another process has it or another user owns it,
-    OSError if it can't be made.
+    `holder` describes this process in the errors of other processes that find the directory locked. Raises StateError if
+    another process holds the lock, or files that others can read belong to another user; OSError if it can't be created.
     """
     for directory in (path.parent, path):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def lock(path: Path, holder: str) -> int:
 
 
 def in_use(path: Path) -> StateError:
-    """What to say to a process that finds the directory locked."""
+    """Return the error for a process that finds the directory locked."""
     process, holder = _signature(path)
     return StateError(
         f"the state store {path} is in use by {holder or 'a daemon at work'}"
@@ -174,19 +174,19 @@ def in_use(path: Path) -> StateError:
 
 
 def is_held_by_daemon(path: Path, name: str) -> bool:
-    """Whether the one that has the directory is the daemon of this name, or one of an older version, which doesn't say."""
+    """Return whether the directory is locked by the daemon of this name, or by an older version, which doesn't sign its lock."""
     return is_locked(path) and _signature(path)[1] in ("", daemon_named(name))
 
 
 def _sign(descriptor: int, holder: str) -> None:
-    """Leave in the lock who has it, for whoever finds it taken. A disk without room for that is no matter here."""
+    """Write the holder into the lock file, for processes that find it locked. A full disk is ignored here."""
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n{holder}\n".encode(), 0)
 
 
 def _signature(path: Path) -> tuple[str, str]:
-    """The number of the process that has the directory, and what it says that it is; empty where that isn't known."""
+    """Return the process id of the directory's holder, and the holder's description. Empty texts if they are unknown."""
     lines: list[str] = []
     with contextlib.suppress(OSError):
         lines = (path / _LOCK).read_text("utf-8", "replace").splitlines()
@@ -195,7 +195,7 @@ def _signature(path: Path) -> tuple[str, str]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether a process has the directory. Changes nothing."""
+    """Return whether a process holds the directory's lock. Changes nothing."""
     try:
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -210,7 +210,7 @@ def is_locked(path: Path) -> bool:
 
 
 def _close_to_others(path: Path) -> None:
-    """Take group's and others' rights from the store's directory and files. Raises StateError if they aren't this user's."""
+    """Remove the access of group and others to the store's files. Raises StateError if those belong to another user."""
     for place in (path, *(path / name for name in _NAMES), path / _LOST, *(path / _LOST / name for name in _NAMES)):
         try:
             mode = stat.S_IMODE(place.lstat().st_mode)
@@ -230,7 +230,7 @@ def _private(name: str, flags: int) -> int:
 
 
 def is_clean(path: Path) -> bool:
-    """Whether all of the file is on the disk. Raises StateLostError if its contents can't be trusted."""
+    """Return whether all of data.mdb is on the disk. Raises StateLostError if its contents can't be trusted."""
     try:
         word, _, detail = (path / _CONDITION).read_text().partition(" ")
     except FileNotFoundError as error:
@@ -256,8 +256,10 @@ def _lost(path: Path, why: str) -> StateLostError:
 
 
 def open_environment(path: Path, *, is_clean: bool) -> lmdb.Environment:
-    """LMDB's environment in the directory, with as large a map as this process may have. Raises what
-    `translate_lmdb_errors` turns into errors."""
+    """Open LMDB's environment in the directory, with the largest map that this process may have.
+
+    Raises the exceptions that `translate_lmdb_errors` translates.
+    """
     _reserve(path / _READERS)
     environment = _opened(path)
     if not is_clean:
@@ -286,15 +288,17 @@ def _opened(path: Path) -> lmdb.Environment:
 
 
 def _reserve(path: Path) -> None:
-    """LMDB writes its table of readers through a map: it gets its room now, where a full disk is an error."""
+    """Allocate LMDB's table of readers. LMDB writes it through a memory map, where a full disk would kill the process; here a
+    full disk raises an error."""
     with open(path, "ab", opener=_private) as file:
         os.posix_fallocate(file.fileno(), 0, _READERS_BYTES)
 
 
 def _fill_up(path: Path, environment: lmdb.Environment) -> None:
-    """Pages behind the file's end kill who reads them; as zeroes they are found to be no pages.
+    """Extend the file with zeros to the size that LMDB's metadata claims.
 
-    Unused pages at the end are never written, so a good file may end before them too.
+    Reading a mapped page after the file's end would kill the process, while LMDB recognizes zeros as an invalid page. An intact
+    file may be shorter, too, as unused pages at its end are never written.
     """
     needed = (environment.info()["last_pgno"] + 1) * environment.stat()["psize"]
     if path.stat().st_size < needed:
@@ -311,8 +315,9 @@ def _sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def translate_lmdb_errors(path: Path) -> Iterator[None]:
-    """Turns what LMDB and the system raise into this project's errors: StateLostError for damaged contents, StateError for the
-    rest. `get` and the iterators of a store raise LMDB's own errors; who calls them puts this around the whole.
+    """Translate errors of LMDB and the system: StateLostError for damaged contents, StateError for all others.
+
+    A store's `get` and iterators raise LMDB's own errors; their callers use this context around the whole operation.
     """
     try:
         yield
@@ -332,7 +337,7 @@ def translate_lmdb_errors(path: Path) -> Iterator[None]:
 
 
 def _is_full(path: Path, error: Exception) -> bool:
-    """Whether the disk has no room: of what is written it often takes a part, and LMDB calls that an input/output error."""
+    """Return whether the disk is full. A full disk often writes only a part, which LMDB reports as an input/output error."""
     if isinstance(error, lmdb.DiskError):
         return True
     if isinstance(error, OSError) and error.errno is not None:

@@ -1,4 +1,4 @@
-"""Transactions that are too large for memory, or too many while they wait, on disk until they can be handled."""
+"""Spool on disk for waiting transactions that are too large, or too many, for memory."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ CHUNK_BYTES: Final = 256 * 1024
 
 
 class FileSpool:
-    """An anonymous file: nothing of it is left when the process ends, however it ends."""
+    """Spool in an anonymous file, which disappears when the process ends, however it ends."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises ConfigurationError if the directory can't be written to."""
+        """Create the file. Raises ConfigurationError if the directory can't be written to."""
         try:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._file = tempfile.TemporaryFile(dir=directory, prefix="transaction-")  # noqa: SIM115 - close() ends it
@@ -26,7 +26,7 @@ class FileSpool:
             raise _unusable(error) from error
 
     def append(self, data: bytes) -> None:
-        """Add bytes at the end. Raises ConfigurationError if the disk is full."""
+        """Append bytes. Raises ConfigurationError if the disk is full."""
         try:
             self._file.seek(0, SEEK_END)
             self._file.write(data)
@@ -34,13 +34,13 @@ class FileSpool:
             raise _unusable(error) from error
 
     def chunks(self) -> Iterator[bytes]:
-        """All bytes again, in pieces of CHUNK_BYTES."""
+        """Read all bytes, in chunks of CHUNK_BYTES."""
         return self.part(0, sys.maxsize)
 
     def part(self, start: int, stop: int) -> Iterator[bytes]:
-        """The bytes from offset `start` up to `stop` again, in pieces of CHUNK_BYTES; others may be read in between.
+        """Read the bytes from offset `start` up to `stop`, in chunks of CHUNK_BYTES. Other reads may take place in between.
 
-        Raises ConfigurationError if the disk has no room for the last of them, which haven't left memory before.
+        Raises ConfigurationError if the disk has no room for the last bytes, which may still be in a memory buffer.
         """
         while start < stop:
             try:
@@ -54,7 +54,7 @@ class FileSpool:
             start += len(chunk)
 
     def close(self) -> None:
-        """Forget the bytes."""
+        """Discard the bytes."""
         self._file.close()
 
 

@@ -1,14 +1,14 @@
-"""The current tuple of every key of every published space, on this machine's disk.
+"""State store: the current tuple of every key of every published space, on this machine's disk.
 
-    position S ≤ checkpoint K        rows      key (cdc/keys.py) → tuple as it came
+    position S ≤ checkpoint K        rows      key (cdc/schema/keys.py) → tuple as received
                                      counts    space → number of its rows
                                      records   the daemon's position and schema at S
-                                     seen      keys that the running snapshot has shown
+                                     seen      keys in the running snapshot so far
                                      redo      changes of a large write that are committed but not yet all in `rows`
 
-One LMDB environment: a copy-on-write B+ tree in one file, read through a memory map, one writer. Each commit leaves the
-former tree as it was until the new root is written, so a process that is killed leaves the old contents or the new ones.
-Measured against RocksDB (rocksdict 0.3.29, 64 MB of cache, lz4), on 2 cores that had other work, with keys of 12 bytes, in
+The store is one LMDB environment: a copy-on-write B+ tree in one file, read through a memory map, with one writer. A commit
+leaves the previous tree intact until the new root is written, so a killed process leaves the old contents or the new ones.
+Measurements against RocksDB (rocksdict 0.3.29, 64 MB of cache, lz4), on 2 cores that had other work, with keys of 12 bytes, in
 µs per row, random access, batches of 20,000:
 
                                         LMDB 3.0: get   put   disk, anonymous RSS   RocksDB: get   put   disk, anonymous RSS
@@ -16,27 +16,26 @@ Measured against RocksDB (rocksdict 0.3.29, 64 MB of cache, lz4), on 2 cores tha
     1,000,000 rows of 300 bytes                  1.9   8.9     439 MB   73 MB                11.4   2.6     234 MB  161 MB
     10,000,000 of 300, memory for 0.75 GB        111   14     3.6 GB    78 MB                 101   3.1    1.7 GB   138 MB
 
-The puts of LMDB are those of this module, counts and all; 4.4 and 7.2 are LMDB's own. As much more as RocksDB takes for a get,
-LMDB is ahead as long as the store fits in memory; beyond it the disk decides for both. Loading by key takes 2.5 to 6 µs per
-row and 2 in RocksDB; a store of 10,000,000 rows opens in 5 ms, in RocksDB in 76. What LMDB lacks is RocksDB's log, from which
-a store could be recovered that the machine's stop interrupted.
+LMDB's puts are measured with this module, counts included; LMDB alone takes 4.4 and 7.2. As long as the store fits in memory,
+LMDB's gets are faster by the difference shown; beyond that, the disk decides for both. Loading in key order takes 2.5 to 6 µs per
+row, and 2 in RocksDB. A store of 10,000,000 rows opens in 5 ms, in RocksDB in 76 ms. Unlike RocksDB, LMDB has no log from which
+a store could be recovered after a sudden stop of the machine.
 
-Nothing is synced to the disk at a commit. Pages that this process has written survive it in the kernel's page cache,
-but a machine that stops may have written a root and not the pages under it, and LMDB couldn't tell. So the file
-`condition` says what may be trusted: `clean`, everything had been synced when the file had this size; or `unsynced`, there
-have been commits since, under this boot of the machine. It is durable before the first unsynced page is written. A store
-that is unsynced since another boot is lost: what it holds is never served. `sync` makes a store clean that stays open.
-Not found out is what changes the file under the same boot: a disk that fails to write back pages and then has to be read
-again, or a store that is copied while it is open.
+Commits aren't synced to the disk. Written pages survive the process in the kernel's page cache, but a machine that stops may
+have written a root and not the pages below it, and LMDB couldn't detect that. So the file `condition` says whether the store can
+be trusted. `clean`: everything was synced when the file had this size. `unsynced`: there were commits since, during this boot of
+the machine. The file is durable before the first unsynced page is written. A store that has been unsynced since another boot is
+lost: its contents are never served. `sync` makes an open store clean. Damage during the same boot isn't detected: a disk that
+fails to write back pages which are then read again, or a store that is copied while it is open.
 
-A write of more changes than SLICE_CHANGES would hold as many pages in memory. It goes to `redo` in slices first; the commit
-that completes `redo` is that of the write, and slice by slice is then brought into `rows`. A slice may be applied twice, with
-the same result, so a start just goes on where the last process ended.
+A write of more changes than SLICE_CHANGES would hold as many pages in memory. Such a write first goes to `redo` in slices. The
+commit that completes `redo` is the commit of the write; after it, the slices are applied to `rows` one by one. Applying a slice
+twice has the same result, so a start continues where the last process ended.
 
-The file is written with write(2), never through the map, so that a full disk is an error and no SIGBUS. The map is larger
-than any file will be and costs only addresses. The file doesn't shrink; room that becomes free is used again.
+The file is written with write(2), never through the map, so that a full disk raises an error instead of SIGBUS. The map is larger
+than any file will be, and uses only address space. The file doesn't shrink; free pages are reused.
 
-What it refuses to know: what a tuple or a record means.
+This module doesn't interpret tuples and records.
 
 Sources: LMDB's lmdb.h and mdb.c (0.9.x), proc(5) for boot_id.
 """
@@ -70,14 +69,15 @@ from cdc.store.files import (
 )
 
 SLICE_CHANGES: Final = 16_384
-"""Changes in one LMDB transaction; each may hold a page of memory or, seldom, a few."""
+"""Maximum number of changes in one LMDB transaction. Each may hold a page of memory or, rarely, a few."""
 SLICE_BYTES: Final = 4 * 1024 * 1024
-"""And their bytes, unless one tuple alone has more."""
+"""Maximum size of these changes, in bytes, unless a single tuple is larger."""
 
 FORMAT: Final = b"tarantool-cdc state 3"
 _FORMER_FORMATS: Final = frozenset({b"tarantool-cdc state 1", b"tarantool-cdc state 2"})
-"""In 1, keys that are a text of nothing but zeroes were written without the one more that they have now (cdc.schema.keys). In
-both, rows of a HASH index whose keys are equal but written differently had one key, so that some may be missing."""
+"""Formats of earlier versions. In format 1, text keys consisting only of zero bytes lack one zero byte that they have now
+(cdc.schema.keys). In both formats, rows of a HASH index whose keys are equal but written differently shared one key, so that some
+rows may be missing."""
 _PREFIX_BYTES: Final = 4
 _COUNT: Final = struct.Struct(">q")
 
@@ -91,12 +91,12 @@ _decode_changes: Final = msgspec.msgpack.Decoder(list[tuple[bytes, bytes | None]
 
 
 class StateStore:
-    """One daemon's store. One thread uses it."""
+    """One daemon's state store. For one thread."""
 
     def __init__(self, path: Path, holder: str = "a process that reads it") -> None:
-        """Opens or creates it. `holder` is what others are told who find it in use.
+        """Open or create the store. `holder` describes this process in the errors of others that find the store in use.
 
-        Raises StateError if it can't be opened: another daemon has it, another version wrote it, the disk is full or
+        Raises StateError if the store can't be opened: another daemon uses it, another version wrote it, the disk is full or
         unreadable. Raises StateLostError if its contents can't be trusted; see `set_aside`.
         """
         self._path = path
@@ -136,7 +136,7 @@ class StateStore:
         with environment.begin(db=self._about, buffers=False) as txn:
             written = txn.get(b"format")
             self.is_former = written in _FORMER_FORMATS
-            """Whether an earlier version wrote it; `bring_over` must be called before anything else then."""
+            """Whether an earlier version wrote the store. Then `bring_over` must be called before anything else."""
             if written != FORMAT and not self.is_former:
                 raise StateError(
                     f"the state store {self._path} was written by another version, in the format {written!r}",
@@ -148,7 +148,7 @@ class StateStore:
             redo_left = txn.stat(self._redo)["entries"]
         self._reader: Transaction = environment.begin(db=self._rows, buffers=False)
         self.get: Callable[[bytes], bytes | None] = self._reader.get
-        """The tuple of a key as the last write left it, None if there is none. Another attribute after each write."""
+        """Function that returns the tuple of a key as of the last write, or None. Each write replaces this attribute."""
         if is_committed:
             self._finish_redo()
         elif redo_left:
@@ -158,14 +158,14 @@ class StateStore:
     # Reading.
 
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Rows of a space in key order, from the one behind the key `after`, as they are at the time of the call.
+        """Return a space's rows in key order, beginning after the key `after`, as of the time of the call.
 
-        Until the iterator is exhausted or dropped, pages that writes make free aren't used again and the file may grow.
+        Until the iterator is exhausted or dropped, pages freed by writes aren't reused, and the file may grow.
         """
         return _rows_of(self._begin(self._rows), self._rows, space_prefix(space_id), after)
 
     def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Rows of a space whose keys have not been added since `begin_mark`, in key order; otherwise as `scan`."""
+        """Return a space's rows whose keys weren't passed to `add_marks` since `begin_mark`; otherwise as `scan`."""
         assert self._is_seeing, "unmarked() without begin_mark()"
         txn = self._begin(self._rows)
         prefix = space_prefix(space_id)
@@ -173,37 +173,37 @@ class StateStore:
         return _without(_rows_of(txn, self._rows, prefix, b""), shown)
 
     def space_ids(self) -> list[int]:
-        """Spaces that have rows."""
+        """Return the ids of spaces that have rows."""
         return sorted(int.from_bytes(prefix, "big") for prefix, count in self._counts.items() if count)
 
     def count(self, space_id: int) -> int:
-        """Rows of a space; kept beside them in the same commits."""
+        """Return a space's number of rows. Counts are stored in the same commits as the rows."""
         return self._counts.get(space_prefix(space_id), 0)
 
     @property
     def row_count(self) -> int:
-        """Rows of all spaces."""
+        """Number of rows of all spaces."""
         return sum(self._counts.values())
 
     @property
     def size_bytes(self) -> int:
-        """Of the file, free pages included."""
+        """Size of the file in bytes, free pages included."""
         return (self._path / DATA_FILE).stat().st_size
 
     # Writing.
 
     def write(self, changes: Iterable[Change], records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Apply changes and records (None removes one) as one commit.
+        """Apply changes and records as one commit. A record with the value None is removed.
 
-        Raises StateError if it can't be written, a full disk above all. The contents are then the old ones; if the failure
-        came after a large write had been committed, the store has to be opened again, and then has the new ones.
+        Raises StateError if the write fails, usually because of a full disk. The old contents are kept then. If the failure
+        came after the commit of a large write, the store has to be opened again, and then has the new contents.
         """
         slices = (changes if isinstance(changes, Changes) else ChangeList(changes)).slices(SLICE_CHANGES, SLICE_BYTES)
         clears = [slice_[0][0] for slice_ in slices if slice_[0][1] == CLEAR]
         kept = list(records)
         with self._told():
             self._touch()
-            # Another process may read the store; one that was killed meanwhile would keep its pages from being used again.
+            # Another process may have been killed while it read the store. Its pages wouldn't be reused without this check.
             self._open_environment.reader_check()
             if len(slices) <= 1 and not any(self._counts.get(prefix, 0) > SLICE_CHANGES for prefix in clears):
                 with self._writing() as txn:
@@ -215,14 +215,14 @@ class StateStore:
             try:
                 self._finish_redo()
             except BaseException:
-                # The write is committed and in part applied: what is there now is of no moment and must not be served.
+                # The write is committed but only partly applied. The current contents are inconsistent and must not be served.
                 self._release()
                 raise
 
     def bring_over(self, moves: Iterable[tuple[bytes, bytes]]) -> None:
-        """Put rows that an earlier version wrote under the keys that they have now (from, to), as one commit.
+        """Move rows written by an earlier version to their current keys, as one commit. `moves` has pairs of old and new key.
 
-        Raises StateError as `write` does; it is then as it was.
+        Raises StateError as `write` does; the store is unchanged then.
         """
         with self._told():
             self._touch()
@@ -235,7 +235,7 @@ class StateStore:
             self.is_former = False
 
     def remove_some(self, space_id: int) -> bool:
-        """Remove rows of a space that nobody asks for any more, a slice of them; returns whether none are left.
+        """Remove a slice of the rows of an unused space. Return whether no rows are left.
 
         Raises StateError as `write` does.
         """
@@ -249,12 +249,12 @@ class StateStore:
             return is_done
 
     def begin_mark(self) -> None:
-        """A snapshot begins, and has shown no key. Raises StateError as `write` does."""
+        """Begin to collect the keys of a snapshot. Raises StateError as `write` does."""
         self.end_mark()
         self._is_seeing = True
 
     def add_marks(self, keys: Iterable[bytes]) -> None:
-        """The snapshot has shown these keys. Raises StateError as `write` does."""
+        """Add keys that the snapshot contains. Raises StateError as `write` does."""
         assert self._is_seeing, "add_marks() without begin_mark()"
         ordered = sorted(keys)
         with self._told():
@@ -265,7 +265,7 @@ class StateStore:
                         txn.put(key, b"", db=self._seen)
 
     def end_mark(self) -> None:
-        """The snapshot is over, or given up: forget its keys. Raises StateError as `write` does."""
+        """Forget the snapshot's keys, when it is complete or abandoned. Raises StateError as `write` does."""
         self._is_seeing = False
         with self._told():
             if self._begin(self._seen).stat(self._seen)["entries"]:
@@ -276,9 +276,9 @@ class StateStore:
     # The end.
 
     def sync(self) -> None:
-        """Sync everything to the disk, so that the store outlives the machine's next stop; for quiet moments.
+        """Sync everything to the disk, so that the store survives a stop of the machine. For quiet moments.
 
-        Raises StateError if it can't be written; the store is then lost at the next start.
+        Raises StateError if that fails; the store is lost at the next start then.
         """
         if self._is_clean:
             return
@@ -286,14 +286,14 @@ class StateStore:
             try:
                 self._open_environment.sync(True)
             except lmdb.Error:
-                # The kernel reports a page that it couldn't write once, and then takes it for written.
+                # The kernel reports an unwritable page only once, and from then on treats it as written.
                 write_condition(self._path, "failed")
                 raise
             write_condition(self._path, f"clean {self.size_bytes}")
         self._is_clean = True
 
     def close(self) -> None:
-        """Sync everything and let go; a second call does nothing. Raises StateError as `sync` does."""
+        """Sync everything and close the store. A second call does nothing. Raises StateError as `sync` does."""
         if self._environment is None:
             return
         try:
@@ -302,12 +302,12 @@ class StateStore:
             self._release()
 
     def destroy(self) -> None:
-        """Close it and remove its files."""
+        """Close the store and remove its files."""
         self._release()
         with self._told():
             remove_files(self._path)
 
-    # Inside.
+    # Internals.
 
     @property
     def _open_environment(self) -> lmdb.Environment:
@@ -321,7 +321,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[Transaction]:
-        """One LMDB transaction, which `get` sees when it is over. After any error but LMDB's own the store is closed."""
+        """Run one LMDB transaction; `get` sees its result after the commit. Errors other than LMDB's own close the store."""
         environment = self._open_environment
         try:
             with environment.begin(write=True, db=self._rows, buffers=False) as txn:
@@ -329,11 +329,11 @@ class StateStore:
         except lmdb.Error:
             raise
         except BaseException:
-            # It may have come just behind the commit, and then what is kept in memory isn't what is on the disk.
+            # The error may have come right after the commit. Then the counts in memory differ from those on the disk.
             self._release()
             raise
         try:
-            # A reader is a moment: it is let go for the next one.
+            # A read transaction sees the contents at its begin, so it is replaced by a new one.
             self._reader.abort()
             self._reader = environment.begin(db=self._rows, buffers=False)
             self.get = self._reader.get
@@ -344,14 +344,14 @@ class StateStore:
     def _apply(
         self, txn: Transaction, changes: Sequence[Change], records: Iterable[tuple[bytes, bytes | None]]
     ) -> dict[bytes, int]:
-        """Put changes and records into a transaction; returns the counts that are true once it is committed."""
+        """Put changes and records into a transaction. Return the row counts that are valid after its commit."""
         counts = dict(self._counts)
         with txn.cursor(self._rows) as cursor:
             for prefix, group in _by_prefix(changes):
                 if group[0][1] == CLEAR:
                     self._delete_rows(txn, counts, prefix, -1)
                     continue
-                # What was new and what was there shows in how many entries there are: one call puts them all.
+                # One call puts all rows. The growth of the number of entries shows how many of them were new.
                 entries = txn.stat(self._rows)["entries"]
                 has_deletions = None in map(_tuple_of, group)
                 puts: Any = [change for change in group if change[1] is not None] if has_deletions else group
@@ -365,7 +365,7 @@ class StateStore:
         return counts
 
     def _delete_rows(self, txn: Transaction, counts: dict[bytes, int], prefix: bytes, limit: int) -> bool:
-        """Delete rows of a space, at most `limit`; returns whether none are left."""
+        """Delete at most `limit` rows of a space, or all if it is negative. Return whether no rows are left."""
         with txn.cursor(self._rows) as cursor:
             is_there = cursor.set_range(prefix)
             while is_there and cursor.key().startswith(prefix):
@@ -394,7 +394,7 @@ class StateStore:
                 self.records[key] = value
 
     def _prepare_redo(self, slices: list[list[Change]], records: list[tuple[bytes, bytes | None]]) -> None:
-        """Write down what is to be done. The last of these transactions is the write's commit."""
+        """Write the changes and records to `redo`. The last of these transactions is the write's commit."""
         try:
             for number, changes in enumerate(slices):
                 with self._writing() as txn:
@@ -402,14 +402,14 @@ class StateStore:
             with self._writing() as txn:
                 txn.put(b"redo", _encode(records), db=self._about)
         except BaseException:
-            # The commit too, if it was that: who is told of an error must find the old contents.
+            # This undoes the commit, too, if the error followed it: after an error, the caller must find the old contents.
             with contextlib.suppress(lmdb.Error, StateError), self._writing() as txn:
                 txn.delete(b"redo", db=self._about)
                 txn.drop(self._redo, delete=False)
             raise
 
     def _finish_redo(self) -> None:
-        """Do what is written down, as far as it isn't done."""
+        """Apply the slices that are left in `redo`, and the records."""
         self._touch()
         while True:
             with self._open_environment.begin(db=self._redo, buffers=False) as txn, txn.cursor() as cursor:
@@ -437,7 +437,7 @@ class StateStore:
             self._counts = counts
 
     def _touch(self) -> None:
-        """Before anything is written: from here on the contents are safe only as long as this boot lasts."""
+        """Mark the store as unsynced. To be called before each write, as unsynced contents are valid only during this boot."""
         if self._is_clean:
             write_condition(self._path, f"unsynced {boot_id()}")
             self._is_clean = False
@@ -455,7 +455,7 @@ class StateStore:
         raise self._closed()
 
     def _closed(self) -> CdcError:
-        """What is told of a store that is closed: the failure that closed it, if one did."""
+        """Return the error for the use of a closed store: the failure that closed it, if there was one."""
         failure = self._failure
         if failure is None:
             return StateError(f"the state store {self._path} is closed", "Start the daemon again.")
@@ -463,7 +463,7 @@ class StateStore:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """As `translate_lmdb_errors`; the first failure is remembered."""
+        """Translate errors as `translate_lmdb_errors` does, and remember the first one."""
         try:
             with translate_lmdb_errors(self._path):
                 yield
@@ -477,7 +477,7 @@ def _prefix_of(change: Change) -> bytes:
 
 
 def _by_prefix(changes: Sequence[Change]) -> Iterator[tuple[bytes, Sequence[Change]]]:
-    """A slice's changes by what their keys begin with. They are sorted, so the first and the last tell whether that is one."""
+    """Group a slice's changes by key prefix. They are sorted, so equal prefixes of the first and the last mean one group."""
     if changes and (prefix := _prefix_of(changes[0])) == _prefix_of(changes[-1]):
         yield prefix, changes
         return
@@ -499,7 +499,7 @@ def _rows_of(txn: Transaction, database: Any, prefix: bytes, after: bytes) -> It
 
 
 def _without(rows: Iterator[tuple[bytes, bytes]], shown: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
-    """Rows whose keys aren't among the shown ones; both are in key order."""
+    """Yield the rows whose keys aren't in `shown`. Both iterators are in key order."""
     nothing: tuple[bytes | None, bytes] = (None, b"")
     shown_key, _ = next(shown, nothing)
     for row in rows:

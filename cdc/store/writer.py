@@ -1,13 +1,13 @@
-"""Brings the images' changes into the store, once Kafka has what they belong to.
+"""Writer of the images' changes to the state store, once their events are committed in Kafka.
 
     submit(batch) ──▶ submitted ──mark_committed(position)──▶ committed ──flush──▶ store, with the position S and its schema
-                                   Kafka has it          every flush_interval_ms, or when there is much of it
+                                   committed in Kafka    every flush_interval_ms, or when many changes wait
 
-So S never passes the checkpoint, and a start finds the tuples as of S with the schema as of S. What was submitted and never
-settled is forgotten with the connection; it comes again.
+So S never passes the checkpoint, and a start finds the tuples and the schema as of S. Changes that were submitted and never
+settled are discarded with the connection; the next one submits them again.
 
-A space that was given another primary key has its rows under another number from that change on (cdc.images). Which, is written
-with the change; rows under numbers that nobody has, before or after, are removed little by little.
+When a space gets another primary key, its rows are stored under another number from that change on (cdc.images). The number is
+written with the change. Rows under numbers that no space uses, neither before nor after the change, are removed gradually.
 """
 
 from __future__ import annotations
@@ -34,18 +34,19 @@ from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import NUMBERS_KEY, Checkpoint, Writer, fold, numbers_record, position_record, space_record
 
 FLUSH_CHANGES_MAX: Final = SLICE_CHANGES
-"""More than that the store would write down twice: they are written in portions, unless one batch alone has more."""
+"""Number of committed changes from which on they are written. The store writes more changes in one call twice (`redo`), so larger
+amounts are written in portions, unless a single batch has more."""
 _NOBODY: Final = Writer("", has_store=True)
-"""Who writes positions into the store is never asked."""
+"""Placeholder for the writer of positions in the store, which is never read."""
 UNWRITTEN_BYTES_MAX: Final = 64 * 1024 * 1024
-"""With more than this on its way to the store, no more transactions are taken; one alone may be larger."""
+"""Memory of unwritten changes, in bytes, above which no more transactions are accepted. A single one may be larger."""
 CHANGE_BYTES: Final = 256
-"""What a change costs in memory beside its key and tuple: it is looked up by its key until the store has it."""
+"""Memory of a change besides its key and tuple, in bytes: it stays in a lookup table until the store has it."""
 
 
 @dataclass(slots=True)
 class _Portion:
-    """Settled changes that the store writes at once, and the position that they lead to."""
+    """Committed changes that the store writes in one call, and the position after them."""
 
     position: Position
     changes: Changes = field(default_factory=no_changes)
@@ -54,12 +55,12 @@ class _Portion:
 
 
 class StateWriter:
-    """Owns one daemon's store. For the daemon's thread."""
+    """Owner of one daemon's state store. For the daemon's thread."""
 
     def __init__(self, path: Path, name: str, flush_interval_seconds: float, holder: str | None = None) -> None:
-        """`holder` is what others are told who find the store in use: the daemon, if nothing is said.
+        """Open the store. `holder` describes this process in others' errors; the default is the daemon of this `name`.
 
-        Raises StateError, or StateLostError if the store has to be built anew.
+        Raises StateError, or StateLostError if the store has to be rebuilt.
         """
         self._path = path
         self._name = name
@@ -68,48 +69,48 @@ class StateWriter:
         self.store = StateStore(path, self._holder)
         self._images: Images | None = None
         self._submitted: deque[tuple[Position, Changes, int, dict[bytes, bytes | None]]] = deque()
-        # The parts of a transaction that isn't whole yet.
+        # The submitted parts of an incomplete transaction.
         self._open = no_changes()
         self._open_records: dict[bytes, bytes | None] = {}
         self._open_bytes = 0
         self.unwritten_bytes = 0
-        """What the changes that aren't in the store yet take in memory."""
+        """Memory of the changes that aren't in the store yet, in bytes."""
         self._settled: deque[_Portion] = deque()
         self._settled_since = 0.0
         if self.store.is_former:
             self._bring_over()
         self._position = self.checkpoint().position
-        # What keys began with at the batch that was submitted last, and what nobody has any more.
+        # The numbers that prefix keys as of the last submitted batch, and the numbers that no space uses any more.
         self._submitted_numbers: Mapping[int, int] = {}
         self._unused: list[int] = []
         self._next_removal = 0.0
 
     def checkpoint(self) -> Checkpoint:
-        """Position and schema that the store is at. Raises ConfigurationError for records of a newer version."""
+        """Return the position and schema of the store. Raises ConfigurationError for records of a newer version."""
         found = Checkpoint()
         for key, value in self.store.records.items():
             fold(self._name, key, value, found)
         return found
 
     def names(self) -> set[str]:
-        """Whose records the store has."""
+        """Return the names of the daemons whose records the store has."""
         return {json.loads(key)["name"] for key in self.store.records if key != NUMBERS_KEY}
 
     @property
     def position(self) -> Position | None:
-        """What the store is at; None while it is empty."""
+        """Position of the store; None while it is empty."""
         return self._position
 
     @property
     def size_bytes(self) -> int:
-        """Of the store's file; 0 if it can't be looked at, which others will notice."""
+        """Size of the store's file in bytes; 0 if it is inaccessible, which other operations will report."""
         try:
             return self.store.size_bytes
         except OSError:
             return 0
 
     def begin(self, kept: Iterable[SpaceForm], version: tuple[int, ...]) -> Images:
-        """A connection begins, with the store as it is: of what was submitted, only what is settled counts."""
+        """Begin a connection with the store as it is. Committed changes are written first, other submitted ones are discarded."""
         self.flush(is_forced=True)
         self._submitted.clear()
         self._open = no_changes()
@@ -121,7 +122,7 @@ class StateWriter:
         return self._images
 
     def restart(self) -> None:
-        """Begin with an empty store."""
+        """Replace the store by an empty one."""
         self._images = None
         self._submitted.clear()
         self._open = no_changes()
@@ -133,7 +134,7 @@ class StateWriter:
         self._position = None
 
     def keep_only(self, space_ids: Iterable[int]) -> None:
-        """Rows of other spaces than these aren't wanted any more. Raises StateError."""
+        """Remove the rows of all spaces other than these. Raises StateError."""
         numbers = self._numbers()
         wanted = {*self._unused, *(numbers.get(space_id, space_id) for space_id in space_ids)}
         unwanted = [(space_prefix(number), CLEAR) for number in self.store.space_ids() if number not in wanted]
@@ -141,7 +142,7 @@ class StateWriter:
             self.store.write(unwanted, ())
 
     def remove_unused(self) -> None:
-        """Remove all rows at once that are left from other primary keys. What `begin` gave is over. Raises StateError."""
+        """Remove all rows left over from former primary keys at once. Ends the use of `begin`'s result. Raises StateError."""
         self._images = None
         for number in self._unused_numbers():
             while not self.store.remove_some(number):
@@ -149,7 +150,7 @@ class StateWriter:
         self._unused = []
 
     def submit(self, batch: Batch) -> None:
-        """A batch is on its way to Kafka."""
+        """Add the changes of a batch that is being published to Kafka."""
         size = len(batch.changes) * CHANGE_BYTES + batch.changes.byte_count
         self.unwritten_bytes += size
         self._open_bytes += size
@@ -168,7 +169,7 @@ class StateWriter:
         self._open, self._open_bytes = no_changes(), 0
 
     def mark_committed(self, position: Position) -> None:
-        """Kafka has everything up to the batch with this position."""
+        """Mark all batches up to the one with this position as committed in Kafka."""
         if not self._settled:
             self._settled_since = time.monotonic()
         while self._submitted:
@@ -184,10 +185,10 @@ class StateWriter:
                 return
 
     def flush(self, *, is_forced: bool = False, is_at_once: bool = False) -> Position | None:
-        """Write what is settled, if it is time; returns the position that the store has come to. Raises StateError.
+        """Write committed changes if they are due. Return the store's new position, or None. Raises StateError.
 
-        `is_at_once`: it is time as soon as all that was submitted is settled. Before that the rows that are still to come
-        change pages that would be written twice.
+        `is_at_once`: they are due as soon as all submitted batches are committed, but not earlier: later rows would change the
+        same pages, which would be written twice.
         """
         if self._unused:
             self._remove_some()
@@ -212,14 +213,14 @@ class StateWriter:
             self._unused = self._unused_numbers()
 
     def close(self) -> None:
-        """Write what is settled and let go of the store. Raises StateError."""
+        """Write the committed changes and close the store. Raises StateError."""
         try:
             self.flush(is_forced=True)
         finally:
             self.store.close()
 
     def _bring_over(self) -> None:
-        """Give rows that an earlier version wrote the keys that they have now. Raises StateLostError if some may be missing."""
+        """Move rows written by an earlier version to their current keys. Raises StateLostError if rows may be missing."""
         try:
             forms = self.checkpoint().published_forms()
             for form in forms:
@@ -235,23 +236,23 @@ class StateWriter:
             raise
 
     def _moves(self, forms: Iterable[SpaceForm]) -> Iterator[tuple[bytes, bytes]]:
-        """Of rows that an earlier version wrote: the keys that it gave them, and those that they have now."""
+        """Yield the old and the current key of each row whose key differs from an earlier version's."""
         for form in forms:
-            with contextlib.suppress(UnkeyableError):  # of those there are no rows
+            with contextlib.suppress(UnkeyableError):  # the store has no rows of such spaces
                 codec = KeyCodec(form)
                 if codec.is_text:
                     yield from _moves_of(codec, form.space_id, self.store)
 
     def _numbers(self) -> dict[int, int]:
-        """By space, as of the store's position: what its keys begin with, where that isn't its id."""
+        """Return, as of the store's position, the numbers that prefix spaces' keys, where they differ from the space's id."""
         return numbers_in(self.store.records)
 
     def _unused_numbers(self) -> list[int]:
-        """Numbers of rows that no space has, nor will have once what is on its way is written."""
+        """Return the numbers of rows that no space uses now, nor will use once all pending changes are written."""
         numbers = self._numbers()
         settled = (portion.records for portion in self._settled)
         pending = (*settled, self._open_records, *(records for _, _, _, records in self._submitted))
-        # A number that another has replaced since is still the one at the position that the store comes to next.
+        # A number that was replaced by a pending change is still in use at the store's next position.
         taken = {*numbers.values(), *(number for records in pending for number in numbers_in(records).values())}
 
         def is_unused(number: int) -> bool:
@@ -269,7 +270,7 @@ class StateWriter:
 
 
 def numbers_in(records: Mapping[bytes, bytes] | Mapping[bytes, bytes | None]) -> dict[int, int]:
-    """By space, what its rows' keys begin with in the store, where that isn't its id."""
+    """Return, by space id, the number that prefixes the space's keys in the store, where it isn't the space's id."""
     record = json.loads(records.get(NUMBERS_KEY) or b"{}")
     return {int(space_id): number for space_id, number in record.items()}
 
@@ -278,7 +279,7 @@ def _moves_of(codec: KeyCodec, space_id: int, store: StateStore) -> Iterator[tup
     prefix = space_prefix(space_id)
     for key, tuple_ in store.scan(space_id):
         if key >= prefix + b"\x01":
-            return  # only what begins with a zero can be all zeroes
+            return  # a key of zero bytes only begins with a zero byte
         if len(key) == KEY_BYTES_MAX or not key[len(prefix) :].strip(b"\0"):
             now = codec.of_tuple(tuple_values(tuple_))
             if now != key:
