@@ -68,7 +68,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("source.uris, the first of the list", {"source": {"uris": [f"u:{SECRET}@host:99999"]}}, "port is not a number"),
     ("source", {"source": {"password": SECRET, "password_file": "x"}}, "exclude each other"),
     ("source.mode", {"source": {"mode": "joined"}}, 'must be "anonymous" or "registered"'),
-    ("source.instance_name", {"source": {"mode": "registered", "instance_name": "Reader"}}, "small letter"),
+    ("source.instance_name", {"source": {"mode": "registered", "instance_name": "Reader"}}, "lowercase letter"),
     ("source.instance_name", {"source": {"mode": "registered", "instance_name": "x" * 64}}, "63 at most"),
     ("source", {"source": {"instance_name": "reader"}}, 'instance_name needs mode = "registered"'),
     ("source.on_gap", {"source": {"on_gap": "ignore"}}, "resnapshot"),
@@ -77,8 +77,8 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("source.survey_interval_ms", {"source": {"survey_interval_ms": -1}}, "must be 0 at least"),
     ("source.vote_timeout_ms", {"source": {"vote_timeout_ms": 1}}, "must be 50 at least"),
     ("source", {"source": {"uris": ["a:1@h:3301", "h:3302", "b:2@h:3301"]}}, "names a member twice"),
-    ("source.exclude_origins, the first of the list", {"source": {"exclude_origins": [0]}}, "no id of a member"),
-    ("source.exclude_origins, the second of the list", {"source": {"exclude_origins": [31, 32]}}, "no id of a member"),
+    ("source.exclude_origins, the first of the list", {"source": {"exclude_origins": [0]}}, "not the id of a member"),
+    ("source.exclude_origins, the second of the list", {"source": {"exclude_origins": [31, 32]}}, "not the id of a member"),
     ("configuration", {"source": {"exclude_origins": [2]}}, 'needs state.images = "none"'),
     ("source.ack_interval_ms", {"source": {"ack_interval_ms": 1}}, "must be 10 at least"),
     ("source.frame_bytes_max", {"source": {"frame_bytes_max": "many"}}, "must be a whole number without quotes: 268435456"),
@@ -102,7 +102,7 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     (
         "http.allowed_hosts, the second of the list",
         {"http": {"allowed_hosts": ["cdc.example", "cdc.example:8085"]}},
-        "neither a port nor a scheme",
+        "leave out the port and the scheme",
     ),
     ("log.level", {"log": {"level": "loud"}}, "debug"),
     ("spaces.include", {"spaces": {"include": "users"}}, 'must be a list of strings, ["users"], and is a string'),
@@ -389,7 +389,7 @@ def test_the_key_that_was_meant_is_told(values: dict[str, Any], suggestion: str)
     [
         ("{space}:{key", "has a brace that isn't one of a pair"),
         ("{space}:{}", "has a pair of braces without a field's name in it"),
-        ("{space}", "names no field, so that all rows would have one key"),
+        ("{space}", "names no field, so all rows of a space would have the same key"),
     ],
 )
 def test_a_template_of_keys_that_makes_no_key_is_a_mistake(template: str, mistake: str) -> None:

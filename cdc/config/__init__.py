@@ -1,8 +1,8 @@
-"""The configuration: one TOML file, any key overridden by the environment, validated whole before anything connects.
+"""The configuration: one TOML file, whose keys the environment may override. It is validated completely before anything connects.
 
-`TARANTOOL_CDC__KAFKA__TOPIC_PREFIX=shop` overrides `topic_prefix` in `[kafka]`. Secrets may stand in a file of their own
-(`source.password_file`) or in the environment, and are never printed. A relative path, from wherever it comes, begins at the
-configuration's directory: what a command finds mustn't depend on the directory that it is started in.
+`TARANTOOL_CDC__KAFKA__TOPIC_PREFIX=shop` overrides `topic_prefix` in `[kafka]`. Secrets may be in a separate file
+(`source.password_file`) or in the environment, and are never printed. Relative paths, from the file or the environment, are
+relative to the configuration file's directory: the files that a command uses mustn't depend on its working directory.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ def _name(text: str) -> str:
 
 def _origin(number: int) -> int:
     if not 0 < number < VCLOCK_MAX:
-        raise ValueError(f"is no id of a member: they are 1 to {VCLOCK_MAX - 1}")
+        raise ValueError(f"is not the id of a member: ids are 1 to {VCLOCK_MAX - 1}")
     return number
 
 
 def _host_name(text: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9._-]{1,253}", text):
-        raise ValueError("is no name of a host; it has neither a port nor a scheme")
+        raise ValueError("is not a host name; leave out the port and the scheme")
     return text
 
 
 def _instance_name(text: str) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9_-]{0,62}", text):
-        raise ValueError("begins with a small letter, and has small letters, digits, '_' and '-' only, 63 at most")
+        raise ValueError("must begin with a lowercase letter, and have lowercase letters, digits, '_' and '-' only, 63 at most")
     return text
 
 
@@ -67,7 +67,7 @@ ReplicaId = Annotated[int, AfterValidator(_origin)]
 
 
 class Member:
-    """One server's address and who to be there."""
+    """Address of one server, and the user and password to log in with."""
 
     __slots__ = ("host", "password", "port", "user")
 
@@ -79,7 +79,7 @@ class Member:
 
     @property
     def address(self) -> str:
-        """Without the secret."""
+        """Host and port, without user and password."""
         return f"{self.host}:{self.port}"
 
 
@@ -89,49 +89,53 @@ def _uri(uri: SecretStr) -> SecretStr:
 
 
 class SourceSection(Section):
-    """Where rows come from."""
+    """Source of the rows: the members of the replica set."""
 
     uris: list[Annotated[SecretStr, AfterValidator(_uri)]] = Field(min_length=1)
-    """Members of one replica set, one or more: `["user:password@host:port"]`; `%XX` is a byte, all else stands for itself."""
+    """Members of one replica set, one or more: `["user:password@host:port"]`. `%XX` is a byte; the rest is literal."""
     user: str | None = None
-    """For URIs that have none; by default `guest`."""
+    """User for URIs without one; by default `guest`."""
     password: SecretStr | None = None
-    """For URIs that have none."""
+    """Password for URIs without one."""
     password_file: Path | None = None
-    """Holds that password; all of it counts but one line end."""
+    """File with that password. One line end at the file's end is ignored."""
     mode: Literal["anonymous", "registered"] = "anonymous"
-    """`registered`: a member of the replica set with an id, for which every version of the server keeps the logs."""
+    """`registered`: the daemon is a member of the replica set with an id. Every server version keeps the logs for it."""
     instance_name: InstanceName | None = None
-    """What a registered daemon is called in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
+    """Name of a registered daemon in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"
-    """What to do where the server no longer has the logs after the checkpoint."""
+    """Policy if the server no longer has the logs after the checkpoint."""
     on_divergence: Literal["fail", "resnapshot"] = "fail"
-    """What to do where the server lacks changes that were published."""
+    """Policy if the server lacks changes that were published."""
     prefer: Literal["replica", "leader", "order"] = "order"
-    """Of several members that could be followed: the first that is read-only, that is writable, or the first of `uris`."""
+    """Choice among several members that can be followed. `order`: the first of `uris`; `replica`: the first read-only one;
+    `leader`: the first writable one."""
     divergence_wait_ms: int = Field(default=30_000, ge=0, le=3_600_000)
-    """Where none of several members has what is needed: how long one may lag, load or be away until the policies apply."""
+    """If none of several members can be followed: how long the daemon waits for a member that lags, loads or is unavailable,
+    before the policies apply."""
     survey_interval_ms: int = Field(default=10_000, ge=0, le=3_600_000)
-    """How often every member is asked for its ballot, for /status, /metrics and a gap that the stream doesn't show yet. 0: only
-    when one is to be chosen among several, or the followed one of several has fallen silent."""
+    """Interval at which the daemon asks every member for its ballot, for /status, /metrics, and to detect a gap that the stream
+    doesn't show yet. 0: only to choose among several members, or when the followed one of several has fallen silent."""
     vote_timeout_ms: int = Field(default=1_000, ge=50, le=60_000)
-    """For connect, greeting and ballot together. Who takes longer counts as unreachable where there are several members."""
+    """Time limit for connect, greeting and ballot together. With several members, a slower one counts as unreachable."""
     probe_after_ms: int = Field(default=1_250, ge=100)
-    """Of several members: after so much silence of the followed one it is asked for its ballot over another connection, and left
-    if it doesn't answer and another can be followed. A master that is well sends a heartbeat each second."""
+    """With several members: if the followed one is silent for this time, the daemon asks it for its ballot over another
+    connection. If it doesn't answer and another member can be followed, the daemon leaves it. A healthy master sends a heartbeat
+    each second."""
     exclude_origins: list[ReplicaId] = Field(default=[])
-    """Ids of members whose own changes the server is not to send."""
+    """Ids of members whose own changes the server must not send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
-    """How often the master is told what is durable; less than four times its `replication_timeout`."""
+    """Interval of ACKs to the master, with the durable position; less than four times its `replication_timeout`."""
     quorum_alert_ms: int = Field(default=10_000, ge=100, le=86_400_000)
-    """A synchronous transaction that waits for its quorum for longer is an error in /status: twice what a leader gives it by
-    default (replication_synchro_timeout)."""
+    """Time after which a synchronous transaction that waits for its quorum is an error in /status. The default is twice the
+    leader's default time limit (replication_synchro_timeout)."""
     silence_timeout_ms: int = Field(default=10_000, ge=100)
-    """A server that sends nothing for so long is left, even if it answers otherwise."""
+    """Silence after which the daemon closes the connection, even if the server answers on other connections."""
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
-    """The longest packet that is taken."""
+    """Maximum size of a packet from the server, in bytes."""
     transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
-    """Past it a transaction waits for its end on disk, and so do transactions that wait for their quorum."""
+    """Bytes in memory above which an incomplete transaction is spooled to disk until its end arrives; the same applies to
+    transactions that wait for their quorum."""
 
     @model_validator(mode="after")
     def _uris_can_be_read(self) -> SourceSection:
@@ -145,11 +149,11 @@ class SourceSection(Section):
         return self
 
     def addresses(self) -> list[tuple[str, int]]:
-        """Hosts and ports in order."""
+        """Return the servers' hosts and ports, in order."""
         return [(member.host, member.port) for member in self._without_passwords()]
 
     def members(self) -> list[Member]:
-        """The servers in order. Raises ConfigurationError if the password's file can't be read."""
+        """Return the servers in order. Raises ConfigurationError if the password file can't be read."""
         password = self.password if self.password_file is None else _password_in(self.password_file)
         return [self._member(uri.get_secret_value(), password) for uri in self.uris]
 
@@ -157,103 +161,103 @@ class SourceSection(Section):
         return [self._member(uri.get_secret_value(), None) for uri in self.uris]
 
     def _member(self, uri: str, password: SecretStr | None) -> Member:
-        """A member with its own user and password, or with those of the section."""
+        """Return a member with the URI's user and password, or else those of the section."""
         host, port, user, own_password = parts_of_uri(uri)
         own = SecretStr(own_password) if own_password else password
         return Member(host, port, user or self.user or "guest", own)
 
 
 def _password_in(file: Path) -> SecretStr:
-    """What a file holds but for one line end at its end. Bytes that aren't UTF-8 stay what they are.
+    """Return a file's contents without one line end at its end. Bytes that aren't UTF-8 are kept (as surrogate escapes).
 
-    Raises ConfigurationError, which doesn't name the file: it may be a password that was put into the wrong key.
+    Raises ConfigurationError. The error doesn't name the file, because the path may be a password in the wrong key.
     """
     problem = ""
     try:
         text = file.read_bytes().decode("utf-8", "surrogateescape")
     except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or "that is no name of a file"
+        problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
     if problem:
         raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
     password = text.removesuffix("\n").removesuffix("\r")
     if not password:
-        raise ConfigurationError("source.password_file is empty", "Put the password into it, or leave the key out for none.")
+        raise ConfigurationError("source.password_file is empty", "Put the password into it, or omit the key for no password.")
     return SecretStr(password)
 
 
 class SnapshotSection(Section):
-    """When the contents are read as a whole."""
+    """When the daemon reads the complete contents of the spaces."""
 
     mode: Literal["initial", "always", "never", "initial_only", "when_needed"] = "initial"
-    """`always`: at each start; `never`: the schema only at first, and later what has changed, where neither the stream nor the
-    state store leads on or spaces are newly published; `initial_only`: then stop;
-    `when_needed`: at first and on any gap."""
+    """`initial`: at the first start; `always`: at each start; `initial_only`: at the first start, then stop; `when_needed`: at
+    the first start and on any gap; `never`: at the first start only the schema, and later only changed rows, if neither the
+    stream nor the state store leads on, or if spaces are newly published."""
 
 
 class SpacesSection(Section):
-    """What is published."""
+    """The published spaces."""
 
     include: list[Pattern] = Field(default=[".*"])
-    """Regular expressions over whole names of spaces; Tarantool's own need a pattern that begins with `_`."""
+    """Regular expressions that match complete names of spaces. Tarantool's own spaces need a pattern that begins with `_`."""
     exclude: list[Pattern] = Field(default=[])
-    """Of those, the ones that aren't published."""
+    """Regular expressions for those of the included spaces that aren't published."""
 
 
 class StateSection(Section):
-    """What the daemon keeps on disk."""
+    """The daemon's state on disk."""
 
     path: Path = Path("state")
-    """Relative to the configuration's directory, as all paths are."""
+    """Directory for the state; like all paths, relative to the configuration file's directory."""
     images: Literal["full", "none"] = "full"
-    """`none`: no store; UPDATE and UPSERT carry their operations."""
+    """`none`: there is no state store, and events of UPDATE and UPSERT carry their operations (`patch`)."""
     flush_interval_ms: int = Field(default=500, ge=0, le=60_000)
-    """How long the store of images may be behind Kafka; a start reads what it lacks from the master again."""
+    """Maximum lag of the state store behind Kafka. A start reads the changes that the store lacks from the master again."""
 
 
 class KafkaSection(Section):
-    """Where events go."""
+    """Destination of the events."""
 
     bootstrap_servers: str
-    """`a:9092,b:9092`; who to be there is in `kafka.properties`."""
+    """Addresses, as in `a:9092,b:9092`. User and password belong in `kafka.properties`."""
     topic_prefix: Name
-    """Of all topics, and the events' `source.name`. It belongs to one daemon."""
+    """Prefix of all topics' names, and `source.name` in the events. A prefix belongs to one daemon."""
     delivery: Literal["exactly_once", "at_least_once"] = "exactly_once"
-    """`at_least_once`: visible at once, and a restart may repeat whole source transactions."""
+    """`at_least_once`: events are visible at once, and a restart may repeat whole source transactions."""
     commit_interval_ms: int = Field(default=100, ge=1, le=60_000)
-    """When a Kafka transaction commits at the latest while more waits, or by `commit_bytes_max`; where nothing waits it does at
-    once (`commit_pause_ms`)."""
+    """Maximum age of a Kafka transaction at its commit while more changes are waiting (see also `commit_bytes_max`). If none are
+    waiting, it commits at once (see `commit_pause_ms`)."""
     commit_pause_ms: int = Field(default=30, ge=0, le=60_000)
-    """How long after a commit the next one comes at the earliest, however little waits. With less, changes that follow one
-    another closely are visible sooner, and each costs more time of the processors, here and of the brokers."""
+    """Minimum time between a commit and the next one, even if few changes are waiting. With a smaller value, changes in quick
+    succession are visible sooner, and each costs more CPU time, in the daemon and in the brokers."""
     commit_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
-    """Of events in one Kafka transaction, as long as it is of several source transactions."""
+    """Bytes of events at which a Kafka transaction commits. A single source transaction may be larger."""
     queue_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024)
-    """Events that may wait for the producer."""
+    """Maximum bytes of events that wait for the producer."""
     stalled_after_ms: int = Field(default=15_000, ge=100, le=3_600_000)
-    """How long changes may wait while nothing is committed until the daemon says that it isn't ready. A broker that dies or falls
-    silent costs up to its session's time (broker.session.timeout.ms, 9 s) and 5 s, and is no reason to wake anybody."""
+    """How long changes may wait without any commit before the daemon reports a stall and isn't ready. A broker that dies or stops
+    answering causes a wait of up to broker.session.timeout.ms (9 s) plus 5 s, which should raise no alert."""
     stop_timeout_ms: int = Field(default=30_000, ge=0, le=3_600_000)
-    """How long a stop waits for Kafka to take what is on its way; what it doesn't take is published at the next start. If a
-    transaction had to be left open, the last line says for how long readers of committed messages may have to wait."""
+    """How long a stop waits for Kafka to commit the events in flight; the rest is published at the next start. If a transaction
+    had to be left open, the last line of the log says how long readers of committed messages may have to wait."""
     partitions: int = Field(default=4, ge=1, le=10_000)
-    """Of topics that the daemon creates; adding partitions later moves keys (docs/events.md)."""
+    """Partitions of each topic of a space that the daemon creates. Adding partitions later moves keys (docs/events.md)."""
     replication_factor: int = Field(default=1, ge=1, le=100)
-    """Of topics that the daemon creates; 3 in production."""
+    """Replicas of topics that the daemon creates; 3 in production."""
     min_insync_replicas: int | None = Field(default=None, ge=1, le=100)
-    """How many replicas must have a message before it counts as written, of topics that the daemon creates. By default two where
-    there are three or more, so that one broker may be away and no single disk is the only one with a committed event."""
+    """Number of replicas that must have a message before it counts as written, for topics that the daemon creates. The default is
+    2 for three or more replicas: one broker may then be down, and a committed event is never on a single disk only."""
     message_bytes_max: int = Field(default=32 * 1024 * 1024, ge=1024, le=1_000_000_000)
-    """Of one event; the bound is librdkafka's. The producer's queue, 64 MiB, grows to hold one message of that size."""
+    """Maximum size of one event, in bytes (librdkafka's limit). The producer's queue, 64 MiB, grows to hold one such message."""
     tombstones: bool = True
-    """A null value after each `d`."""
+    """Whether a record with a null value follows each `d`."""
     transaction_topic: Literal["none", "multi", "all"] = "multi"
-    """BEGIN and END on `<prefix>.transaction`; `multi`: of source transactions with several events."""
+    """Which source transactions get BEGIN and END records on `<prefix>.transaction`; `multi`: those with several events."""
     heartbeat_interval_ms: int = Field(default=0, ge=0)
-    """How often the position is written to `<prefix>.heartbeat`; 0: never."""
+    """Interval at which the position is written to `<prefix>.heartbeat`; 0: never."""
     create_topics: bool = True
-    """False: a missing topic is an error."""
+    """Whether the daemon creates missing topics; if not, a missing topic is an error."""
     properties: dict[str, str | int | float | bool] = Field(default={}, repr=False)
-    """librdkafka's own settings. Some are secrets, so none of them is shown."""
+    """librdkafka's own settings. Their values are never shown, because some are secrets."""
 
     @field_serializer("properties")
     def _properties_are_not_shown(self, properties: dict[str, object]) -> list[str]:
@@ -263,19 +267,19 @@ class KafkaSection(Section):
     @classmethod
     def _servers_are_addresses(cls, servers: str) -> str:
         if "@" in servers:
-            raise ValueError("has addresses alone, as in a:9092,b:9092; who to be there is in kafka.properties (sasl.username)")
+            raise ValueError("must be addresses only, as in a:9092,b:9092; the user belongs in kafka.properties (sasl.username)")
         return servers
 
     @property
     def insync_replicas(self) -> int:
-        """`min_insync_replicas`, or what it is by default."""
+        """`min_insync_replicas`, or its default for this `replication_factor`."""
         return self.min_insync_replicas or (2 if self.replication_factor > 2 else 1)
 
     @model_validator(mode="after")
     def _replicas_can_be_in_sync(self) -> KafkaSection:
         if self.insync_replicas > self.replication_factor:
             raise ValueError(
-                f"min_insync_replicas = {self.min_insync_replicas} of replication_factor = {self.replication_factor} replicas: "
+                f"min_insync_replicas = {self.min_insync_replicas} is more than replication_factor = {self.replication_factor}: "
                 "nothing could ever be written"
             )
         return self
@@ -297,19 +301,19 @@ class KafkaSection(Section):
         if queue is not None and int(queue) * 1024 < self.message_bytes_max:
             raise ValueError(
                 f"properties: queue.buffering.max.kbytes = {queue} has no room for a message of message_bytes_max = "
-                f"{self.message_bytes_max}: leave it out, or make it {-(-self.message_bytes_max // 1024)} at least"
+                f"{self.message_bytes_max}: omit the property, or set it to {-(-self.message_bytes_max // 1024)} at least"
             )
         return self
 
 
 TRANSACTION_TIMEOUT_MAX_MS: Final = 2_147_483_647 - 100
-"""librdkafka adds 100 without looking."""
+"""Maximum of `transaction.timeout.ms`: librdkafka adds 100 without checking for overflow."""
 
 _PROPERTY_BOUNDS: Final = {
     "queue.buffering.max.kbytes": (1, 2_147_483_647),
     "transaction.timeout.ms": (1_000, TRANSACTION_TIMEOUT_MAX_MS),
 }
-"""Of those that something here is computed from."""
+"""Smallest and largest allowed values of the properties from which the daemon computes something."""
 
 _OWN_PROPERTIES: Final = frozenset(
     {
@@ -327,23 +331,24 @@ _OWN_PROPERTIES: Final = frozenset(
 
 
 class FormatSection(Section):
-    """What events look like."""
+    """Format of the events."""
 
     value: Literal["json"] = "json"
-    """How keys and values are written."""
+    """Encoding of keys and values."""
     on_error: Literal["fail", "dlq"] = "fail"
-    """`dlq`: rows that can't be encoded go to `<prefix>.dlq`."""
+    """Policy for rows that can't be encoded. `dlq`: they go to `<prefix>.dlq`."""
     on_image_error: Literal["fail", "dlq"] = "fail"
-    """`dlq`: so do UPDATEs and UPSERTs that can't be carried out; their keys are doubtful until they are written anew."""
+    """Policy for UPDATEs and UPSERTs that can't be applied. `dlq`: they go to `<prefix>.dlq`, and their keys are doubtful until
+    the next INSERT, REPLACE or DELETE of each."""
 
 
 class HttpSection(Section):
-    """Where the daemon can be looked at."""
+    """HTTP server for status and metrics."""
 
     listen: str = "127.0.0.1:8085"
-    """Empty: nowhere. Whoever can connect may read it and ask for rows again: there is no password."""
+    """Address to listen on; empty: none. There is no password: all clients may read the status and request rows."""
     allowed_hosts: list[HostName] = Field(default=[])
-    """Names under which it may be asked, beside IP addresses, localhost and the one in `listen`."""
+    """Host names that requests may use, in addition to IP addresses, localhost and the host in `listen`."""
 
     @model_validator(mode="after")
     def _address_can_be_read(self) -> HttpSection:
@@ -352,21 +357,21 @@ class HttpSection(Section):
 
     @property
     def address(self) -> tuple[str, int] | None:
-        """Host and port, None to listen nowhere."""
+        """Host and port to listen on, or None."""
         return address_of(self.listen)
 
 
 class LogSection(Section):
-    """What the daemon says of itself on stderr."""
+    """The daemon's log, on stderr."""
 
     format: Literal["auto", "console", "json"] = "auto"
-    """`json`: all of stderr is JSON, one object a line, the error that ends the daemon too."""
+    """`json`: all of stderr is JSON, one object per line, including the error that ends the daemon."""
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least that is said."""
+    """Lowest level that is logged."""
 
 
 class Config(BaseSettings):
-    """The whole configuration. Read it with `load`."""
+    """The complete configuration. Read it with `load`."""
 
     model_config = SettingsConfigDict(
         extra="forbid",
@@ -391,8 +396,8 @@ class Config(BaseSettings):
     def _origins_can_be_left_out(self) -> Config:
         if self.source.exclude_origins and self.state.images != "none":
             raise ValueError(
-                'source.exclude_origins needs state.images = "none": a key that such a member has written would be kept here as '
-                "it was before, and the next change's images would be wrong"
+                'source.exclude_origins needs state.images = "none": the state store would keep the old row of a key that such a '
+                "member has written, and the images of the key's next change would be wrong"
             )
         return self
 
@@ -405,7 +410,7 @@ class Config(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003
         file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """The environment wins over the file, key by key."""
+        """Return the sources of settings: the environment overrides the file, key by key."""
         return env_settings, init_settings
 
 
@@ -417,18 +422,18 @@ _PATH_PROPERTIES: Final = (
     "ssl.keystore.location",
     "sasl.kerberos.keytab",
 )
-"""Keys of kafka.properties that name files."""
+"""Keys of `kafka.properties` whose values are paths of files."""
 
 _NO_PATH: Final = "probe"
-"""With `ssl.ca.location` it has librdkafka look for the system's certificates."""
+"""Value of `ssl.ca.location` that isn't a path: librdkafka then searches for the system's certificates."""
 
 
 def load(path: Path) -> Config:
-    """Read and validate a configuration file; relative paths in it, or in the environment, begin at its directory.
+    """Read and validate a configuration file. Relative paths in it, or in the environment, are relative to its directory.
 
-    Raises ConfigurationError that lists every mistake with its key.
+    Raises ConfigurationError, which lists every mistake with its key.
     """
-    # Errors are raised behind their handlers: what Python's errors hold beside their text may be the whole file.
+    # Errors are raised outside the exception handlers: Python's own errors may contain the complete file, with its secrets.
     values: dict[str, Any] = {}
     try:
         values = tomllib.loads(path.read_bytes().decode())
@@ -446,7 +451,7 @@ def load(path: Path) -> Config:
 
 
 def _placed(config: Config, directory: Path) -> Config:
-    """The configuration with its relative paths as they are seen from `directory`."""
+    """Return the configuration with its relative paths resolved against `directory`."""
     source, kafka = config.source, config.kafka
     if source.password_file is not None:
         source = source.model_copy(update={"password_file": directory / source.password_file})
@@ -471,7 +476,7 @@ def _placed_tap(tap: TapSection, directory: Path) -> TapSection:
 
 
 def parse(values: dict[str, Any], origin: str) -> Config:
-    """Validate values that `origin` gave. Raises ConfigurationError."""
+    """Validate values that were read from `origin`, a file's path. Raises ConfigurationError."""
     unread = unread_variable(os.environ, ENVIRONMENT_PREFIX, _keys())
     if unread is not None:
         raise ConfigurationError(*unread)
@@ -482,12 +487,12 @@ def parse(values: dict[str, Any], origin: str) -> Config:
         hint = f"Lists and tables are JSON there: {ENVIRONMENT_PREFIX}SOURCE__URIS='[\"user:password@host:3301\"]'."
     except ValidationError as error:
         problem, hint = f"the configuration {origin} has mistakes:\n{_mistakes(error)}", ""
-    # Behind the handlers: what these errors hold beside their text are the values, of which some are secrets.
+    # Outside the exception handlers: these errors contain the values, and some values are secrets.
     raise ConfigurationError(problem, hint)
 
 
 def _mistakes(error: ValidationError) -> str:
-    """One line per mistake: key, what is wrong, and where the value came from if it was the environment."""
+    """Return one line per mistake: the key, the mistake, and the variable if the value came from the environment."""
     lines = []
     for mistake in error.errors(include_url=False):
         kind, place = mistake["type"], mistake["loc"]
@@ -509,7 +514,7 @@ _DEPTH_OF_PROPERTY: Final = 3
 
 
 def _default_of(place: Sequence[int | str]) -> str:
-    """The number that a key has where nothing is said, as an example."""
+    """Return `": N"` with a key's default N, as an example, if the default is a number; else an empty string."""
     section = Config.model_fields.get(str(place[0])) if place else None
     kind = section.annotation if section is not None else None
     if len(place) != len(("section", "key")) or not (isinstance(kind, type) and issubclass(kind, Section)):
@@ -519,7 +524,8 @@ def _default_of(place: Sequence[int | str]) -> str:
 
 
 def _suggestion(place: Sequence[int | str]) -> str:
-    """The key that was probably meant: one of the same section that looks like it, or one of its name in another section."""
+    """Return "; did you mean …?" with a similar key of the same section, or the same key of other sections; empty if there is
+    none."""
     *sections, wrong = (str(part) for part in place)
     known = _keys()
     here = {key.rpartition(".")[2]: key for key in known if key.split(".")[:-1] == sections}
@@ -529,7 +535,7 @@ def _suggestion(place: Sequence[int | str]) -> str:
 
 
 def _keys() -> list[str]:
-    """All keys, and the names of the sections."""
+    """Return all keys with their sections, and the names of the sections."""
     found = list(Config.model_fields)
     for section, field in Config.model_fields.items():
         kind = field.annotation

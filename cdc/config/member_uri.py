@@ -1,4 +1,4 @@
-"""Members' addresses as the configuration has them: `user:password@host:port`, where `%XX` is a byte."""
+"""Parsing of the members' URIs in the configuration: `user:password@host:port`, where `%XX` is a byte."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ NUMBER: Final = re.compile(r"[0-9]{1,5}")
 PORT_MAX: Final = 65_535
 _SCHEME: Final = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*:)?//")
 _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\]")
-_URI_EXAMPLE: Final = "one looks like user:password@host:3301, where %XX stand for bytes"
+_URI_EXAMPLE: Final = "write it as user:password@host:3301, where %XX is a byte"
 
 
 def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
-    """Host, port, user and password. Raises ValueError, without a word of the URI.
+    """Return host, port, user and password of a URI. Raises ValueError, whose text contains nothing of the URI.
 
-    Python's library isn't asked: it passes over tabs and line ends in a password, and shows the password in its errors.
+    Python's urllib isn't used for this: it drops tabs and line ends from a password, and shows the password in its errors.
     """
     before, at, place = _SCHEME.sub("", uri, count=1).rpartition("@")
     host, _, number = place.removesuffix("/").rpartition(":")
@@ -30,6 +30,6 @@ def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
     except UnicodeDecodeError:
         user = password = ""
         at = "%"
-    if at == "%":  # out of the handler: its error has the password in it
-        raise ValueError(f"is a URI whose user or password isn't UTF-8 once %XX are bytes; {_URI_EXAMPLE}")
+    if at == "%":  # raised outside the handler, because the handler's error contains the password
+        raise ValueError(f"is a URI whose user or password isn't UTF-8 after %XX is decoded; {_URI_EXAMPLE}")
     return host.lower().strip("[]"), int(number), user, password

@@ -1,6 +1,6 @@
-"""What is wrong with a value of the configuration, and where it stands, in the words of a TOML file.
+"""Messages about mistakes in the configuration, in TOML's terms.
 
-pydantic finds the mistakes and says them in Python's words.
+pydantic finds the mistakes, but describes them in Python's terms.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 Place = Sequence[int | str]
-"""Keys from the outermost in; a number is an index in a list."""
+"""Path of a value: keys from the outermost to the innermost; a number is an index in a list."""
 
 _TYPE_NAMES: Final = {
     str: "a string",
@@ -31,10 +31,10 @@ _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "sev
 
 
 def what_is_wrong(kind: str, about: Mapping[str, Any], place: Place, value: object, *, default: str, is_text: bool) -> str:
-    """What a value must be, in TOML's words, from pydantic's type of error; empty for a sentence of our own.
+    """Return a message that says what a value must be, in TOML's terms; empty if pydantic's error has a message of this project.
 
-    Of the `value` only its type is looked at: it may be a secret. `default` is shown where it is a number. `is_text`: the value
-    stands in the environment, where there are no quotes to leave out.
+    `kind` and `about` are the type and the context of pydantic's error. Only the type of `value` is used, because it may be a
+    secret. `default` is appended if a number is expected. `is_text`: the value is from the environment, where it has no quotes.
     """
     given = _TYPE_NAMES.get(type(value), "")
     last = str(place[-1]) if place else ""
@@ -65,17 +65,17 @@ def what_is_wrong(kind: str, about: Mapping[str, Any], place: Place, value: obje
 
 
 def wrong_toml(problem: str) -> str:
-    """What to do about a parser's error that comes of a table in two places, or of {…} on several lines; empty for others."""
+    """Return a hint for a TOML error caused by a table in two places, or by {…} on several lines; empty for other errors."""
     if not re.search("Cannot declare|Cannot mutate|Cannot overwrite|key part|inline table", problem):
         return ""
     return "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
 
 
 def unread_variable(environment: Iterable[str], prefix: str, keys: Iterable[str]) -> tuple[str, str] | None:
-    """What is wrong with a variable that looks like one of ours and that nobody would read, and what to do; None without one.
+    """Return a message and a hint for a variable that looks like a key of the configuration but is none; None if there is none.
 
-    Keys of the configuration are given with their sections, and sections by themselves. Kubernetes gives every pod variables
-    that begin like ours, TARANTOOL_CDC_PORT, beside a service tarantool-cdc: without a key that is meant they are no mistake.
+    `keys` are the keys with their sections, and the sections alone. Beside a service named tarantool-cdc, Kubernetes sets
+    variables such as TARANTOOL_CDC_PORT in every pod. Such a variable is a mistake only if it resembles a key.
     """
     known = {prefix + key.upper().replace(".", "__") for key in keys}
     meant = {re.sub("_+", "_", name): name for name in known}
@@ -83,7 +83,7 @@ def unread_variable(environment: Iterable[str], prefix: str, keys: Iterable[str]
         name = variable.upper()
         is_ours = name.startswith(prefix)
         if is_ours and prefix + name.removeprefix(prefix).split("__")[0] in known:
-            continue  # what is wrong below a section, its validation finds
+            continue  # the section's validation finds mistakes in the rest of the name
         found = meant.get(re.sub("_+", "_", name))
         if is_ours and found is None:
             found = next(iter(difflib.get_close_matches(name, known, n=1, cutoff=0.7)), None)
@@ -94,7 +94,7 @@ def unread_variable(environment: Iterable[str], prefix: str, keys: Iterable[str]
 
 
 def place_shown(place: Sequence[int | str]) -> str:
-    """A key, and which of a list's members it is."""
+    """Return the text for a path: the key, and the position in its list if the value is an item of a list."""
     key, *rest = ".".join(_key_shown(part) for part in place if isinstance(part, str)), *place
     index = next((part for part in rest if isinstance(part, int)), None)
     if index is None:
@@ -103,6 +103,6 @@ def place_shown(place: Sequence[int | str]) -> str:
 
 
 def _key_shown(part: int | str) -> str:
-    """A key, if it looks like one: what stands in the wrong place may be a secret."""
+    """Return a key if it looks like one, else `…`: a value in the wrong place may be a secret."""
     text = str(part)
     return text if re.fullmatch(r"[A-Za-z0-9_.-]{1,100}", text) else "…"

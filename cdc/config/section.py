@@ -1,4 +1,4 @@
-"""What all sections of the configuration have in common."""
+"""Base class and validators that all sections of the configuration share."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LISTEN_HOST: Final = re.compile(r"[A-Za-z0-9._:%-]+")
 
 
 class Section(BaseModel):
-    """A table of the file."""
+    """A table of the configuration file."""
 
-    # A key that nobody reads is a key that somebody misspelt.
+    # An unknown key is a misspelt key.
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
 
@@ -32,13 +32,13 @@ Pattern = Annotated[str, AfterValidator(_regular_expression)]
 
 
 def check_listen(name: str, text: str) -> None:
-    """Raises ValueError if nobody can listen there."""
+    """Check that `text`, the value of the key `name`, is empty or host:port. Raises ValueError if not."""
     host, _, port = text.rpartition(":")
     if text and not (_LISTEN_HOST.fullmatch(host) and NUMBER.fullmatch(port) and int(port) <= PORT_MAX):
         raise ValueError(f"{name} must be host:port, or empty to listen nowhere")
 
 
 def address_of(text: str) -> tuple[str, int] | None:
-    """Host and port, None to listen nowhere."""
+    """Return host and port of an address; None if it is empty, which means not to listen."""
     host, _, port = text.rpartition(":")
     return (host, int(port)) if text else None

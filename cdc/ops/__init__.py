@@ -1,1 +1,1 @@
-"""What an operator sees: status, metrics, HTTP, log, progress; and what may be asked of a running daemon."""
+"""The operator's interfaces: status, metrics, HTTP, log, progress, and requests to a running daemon."""

@@ -1,4 +1,4 @@
-"""Asking a running daemon, over the HTTP address of its configuration."""
+"""Client of a running daemon: requests to the HTTP address in its configuration."""
 
 from __future__ import annotations
 
@@ -12,22 +12,25 @@ from cdc.errors import CdcError, ConfigurationError, RequestError
 from cdc.stream.ownership import NameTakenError
 
 _ASK_SECONDS: Final = 30.0
-"""Longer than the daemon takes to say that it is too busy."""
+"""Longer than the time after which the daemon answers that it is too busy."""
 _STATUS_SECONDS: Final = 5.0
 
 Address = tuple[str, int]
 
 
 def ask(name: str, address: Address | None, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
-    """What the running daemon `name` answers at http.listen's address.
+    """Send a request to the running daemon `name` at http.listen's address, and return its answer.
 
-    Raises ConfigurationError if there is none, or another, and RequestError if it refuses.
+    `question` is the body of a POST; without it the request is a GET. Raises ConfigurationError if no daemon, or another one,
+    answers there, and RequestError if the daemon refuses the request.
     """
     if address is None:
-        raise ConfigurationError("http.listen is empty: this daemon can't be asked", "Give it an address and restart it.")
+        raise ConfigurationError(
+            "http.listen is empty: this daemon accepts no requests", "Set http.listen and restart the daemon."
+        )
     host, port = address
     try:
-        # Before anything is asked of it: another configuration may have the same address.
+        # Check the name before the request: another configuration may have the same address.
         status = _get(address, "/status", None)
         if status["name"] != name:
             raise ConfigurationError(
@@ -46,7 +49,8 @@ def ask(name: str, address: Address | None, path: str, question: dict[str, Any] 
 
 
 def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:
-    """What the TAP server of the daemon `name` says of itself at tap.http_listen's address; None if there is none."""
+    """Return the status that the TAP server of the daemon `name` reports at the address of tap.http; None if none answers
+    there."""
     if address is None:
         return None
     try:
@@ -57,9 +61,9 @@ def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:
 
 
 def who_listens(name: str, address: Address, how_to_end_it: str) -> CdcError | None:
-    """What to say to a daemon `name` that can't listen at an address because another daemon does; None if none does.
+    """Return the error for a daemon `name` that can't listen at an address where another daemon listens; None if none does.
 
-    `how_to_end_it` is said of one of the same name.
+    `how_to_end_it` is added to the hint if the other daemon has the same name.
     """
     found = _status_at(address)
     if found is None:
@@ -68,18 +72,19 @@ def who_listens(name: str, address: Address, how_to_end_it: str) -> CdcError | N
     place = f"{address[0]}:{address[1]}"
     if other == name:
         return NameTakenError(
-            f"a daemon {name!r} is at work and listens at {place} (http.listen)"
-            f"{f', process {process}' if isinstance(process, int) else ''}, and there can be one of a name",
+            f"a daemon {name!r} is running and listens at {place} (http.listen)"
+            f"{f', process {process}' if isinstance(process, int) else ''}, and only one daemon of a name may run",
             f"Stop that one first{how_to_end_it}. If this is to be another daemon, give it another name, kafka.topic_prefix, "
             "state.path and http.listen.",
         )
     return ConfigurationError(
-        f"http.listen = {place} can't be had: the daemon {other!r} listens there", f"Give {name!r} another port in http.listen."
+        f"can't listen at http.listen = {place}: the daemon {other!r} listens there",
+        f"Give {name!r} another port in http.listen.",
     )
 
 
 def name_at(address: Address) -> str | None:
-    """The name of the daemon that answers at an address; None if none does."""
+    """Return the name of the daemon that answers at an address; None if none does."""
     found = _status_at(address)
     return None if found is None else str(found["name"])
 
@@ -87,7 +92,7 @@ def name_at(address: Address) -> str | None:
 def _status_at(address: Address) -> dict[str, Any] | None:
     try:
         found = _get(address, "/status", None)
-        # Whoever else answers there may answer anything.
+        # Another program at this address may answer anything.
         return found if isinstance(found["name"], str) else None
     except (HTTPException, OSError, ValueError, KeyError, TypeError):
         return None
@@ -101,7 +106,7 @@ def _get(address: Address, path: str, question: dict[str, Any] | None) -> dict[s
         headers={"Content-Type": "application/json"},
     )
     timeout = _STATUS_SECONDS if question is None else _ASK_SECONDS
-    # A daemon's address is asked for directly, whatever proxy there is for other sites.
+    # The request goes directly to the daemon's address, even if the environment sets a proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=timeout) as answer:
         found: dict[str, Any] = json.load(answer)

@@ -1,10 +1,11 @@
-"""Requests for rows of some spaces again, on their way from whoever asks to the thread that has the rows.
+"""Queue of backfill requests (`tarantool-cdc snapshot`), from the HTTP threads to the daemon's thread, which has the rows.
 
     HTTP's thread ──ask──▶ waiting ──▶ current ──▶ chunks, one per turn of the follower's loop
                     ◀──────── admitted, or why not
 
-One request runs at a time, and it gives way to the stream: while rows come, it takes a third of the time at most. With the
-connection its pipeline ends, and on the next one it begins anew, under another number. A restart forgets all requests.
+One request runs at a time, and the stream has priority: while the stream has rows, the request uses at most a third of the time.
+The pipeline ends with its connection. On the next connection the request starts again, under another number. A restart of the
+daemon forgets all requests.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cdc.stream.pipeline import Pipeline
 REQUESTS_MAX: Final = 16
 ANSWER_TIMEOUT_SECONDS: Final = 20.0
 QUEUED_BYTES_MAX: Final = CHUNK_BYTES
-"""With more than this before Kafka's producer no chunk is made: live events would have to wait behind all of it."""
+"""Queued bytes above which no chunk is made, because live events would have to wait behind all of them."""
 _TIME_FACTOR: Final = 2
 
 
@@ -40,28 +41,29 @@ class _Request:
 
 
 class SnapshotRequests:
-    """The queue. `ask` and `to_json` are for any thread, all else for the daemon's."""
+    """The queue. Any thread may call `ask` and `to_json`; only the daemon's thread may use the rest."""
 
     def __init__(self, *, start_alone: bool = False) -> None:
-        """`start_alone`: no row of a request is made before the checkpoint says that it has begun."""
+        """`start_alone`: make no row of a request before the checkpoint records that the request has begun."""
         self._start_alone = start_alone
         self._is_waiting = False
         self.is_open = False
-        """Whether there is a stream behind which rows may be published again."""
+        """Whether a stream is being followed, so that requests can be accepted."""
         self._lock = threading.Lock()
         self._waiting: deque[_Request] = deque()
         self._current: Republication | None = None
-        # Where the current one ends, once all of it has been made.
+        # Position of the end of the current request, once all its chunks have been made.
         self._end: Position | None = None
         self._not_before = 0.0
         self._log = structlog.get_logger()
 
     def ask(self, names: Sequence[str], timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> None:
-        """Ask for the rows of these spaces, and wait until it is clear that they will come. Raises RequestError."""
+        """Request the rows of these spaces, and wait until the request is accepted. Raises RequestError if it is refused, if too
+        many requests wait, or if the daemon doesn't begin it within `timeout_seconds`."""
         request = _Request(tuple(names))
         with self._lock:
             if len(self._waiting) >= REQUESTS_MAX:
-                raise RequestError(f"{REQUESTS_MAX} requests are waiting already", "Ask again when they are done.")
+                raise RequestError(f"{REQUESTS_MAX} requests are waiting already", "Try again when they are done.")
             self._waiting.append(request)
         if not request.is_answered.wait(timeout_seconds):
             with self._lock:
@@ -69,13 +71,13 @@ class SnapshotRequests:
                     request.is_withdrawn = True
                     raise RequestError(
                         f"the daemon was busy for {timeout_seconds:g} s: another request runs, or Kafka or the state store lag",
-                        "`tarantool-cdc status` tells which; ask again later.",
+                        "`tarantool-cdc status` shows which; try again later.",
                     )
         if request.error is not None:
             raise request.error
 
     def to_json(self) -> dict[str, Any] | None:
-        """For /status: what runs and what waits; None if nothing does."""
+        """Return the running request and the number of waiting ones, for /status; None if there are none."""
         current, waiting = self._current, len(self._waiting)
         if current is None and not waiting:
             return None
@@ -88,19 +90,20 @@ class SnapshotRequests:
 
     @property
     def is_running(self) -> bool:
-        """Whether there are chunks to be made."""
+        """Whether a request has chunks to be made now."""
         return self._current is not None and not self._current.is_complete and not self._is_waiting
 
     def open(self) -> None:
-        """A stream is being followed: requests are taken from now on."""
+        """Accept requests, because a stream is being followed."""
         self.is_open = True
 
     def close(self) -> None:
-        """It no longer is."""
+        """Accept no more requests, because the stream has ended."""
         self.is_open = False
 
     def restart(self) -> None:
-        """Another connection, and another pipeline: what ran begins anew, and so does what wasn't durable yet."""
+        """Start the current request again, also if it is made but not durable: there is another connection and another
+        pipeline."""
         if self._current is not None:
             self._current = Republication(self._current.names, starts_alone=self._start_alone)
         self._is_waiting = self.is_open = False
@@ -108,9 +111,10 @@ class SnapshotRequests:
         self._not_before = 0.0
 
     def chunk(self, pipeline: Pipeline, now_us: int, *, queued_bytes: int, is_busy: bool) -> Batch | None:
-        """The next chunk, if there is one to make and it is time; `is_busy` if the stream had rows just now.
+        """Return the next chunk; None if there is none to make, or if the stream has priority now.
 
-        Raises as Pipeline.feed does.
+        `queued_bytes`: events that wait for the producer. `is_busy`: the stream had rows in this turn. Raises the errors of
+        Pipeline.feed.
         """
         if self._end is not None:
             if not pipeline.ledger.is_settled(self._end):
@@ -130,14 +134,14 @@ class SnapshotRequests:
         return batch
 
     def _finish(self) -> None:
-        """Only now: what Kafka throws away has to be made once more."""
+        """End the current request. It ends only once it is durable: if Kafka aborts its events, they must be made again."""
         current = self._current
         assert current is not None
         self._log.info("rows were published again", spaces=list(current.names), rows=current.row_count)
         self._current = self._end = None
 
     def _first(self, pipeline: Pipeline, now_us: int) -> Batch | None:
-        """Begin the first request that is still wanted and can be done; tell who asks."""
+        """Begin the first waiting request that isn't withdrawn and is valid; answer the threads whose requests are taken."""
         while self._waiting:
             with self._lock:
                 request = self._waiting.popleft()
@@ -156,13 +160,13 @@ class SnapshotRequests:
         try:
             return pipeline.republish(current, now_us)
         except RequestError as error:
-            # It began on another connection, and by now something else is published.
+            # The request began on another connection, and the set of published spaces has changed since.
             self._log.warning("rows can't be published again any more", spaces=list(current.names), reason=str(error))
             self._current = None
             return None
 
 
 def _has_begun(current: Republication, pipeline: Pipeline) -> bool:
-    """Whether the checkpoint has the request's number, if it has one yet."""
+    """Return whether the checkpoint has the request's number; a request without a number counts as begun."""
     state = pipeline.ledger.checkpoint.snapshot
     return state is not None and state.snapshot_id >= current.snapshot_id

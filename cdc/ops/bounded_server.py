@@ -1,13 +1,13 @@
-"""An HTTP server that costs its process a bounded number of descriptors, threads and seconds, whoever connects to it.
+"""HTTP server with a bounded cost in descriptors, threads and seconds, regardless of its clients.
 
-    connections   at most `connections_max`: a newcomer takes the place of the one that has been there longest, so that a
-                  request is answered however many idle ones there are
-    time          a connection is cut `request_seconds` after it came, however busily it sends; once its answer is there it has
-                  as long again to read it. Where the answer has to wait for something, the handler says so (`prolong`)
-    Host          an IP address, `localhost` or a name that was allowed. A page in somebody's browser can have its own name
-                  lead to this machine (DNS rebinding), and its requests then carry that name: they are answered with 421
+    connections   at most `connections_max`: a new connection replaces the oldest one, so that a request is answered however
+                  many idle connections there are
+    time          a connection is closed `request_seconds` after it was accepted, even if the client still sends. Once the answer
+                  exists, the client has as long again to read it. A handler whose answer has to wait calls `prolong`
+    Host          an IP address, `localhost` or an allowed name. A web page can make its own host name resolve to this machine
+                  (DNS rebinding); the browser's requests then carry that name, and are answered with 421
 
-What it refuses to know: what is asked for.
+The server doesn't know what its paths mean: subclasses of the handler answer the requests.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _HOST_SHOWN: Final = 100
 
 
 class BoundedServer(ThreadingHTTPServer):
-    """Serves with a thread for each connection."""
+    """HTTP server with one thread per connection."""
 
     daemon_threads = True
     request_queue_size = 128
@@ -49,12 +49,12 @@ class BoundedServer(ThreadingHTTPServer):
         connections_max: int = CONNECTIONS_MAX,
         request_seconds: float = REQUEST_SECONDS,
     ) -> None:
-        """Listens, at an IPv6 address if it is one. Raises OSError if the address can't be had."""
+        """Listen at an IPv4 or IPv6 address. Raises OSError if the address isn't available."""
         self.allowed_hosts = frozenset(host.lower() for host in (*allowed_hosts, address[0]))
         self._connections_max = connections_max
         self._request_seconds = request_seconds
         self._lock = threading.Lock()
-        # Connections that aren't cut, the oldest first, with the time at which they are; and threads, of those that are, too.
+        # Open connections, oldest first, with the time at which each will be cut. The threads include those of cut connections.
         self._open: dict[socket.socket, float] = {}
         self._thread_count = 0
         if ":" in address[0]:
@@ -65,44 +65,44 @@ class BoundedServer(ThreadingHTTPServer):
     def listening(
         cls, key: str, address: tuple[str, int], handler: type[BoundedHandler], allowed_hosts: Collection[str] = ()
     ) -> Self:
-        """One that listens where the configuration's `key` says. Raises ConfigurationError if the address can't be had."""
+        """Return a server that listens at the address of the configuration's `key`. Raises ConfigurationError if it can't."""
         try:
             return cls(address, handler, allowed_hosts=allowed_hosts)
         except OSError as error:
             raise ConfigurationError(
-                f"{key} = {address[0]}:{address[1]} can't be had: {error.strerror}",
-                f"Choose another port, or an empty {key} to listen nowhere.",
+                f"can't listen at {key} = {address[0]}:{address[1]}: {error.strerror}",
+                f"Choose another port, or leave {key} empty for no server.",
             ) from error
 
     @property
     def port(self) -> int:
-        """The port, which the system chose if 0 was asked for."""
+        """The port; if port 0 was requested, the one that the system chose."""
         port: int = self.server_address[1]
         return port
 
     def start(self) -> None:
-        """Serve, on a thread of its own, until `stop`."""
+        """Serve on a separate thread until `stop`."""
         threading.Thread(target=self.serve_forever, name="http", daemon=True).start()
 
     def stop(self) -> None:
-        """End what `start` began, and stop listening."""
+        """Stop serving and listening."""
         self.shutdown()
         self.server_close()
 
     def get_request(self) -> tuple[socket.socket, Any]:
-        """The next connection. Where others have taken all descriptors, it isn't asked for at once again."""
+        """Accept the next connection. If the process has no free descriptors, pause before the error is raised."""
         try:
             return super().get_request()
         except OSError as error:
             if error.errno in _OUT_OF_DESCRIPTORS:
-                time.sleep(0.1)  # nobody tells when there are some again
+                time.sleep(0.1)  # no event says when descriptors are free again
             raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Give the connection a thread, and end the oldest one if there are too many."""
+        """Give the connection a thread, and cut the oldest connection if there are too many."""
         with self._lock:
             if self._thread_count >= 2 * self._connections_max:
-                is_taken = False  # so many were cut that their threads haven't ended yet
+                is_taken = False  # too many threads of cut connections haven't ended yet
             else:
                 is_taken = True
                 if len(self._open) >= self._connections_max:
@@ -115,55 +115,58 @@ class BoundedServer(ThreadingHTTPServer):
             super().shutdown_request(request)
 
     def shutdown_request(self, request: Any) -> None:
-        """The connection is done with."""
+        """Close the connection and forget it."""
         with self._lock:
             self._open.pop(request, None)
             self._thread_count -= 1
         super().shutdown_request(request)
 
     def prolong(self, request: socket.socket, seconds: float) -> None:
-        """A request was read, and its answer comes within so many seconds: from now on it has these, and its time, to be sent."""
+        """Extend a connection's deadline after its request was read.
+
+        The answer may take `seconds` to be made, and then has the normal time to be sent.
+        """
         with self._lock:
             if request in self._open:
                 self._open[request] = time.monotonic() + seconds + self._request_seconds
 
     def service_actions(self) -> None:
-        """Twice a second and behind each newcomer: end what has been there for too long."""
+        """Cut the connections whose time is over; called twice a second and after each new connection."""
         now = time.monotonic()
         with self._lock:
             for request in [request for request, until in self._open.items() if until <= now]:
                 self._cut(request)
 
     def server_close(self) -> None:
-        """Stop listening, and end all connections."""
+        """Stop listening, and cut all connections."""
         super().server_close()
         with self._lock:
             for request in list(self._open):
                 self._cut(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - the library's signature
-        """Who goes away in the middle is no news; all else is a fault of this program."""
+        """Log an error in a handler, unless it is an OSError: a client that disconnects isn't worth a log line."""
         if not isinstance(sys.exception(), OSError):
             structlog.get_logger().error("a request failed", exc_info=True)
 
     def _cut(self, request: socket.socket) -> None:
-        """Its thread reads an end, or can't write any more, and closes it."""
+        """Shut a connection down: its thread then reads an end, or fails to write, and closes the connection."""
         self._open.pop(request, None)
         with contextlib.suppress(OSError):
             request.shutdown(socket.SHUT_RDWR)
 
 
 class BoundedHandler(BaseHTTPRequestHandler):
-    """One request. Subclasses answer it."""
+    """Handler of one request; subclasses answer it."""
 
     server: BoundedServer
-    # Head and body go out together: where a connection is cut, an answer has come whole or not at all, unless it is larger.
+    # Head and body are sent together: if a connection is cut, the client has all or nothing of an answer that fits the buffer.
     wbufsize = ANSWER_BUFFER_BYTES
     server_version = "tarantool-cdc"
     sys_version = ""
 
     def parse_request(self) -> bool:
-        """As the library does, and whether the request was meant for this server."""
+        """Parse the request, and check its Host. Returns whether the request is to be answered by a subclass."""
         if not super().parse_request():
             return False
         hosts = self.headers.get_all("Host", [])
@@ -172,12 +175,16 @@ class BoundedHandler(BaseHTTPRequestHandler):
             return False
         if hosts and not is_allowed(hosts[0], self.server.allowed_hosts):
             shown = ascii(hosts[0][:_HOST_SHOWN])
-            self.answer(421, "text/plain", f"{shown} is no address, not localhost, and not in http.allowed_hosts\n".encode())
+            self.answer(
+                421,
+                "text/plain",
+                f"the Host {shown} is not an IP address, not localhost, and not in http.allowed_hosts\n".encode(),
+            )
             return False
         return True
 
     def answer(self, code: int, content_type: str, body: bytes) -> None:
-        """Send the whole answer. However long it took to be made, there is time to send it."""
+        """Send the complete answer. It has the normal time to be sent, however long it took to be made."""
         self.server.prolong(self.connection, 0)
         self.send_response(code)
         self.send_header("Content-Type", content_type)
@@ -186,18 +193,18 @@ class BoundedHandler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def finish(self) -> None:
-        """The connection's files are closed, also where the rest of an answer can't be sent any more."""
+        """Close the connection's files, also if the rest of an answer can't be sent."""
         try:
             super().finish()
         finally:
             self.rfile.close()
 
     def log_message(self, *_: object) -> None:
-        """Scrapes are no news."""
+        """Log nothing: regular scrapes would fill the log."""
 
 
 def is_allowed(host: str, allowed: Collection[str]) -> bool:
-    """Whether a request with this Host may be answered; `allowed` are names in small letters."""
+    """Return whether a request with this Host header may be answered; `allowed` are names in lowercase."""
     name = host.strip().lower()
     if name.startswith("["):
         name, _, port = name[1:].partition("]")

@@ -1,4 +1,4 @@
-"""The daemon's window: /metrics (Prometheus), /health, /ready and /status; and one thing to ask for, POST /snapshot.
+"""The daemon's HTTP interface: /metrics (Prometheus), /health, /ready and /status; and one action, POST /snapshot.
 
 {"spaces": ["users"]} ──▶ 202, or 400, 409, 415, 503 with {"error": a sentence}
 """
@@ -23,15 +23,15 @@ _KEY: Final = "http.listen"
 
 
 def try_to_listen(address: tuple[str, int]) -> None:
-    """Raises ConfigurationError if nobody could listen at the address now."""
+    """Check that the address is available to listen on now. Raises ConfigurationError if not."""
     BoundedServer.listening(_KEY, address, BoundedHandler).server_close()
 
 
 class StatusServer:
-    """Serves one status on a thread of its own."""
+    """HTTP server for one status, on a separate thread."""
 
     def __init__(self, address: tuple[str, int], status: Status, allowed_hosts: Collection[str] = ()) -> None:
-        """Listen; answer also under the names `allowed_hosts`. Raises ConfigurationError if the address can't be had."""
+        """Listen, and answer also requests for the host names `allowed_hosts`. Raises ConfigurationError if it can't listen."""
         registry = CollectorRegistry()
         registry.register(StatusCollector(status))
 
@@ -56,7 +56,7 @@ class StatusServer:
             def do_POST(self) -> None:  # noqa: N802 - the library's name
                 if self.path != "/snapshot":
                     self.answer(404, "text/plain", b"there is /snapshot\n")
-                # A page in somebody's browser can't send this type to another site without being allowed to.
+                # A web page can't send this content type to another site without that site's permission (CORS).
                 elif self.headers.get_content_type() != "application/json":
                     self._tell(415, {"error": "the body must be application/json"})
                 else:
@@ -73,7 +73,7 @@ class StatusServer:
                 except (ValueError, RecursionError):
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
                 if status.requests is None or not status.requests.is_open:
-                    return 503, {"error": f"the daemon doesn't follow the stream, it is {status.state}. Ask again once it does."}
+                    return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
                 self.server.prolong(self.connection, ANSWER_TIMEOUT_SECONDS)
                 try:
                     status.requests.ask(names)
@@ -89,7 +89,7 @@ class StatusServer:
 
     @property
     def port(self) -> int:
-        """The port, which the system chose if 0 was asked for."""
+        """The port; if port 0 was requested, the one that the system chose."""
         return self._server.port
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The metrics, as a documented list: what /metrics shows, each with its meaning and unit."""
+"""The list of the metrics that /metrics shows, each with its description and unit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
-    "tarantool_cdc_rows": ("Rows of the stream and of snapshots that were taken in", lambda s: s.row_count),
+    "tarantool_cdc_rows": ("Rows received in the stream and in snapshots", lambda s: s.row_count),
     "tarantool_cdc_received_bytes": ("Bytes read from the server", lambda s: s.received_bytes),
     "tarantool_cdc_events": ("Events handed to Kafka", lambda s: s.kafka.event_count),
     "tarantool_cdc_event_bytes": ("Bytes of values handed to Kafka", lambda s: s.kafka.byte_count),
@@ -22,7 +22,7 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_commit_seconds": ("Time spent in Kafka commits", lambda s: s.kafka.commit_seconds),
     "tarantool_cdc_aborts": ("Kafka transactions that were aborted and published again", lambda s: s.kafka.abort_count),
     "tarantool_cdc_vinyl_upserts": (
-        "UPSERTs of vinyl spaces from a master before 2.6.1, which may merge them otherwise than one after the other",
+        "UPSERTs of vinyl spaces from a master before 2.6.1, whose result may differ there because it may merge them",
         lambda s: s.merging_upsert_count,
     ),
     "tarantool_cdc_reconnects": ("Connections to Tarantool after the first", lambda s: s.reconnect_count),
@@ -32,63 +32,72 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
 GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_ready": ("1 while changes flow and become durable", lambda s: float(s.is_ready)),
     "tarantool_cdc_stalled_seconds": (
-        "How long changes have been waiting while Kafka committed nothing; 0 if none waits",
+        "How long changes have been waiting without a Kafka commit, in seconds; 0 if none waits",
         lambda s: s.stalled_seconds,
     ),
     "tarantool_cdc_lag_seconds": (
-        "Age of the oldest change that isn't committed, 0 when all is",
+        "Age of the oldest received change that isn't committed, in seconds; 0 if all are",
         lambda s: s.lag_seconds(time.time()),
     ),
-    "tarantool_cdc_seq": ("The last seq given out", lambda s: s.seq),
-    "tarantool_cdc_schema_version": ("The last schema version given out", lambda s: s.schema_version),
-    "tarantool_cdc_snapshot_rows": ("Rows of the latest snapshot so far", lambda s: s.snapshot_rows),
+    "tarantool_cdc_seq": ("The last seq assigned", lambda s: s.seq),
+    "tarantool_cdc_schema_version": ("The last schema version assigned", lambda s: s.schema_version),
+    "tarantool_cdc_snapshot_rows": ("Rows of the latest snapshot received so far", lambda s: s.snapshot_rows),
     "tarantool_cdc_queued_bytes": ("Bytes of events that wait for Kafka's producer", lambda s: s.queued_bytes),
     "tarantool_cdc_unwritten_bytes": (
-        "Memory of the images' changes that the store doesn't have yet; a transaction of the source is held in it whole",
+        "Memory for changes of images that the store doesn't have yet; it holds complete source transactions",
         lambda s: s.unwritten_bytes,
     ),
     "tarantool_cdc_open_transaction_bytes": (
-        "Bytes of the source transaction whose end has not arrived",
+        "Bytes of the source transaction whose end has not arrived yet",
         lambda s: s.open_transaction_bytes,
     ),
     "tarantool_cdc_limbo_transactions": (
-        "Transactions that wait for a quorum, or behind one that does",
+        "Transactions that wait for a quorum, or behind one that waits",
         lambda s: s.limbo.transaction_count,
     ),
-    "tarantool_cdc_limbo_bytes": ("Their bytes in memory", lambda s: s.limbo.memory_byte_count),
-    "tarantool_cdc_limbo_disk_bytes": ("Their bytes on disk", lambda s: s.limbo.disk_byte_count),
-    "tarantool_cdc_limbo_seconds": ("How long the oldest of them has been waiting", lambda s: s.limbo_seconds(time.time())),
+    "tarantool_cdc_limbo_bytes": (
+        "Bytes in memory of the transactions in tarantool_cdc_limbo_transactions",
+        lambda s: s.limbo.memory_byte_count,
+    ),
+    "tarantool_cdc_limbo_disk_bytes": (
+        "Bytes on disk of the transactions in tarantool_cdc_limbo_transactions",
+        lambda s: s.limbo.disk_byte_count,
+    ),
+    "tarantool_cdc_limbo_seconds": (
+        "How long the oldest transaction has been waiting for a quorum, in seconds",
+        lambda s: s.limbo_seconds(time.time()),
+    ),
     "tarantool_cdc_limbo_overdue": (
-        "1 while one has been waiting for longer than source.quorum_alert_ms; /status names it",
+        "1 while a transaction has been waiting for longer than source.quorum_alert_ms; /status names it",
         lambda s: float(s.overdue is not None),
     ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
     "tarantool_cdc_doubtful_keys": (
-        'Keys whose row is not known since one could not be carried out (format.on_image_error = "dlq")',
+        'Keys whose row is unknown because a change could not be applied (format.on_image_error = "dlq")',
         lambda s: s.doubtful_key_count,
     ),
     "tarantool_cdc_native": (
         "1 where the compiled row path runs, 0 where the Python one does",
         lambda s: float(s.row_path == "native"),
     ),
-    "tarantool_cdc_reading": ("0 while the socket isn't read because Kafka lags", lambda s: float(s.is_reading)),
+    "tarantool_cdc_reading": ("0 while the daemon doesn't read the socket because Kafka lags", lambda s: float(s.is_reading)),
 }
 
 UPSTREAM_GAUGES: Final[dict[str, tuple[str, Callable[[Upstream], float | None]]]] = {
-    "tarantool_cdc_upstream_following": ("1 for the member that is followed", lambda u: float(u.is_following)),
-    "tarantool_cdc_upstream_read_only": ("1 for a member that is read-only", lambda u: u.is_read_only),
-    "tarantool_cdc_upstream_lag_rows": ("Rows that a member lacks of what the most advanced ones have", lambda u: u.lag_rows),
+    "tarantool_cdc_upstream_following": ("1 for the followed member", lambda u: float(u.is_following)),
+    "tarantool_cdc_upstream_read_only": ("1 for a read-only member", lambda u: u.is_read_only),
+    "tarantool_cdc_upstream_lag_rows": ("Rows that the most advanced members have and this one lacks", lambda u: u.lag_rows),
     "tarantool_cdc_upstream_headroom_rows": (
         "Headroom until a gap: rows before the daemon's position whose logs a member keeps; negative: rows whose logs are gone",
         lambda u: u.headroom_rows,
     ),
 }
-"""By member, as it was when all were last asked (source.survey_interval_ms), with the label `upstream`, its address. What isn't
-known, because the member doesn't answer, is absent."""
+"""Metrics of each member as of the last survey (source.survey_interval_ms). The label `upstream` is the member's address. A value
+that is unknown, because the member doesn't answer, is absent."""
 
 VCLOCKS: Final = ("master", "received", "published", "checkpoint", "state")
-"""Values of the label `position` of tarantool_cdc_lsn, beside the label `replica_id`."""
+"""Values of the label `position` of tarantool_cdc_lsn, which also has the label `replica_id`."""
 
 
 LSN: Final = "tarantool_cdc_lsn"
@@ -99,26 +108,26 @@ UPSTREAM_IDLE: Final = "tarantool_cdc_upstream_idle_seconds"
 LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
     LSN: ("Positions by origin", ("position", "replica_id")),
     UPSTREAM_STATE: (
-        "1 with each member's state, as /status names it, its uuid and its version",
+        "1, with the member's state, as in /status, its uuid and its version as labels",
         ("upstream", "state", "uuid", "version"),
     ),
     UPSTREAM_LSN: (
-        "By member: how far it is (vclock), and from where it keeps logs (gc_vclock)",
+        "Position of a member (vclock), and the position from which it keeps logs (gc_vclock)",
         ("upstream", "position", "replica_id"),
     ),
-    UPSTREAM_IDLE: ("How long the followed member hasn't been heard", ()),
+    UPSTREAM_IDLE: ("Seconds since the followed member was last heard", ()),
 }
-"""Those with labels of their own, and the one that is absent at times."""
+"""Metrics with other labels, and the one that may be absent."""
 
 
 class StatusCollector(Collector):
-    """Reads the status each time the metrics are asked for."""
+    """Collector that reads the status at each scrape."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """All metrics as they are now."""
+        """Yield all metrics with their current values."""
         status = self._status
         for name, (help_text, read) in COUNTERS.items():
             yield CounterMetricFamily(name, help_text, value=read(status))

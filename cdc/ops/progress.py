@@ -1,8 +1,7 @@
-"""How far a snapshot is: a bar on a terminal, a log line now and then elsewhere.
+"""Progress of a snapshot: a bar on a terminal, otherwise a log line at intervals.
 
-How many rows there will be nobody says beforehand; the number of the last complete snapshot, if there was one, is the
-measure for a share.
-"""
+The number of rows isn't known beforehand. The progress is a share of the last complete snapshot's number of rows, if there was
+one."""
 
 from __future__ import annotations
 
@@ -18,10 +17,10 @@ LOG_INTERVAL_SECONDS: Final = 5.0
 
 
 class SnapshotProgress:
-    """Counts a snapshot's rows for whoever watches."""
+    """Counter of a snapshot's rows that shows the progress."""
 
     def __init__(self, expected_rows: int) -> None:
-        """`expected_rows` is 0 if nothing is known."""
+        """Start the display. `expected_rows` is 0 if unknown."""
         self._expected_rows = expected_rows
         self._rows = 0
         self._started_at = self._logged_at = time.monotonic()
@@ -42,11 +41,11 @@ class SnapshotProgress:
 
     @property
     def rows_per_second(self) -> float:
-        """The mean rate since the start."""
+        """Mean rate since the start, in rows per second."""
         return self._rows / max(1e-6, time.monotonic() - self._started_at)
 
     def advance(self, rows: int) -> None:
-        """More rows have arrived."""
+        """Add received rows."""
         self._rows += rows
         if self._bar is not None:
             self._bar.update(self._task, completed=self._rows, rate=f"{self.rows_per_second:,.0f}")
@@ -56,6 +55,6 @@ class SnapshotProgress:
             structlog.get_logger().info("snapshot", rows=self._rows, rows_per_second=round(self.rows_per_second), **share)
 
     def finish(self) -> None:
-        """The snapshot has ended, well or not."""
+        """Remove the bar, after the snapshot has ended or failed."""
         if self._bar is not None:
             self._bar.stop()

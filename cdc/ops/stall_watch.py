@@ -1,6 +1,6 @@
-"""Says in the log when Kafka stands still, once, and when it is back, once.
+"""Log lines for a stall of Kafka: one when it begins, and one when it ends.
 
-It looks from a thread of its own: the daemon's and the publisher's may both be waiting for Kafka at that time.
+A separate thread checks for the stall, because the daemon's and the publisher's threads may both be waiting for Kafka then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TURN_SECONDS: Final = 0.5
 
 
 class StallWatch:
-    """Watches one status."""
+    """Thread that checks one status for a stall."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -26,18 +26,18 @@ class StallWatch:
         self._stalled_seconds = 0.0
 
     def start(self) -> None:
-        """Begin to look."""
+        """Start the thread."""
         self._thread.start()
 
     def close(self) -> None:
-        """End it."""
+        """Stop the thread, and check once more."""
         self._is_stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.look()  # what was over just now is told, too
+        self.look()  # logs a stall that ended after the last check
 
     def look(self) -> None:
-        """Compare with the last look, and say what has changed."""
+        """Compare the status with the last check, and log the beginning or the end of a stall."""
         stall, seconds = self._status.stall, self._status.stalled_seconds
         if stall is not None:
             if not self._stalled_seconds:

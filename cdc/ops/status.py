@@ -1,4 +1,4 @@
-"""What the daemon shows of itself: one object that its thread writes and everybody else reads."""
+"""The daemon's status: one object that the daemon's thread writes and other threads read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ State = Literal["starting", "waiting for kafka", "connecting", "snapshot", "stre
 
 @dataclass(slots=True)
 class Status:
-    """The daemon at this moment. Fields are replaced whole, so a reader never sees half of one."""
+    """Current state of the daemon. Every field is replaced as a whole, so a reader never sees a partial value."""
 
     name: str
     state: State = "starting"
@@ -29,7 +29,7 @@ class Status:
     upstream: str | None = None
     upstreams: tuple[Upstream, ...] = ()
     surveyed_at: float = 0.0
-    """When `upstreams` was found out, as time.monotonic tells it."""
+    """Time of the survey that `upstreams` is from, by time.monotonic; 0 before the first."""
     upstream_version: str | None = None
     server_uuid: str | None = None
     replicaset_uuid: str | None = None
@@ -48,16 +48,16 @@ class Status:
     open_transaction_bytes: int = 0
     limbo: LimboState = field(default_factory=LimboState)
     overdue: Overdue | None = None
-    """The transaction that has been waiting for a quorum for too long, if there is one."""
+    """Transaction that has been waiting for its quorum for too long, or None."""
     queued_bytes: int = 0
     unwritten_bytes: int = 0
-    """What the images' changes take in memory that the store doesn't have yet."""
+    """Memory for changes of images that the store doesn't have yet, in bytes."""
     is_reading: bool = True
     stored: VClock | None = None
     state_rows: int = 0
     state_bytes: int = 0
     merging_upsert_count: int = 0
-    """UPSERTs of vinyl spaces from a server that merges them, so that their outcome isn't known for sure."""
+    """Number of UPSERTs of vinyl spaces from a server that may merge them, so that their result there is uncertain."""
     doubtful_key_count: int = 0
     requests: SnapshotRequests | None = None
     kafka: PublisherStatistics = field(default_factory=PublisherStatistics)
@@ -67,55 +67,58 @@ class Status:
 
     @property
     def is_ready(self) -> bool:
-        """Whether changes flow, and become durable."""
+        """Whether changes flow and become durable."""
         return self.shown_state == "streaming"
 
     @property
     def stalled_seconds(self) -> float:
-        """How long something has been waiting while nothing was committed; 0 if nothing waits."""
+        """How long changes have been waiting without a commit, in seconds; 0 if none waits."""
         since = self.kafka.backlog.stalled_since()
         return max(0.0, time.monotonic() - since) if since is not None else 0.0
 
     @property
     def shown_state(self) -> State:
-        """`state`, for others: a stream of which nothing becomes durable is stalled."""
+        """`state` as shown to operators: a stream whose changes don't become durable is `stalled`."""
         return "stalled" if self.state == "streaming" and self.stall else self.state
 
     @property
     def stall(self) -> str | None:
-        """A sentence about what stands still since when, None if nothing does."""
+        """Message about a stall and its begin; None if there is none."""
         seconds = self.stalled_seconds
         if seconds < self.stalled_after_seconds:
             return None
         since = datetime.fromtimestamp(time.time() - seconds, UTC).isoformat(timespec="seconds")
-        trouble = f" (its client says: {self.kafka.trouble})" if self.kafka.trouble else ""
+        trouble = f" (its client reports: {self.kafka.trouble})" if self.kafka.trouble else ""
         return (
             f"Kafka has committed nothing since {since}, for {seconds:.0f} s, while changes wait{trouble}. Nothing is lost, and "
-            "the daemon goes on by itself. Look whether the brokers run and have enough replicas in sync (min.insync.replicas), "
-            "and whether a topic was deleted."
+            "the daemon resumes automatically. Check whether the brokers run and have enough replicas in sync "
+            "(min.insync.replicas), and whether a topic was deleted."
         )
 
     @property
     def shown_error(self) -> str | None:
-        """`error`, for others: or that Kafka stands still or throws away, or what waits for a quorum for too long."""
+        """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, or an overdue quorum."""
         overdue = self.overdue.sentence(time.time_ns() // 1000) if self.overdue is not None else None
         return self.error or self.stall or self.kafka.failure or overdue
 
     def lag_seconds(self, now: float) -> float:
-        """How old the oldest change is that has come and isn't committed, also if it waits for a quorum; 0 when all is."""
+        """Return the age in seconds of the oldest received change that isn't committed or waits for a quorum; 0 if there is none.
+
+        `now` is a time in seconds since the epoch.
+        """
         return max(self.kafka.backlog.age(time.monotonic(), now), self.limbo_seconds(now))
 
     @property
     def idle_seconds(self) -> float | None:
-        """How long the server hasn't been heard; None before it was heard at all."""
+        """Seconds since the server was last heard; None before it was first heard."""
         return time.monotonic() - self.last_heard_at if self.last_heard_at else None
 
     def limbo_seconds(self, now: float) -> float:
-        """How long the oldest transaction has been waiting for a quorum; 0 if none waits."""
+        """Return how long the oldest transaction has been waiting for a quorum, in seconds; 0 if none waits."""
         return max(0.0, now - self.limbo.oldest_us / 1e6) if self.limbo.oldest_us else 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """For /status and `tarantool-cdc status --json`."""
+        """Return the object that /status and `tarantool-cdc status --json` show."""
         now = time.time()
         recent = sorted(self.kafka.recent_commit_seconds)
         return {

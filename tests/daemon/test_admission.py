@@ -167,7 +167,10 @@ def test_what_ends_another_daemon_that_listens_at_the_same_address(tmp_path: Pat
     def said() -> str:
         return str(admission.who_listens(settings))
 
-    assert "a daemon 'shop' is at work and listens at 127.0.0.1:8085 (http.listen), process 7, and there can be" in said()
+    assert (
+        "a daemon 'shop' is running and listens at 127.0.0.1:8085 (http.listen), process 7, and only one daemon of a name may run"
+        in said()
+    )
     assert "Stop that one first, or start with --take-over and --rebuild-state to end it and publish all rows again" in said()
     store = StateStore(store_path(settings))
     assert "--take-over" not in said()

@@ -71,7 +71,7 @@ def test_second_daemon_of_the_name_with_the_same_file(scene: Scene) -> None:
     scene.catch_up()
     second = scene.new_daemon(http=scene.daemon.settings["http"], state=scene.daemon.settings["state"])
     said = complaint(second)
-    assert f"a daemon '{scene.prefix}' is at work and listens at {scene.daemon.settings['http']['listen']}" in said
+    assert f"a daemon '{scene.prefix}' is running and listens at {scene.daemon.settings['http']['listen']}" in said
     assert "port" not in said
     other = scene.new_daemon("other", http=scene.daemon.settings["http"])
     said = complaint(other)
@@ -171,7 +171,7 @@ def test_check_of_what_run_would_regret(scene: Scene) -> None:
     assert second.wait_for_end() == 1
     found = failures(second)
     assert [line.partition(": FAILED: ")[0] for line in found] == ["http.listen", "name", "state.path"]
-    assert f"a daemon '{scene.prefix}' is at work and listens at " in found[0]
+    assert f"a daemon '{scene.prefix}' is running and listens at " in found[0]
     assert scene.daemon.terminate() == 0
     second = scene.new_daemon(state=scene.daemon.settings["state"])
     # The spaces' names are wrong for a moment, and that makes nothing come twice.
