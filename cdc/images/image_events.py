@@ -1,15 +1,15 @@
-"""A row of one space as an event with before and after images, and what it does to the images.
+"""Turns a row of one space into an event with before and after images, and applies the row to the images.
 
     INSERT            tuple                                            c
-    REPLACE           tuple            before = what is there          c where nothing is, else u
-    UPDATE            key, operations  after = update(before)          u; nothing where nothing is
-    UPSERT            tuple, operations                                c where nothing is, else u, by the forgiving rules
-    DELETE            key              before = what is there          d; nothing where nothing is
+    REPLACE           tuple            before = the current tuple      c if the key has no tuple, else u
+    UPDATE            key, operations  after = update(before)          u; no event if the key has no tuple
+    UPSERT            tuple, operations                                c if the key has no tuple, else u, by the forgiving rules
+    DELETE            key              before = the current tuple      d; no event if the key has no tuple
 
-Where the row that is there can't be shown, which stopped the daemon or was set aside when it came, `before` is null.
+If the current row can't be encoded, `before` is null. That row stopped the daemon, or was set aside, when it was received.
 
-A key may change several times inside one transaction: each row sees what the one before it left. The image is changed before
-the event is written, because a row that can't be shown as JSON has changed the space all the same.
+A key may change several times within one transaction: each row sees the result of the row before it. The image is changed before
+the event is written, because a row that can't be encoded as JSON has changed the space all the same.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ _NO_AFTER: Final = b',"after":null'
 _REBUILD: Final = (
     "stop the daemon, remove the directory images in state.path, and start it once with --rebuild-state: it takes a snapshot"
 )
-_HINT: Final = f"The images are not what the master has: {_REBUILD}."
+_HINT: Final = f"The images differ from the master's rows: {_REBUILD}."
 _LONG_HINT: Final = (
-    "The server has them as two rows, the daemon as one. On the leader delete the row that is written in the longer form "
-    f'(docs/events.md, "Keys that are written longer than need be", says how); then {_REBUILD} and goes on behind this row. '
-    "Or leave the space out (spaces.exclude)."
+    "The server has two rows with these keys, the daemon one. On the leader, delete the row that is written in the longer form "
+    f'(docs/events.md, "Keys that are written longer than need be", says how); then {_REBUILD} and continues after this row. '
+    "Or exclude the space (spaces.exclude)."
 )
 
-_PASSED_OVER: Final = "an earlier row of this key couldn't be carried out, so it isn't known what it has"
+_PASSED_OVER: Final = "an earlier row of this key couldn't be applied, so the key's tuple is unknown"
 
 VINYL_CHECKS_SINCE: Final = (2, 6, 1)
-"""Since then an UPSERT of vinyl whose result doesn't fit the format is ignored, and UPSERTs of one key stay apart."""
+"""First version that ignores an UPSERT of vinyl whose result doesn't fit the format, and keeps UPSERTs of one key apart."""
 
 _LONG_KEYS_SINCE: Final = (2, 10)
-"""Servers before that pass over the keys of a request that are written with more than one byte."""
+"""First version that reads a request's keys if they are written with more than one byte; earlier servers ignore these keys."""
 
 _SPACE_ID: Final = Key.SPACE_ID
 _INDEX_ID: Final = Key.INDEX_ID
@@ -61,10 +61,10 @@ _INDEX_BASE: Final = Key.INDEX_BASE
 
 
 class ImageChanges:
-    """Makes one space's events from the images."""
+    """Maker of one space's events from the images."""
 
     def __init__(self, space: SpaceEvents, images: Images) -> None:
-        """Raises UnkeyableError if this space's keys can't be kept. What is kept under other keys must have been cleared."""
+        """Raises UnkeyableError if this space's keys can't be stored. Rows stored under other keys must have been cleared."""
         self.space = space
         self._images = images
         codec = images.codec(space.form)
@@ -74,10 +74,10 @@ class ImageChanges:
         self._names = space.form.field_names
         self._types = tuple(field.type for field in space.form.fields)
         self._version = images.version
-        # Memtx refuses such a request; vinyl, which doesn't look at the tuple before it logs an UPSERT, passes over it later.
+        # Memtx refuses such a request. Vinyl doesn't look at the tuple before it logs an UPSERT, and ignores the UPSERT later.
         self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
-        # How bodies begin: that of an INSERT or REPLACE with the space's id, which in a snapshot always has five bytes, and then
-        # comes the tuple, to the end of the frame; that of an UPDATE with the id and INDEX_BASE, then the key and the operations.
+        # The first bytes of bodies. An INSERT or REPLACE has the space's id, which in a snapshot always takes five bytes, and
+        # then the tuple, to the end of the frame. An UPDATE has the id and INDEX_BASE, then the key and the operations.
         self._space_id = b"\x10" + pack(space.form.space_id)
         self._opening = b"\x82" + self._space_id + b"\x21"
         self._update_opening = b"\x84" + self._space_id + bytes([_INDEX_BASE])
@@ -91,11 +91,11 @@ class ImageChanges:
         }
 
     def store_key(self, tuple_: Sequence[Any]) -> bytes:
-        """The key under which a tuple is kept. Raises ImageError."""
+        """Return the key under which a tuple is stored. Raises ImageError."""
         return self._kept(self._key_of_tuple, tuple_)
 
     def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
-        """The tuple of an INSERT or REPLACE, decoded and as it came. Raises SchemaError as `_read` does."""
+        """Return the tuple of an INSERT or REPLACE, decoded and as received. Raises SchemaError as `_read` does."""
         start, opening = header_end(frame), self._opening
         if frame.startswith(opening, start):
             return body[_TUPLE], frame[start + len(opening) :]
@@ -105,7 +105,7 @@ class ImageChanges:
         return body[_TUPLE], values[_TUPLE]
 
     def put(self, key: bytes, before: bytes | None, after: bytes, tuple_: Sequence[Any]) -> tuple[bytes, bytes]:
-        """Opening and content of the event of a key that has the tuple `after`, decoded `tuple_`, in place of `before`."""
+        """Set a key's tuple to `after` (decoded: `tuple_`), replacing `before`; return opening and content of the event."""
         try:
             content = self.space.rows[len(tuple_)](tuple_)
         except EncodingError:
@@ -118,7 +118,7 @@ class ImageChanges:
         return (OPEN_UPDATE, content) if row is None else (OPEN_UPDATE_IMAGE, row + _AFTER + content)
 
     def delete(self, key: bytes, before: bytes) -> tuple[bytes, bytes, bytes]:
-        """Key, opening and content of the event of a key that is gone."""
+        """Delete a key; return key, opening and content of the event."""
         try:
             shown = self.space.key_of(tuple_values(before))
         except EncodingError:
@@ -129,7 +129,7 @@ class ImageChanges:
         return (shown, OPEN_DELETE, b"") if row is None else (shown, OPEN_DELETE_IMAGE, row + _NO_AFTER)
 
     def _row(self, tuple_: bytes) -> bytes | None:
-        """The row that there was; None if it can't be shown, which was said of it when it came."""
+        """Return the previous row; None if it can't be encoded, which was reported when the row was received."""
         values = tuple_values(tuple_)
         try:
             return self.space.rows[len(values)](values)
@@ -139,7 +139,7 @@ class ImageChanges:
     def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         tuple_, found = self.tuple_of(body, frame)
         key = self.store_key(tuple_)
-        # The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
+        # The server refuses an INSERT of an existing key, so the store isn't asked: it would have to be read for each INSERT.
         before = self._images.pending(key)
         if before is not None:
             raise self._twice(before, found)
@@ -190,7 +190,7 @@ class ImageChanges:
         try:
             if self._key_of_tuple(result) != key:
                 self._look_at_writing(tuple_, result, before, after)
-                return None  # the server leaves a tuple as it is whose key the operations would change
+                return None  # if the operations would change the key, the server leaves the tuple as it is
         except SchemaError:
             return None
         if self._leaves_misfits and not fits(self.space.form, result, self._version):
@@ -198,13 +198,13 @@ class ImageChanges:
         return self._changed(key, before, after)
 
     def _doubt(self, key: bytes, before: bytes, reason: str) -> ImageError:
-        """The error of a row that can't be carried out on a key's tuple."""
+        """Return the error for a row that can't be applied to a key's tuple."""
         name, parts = self.space.form.name, [tuple_values(before)[part.field] for part in self.space.form.key_parts]
         shown = ", ".join(str(part) if type(part) is int else _lua_text(part) if type(part) is str else "…" for part in parts)
         error = ImageError(
             f"{reason}; the tuple was {before.hex(' '):.2000}",
-            'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and what the key has is told by its next '
-            "INSERT, REPLACE or DELETE. To have one, run on the leader: "
+            'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and the tuple is unknown until the next '
+            "INSERT, REPLACE or DELETE of its key. To cause one, run on the leader: "
             f"box.atomic(function() local s = box.space[{_lua_text(name)}] s:replace(s:get({{{shown}}})) end). "
             f"Or {_REBUILD}.",
         )
@@ -212,25 +212,25 @@ class ImageChanges:
         return error
 
     def _twice(self, before: bytes, after: bytes) -> ImageError:
-        """The error of an INSERT of a key that is there."""
+        """Return the error for an INSERT of an existing key."""
         one, other = (self._key_as_written(tuple_) for tuple_ in (before, after))
         if one == other:
-            return ImageError(f"an INSERT of a key that is there; the tuple was {before.hex(' '):.2000}", _HINT)
+            return ImageError(f"an INSERT of a key that already exists; the tuple was {before.hex(' '):.2000}", _HINT)
         return ImageError(
-            f"an INSERT of a key of space {self.space.form.name!r} that is there in another writing: {one} is there, {other} "
-            f"comes; the tuple was {before.hex(' '):.2000}",
+            f"an INSERT of a key of space {self.space.form.name!r} that already exists in another encoding: {one} exists, "
+            f"{other} arrived; the tuple was {before.hex(' '):.2000}",
             _LONG_HINT,
         )
 
     def _key_as_written(self, tuple_: bytes) -> str:
-        """The fields of a tuple that its primary key is in, as their bytes."""
+        """Return the bytes of a tuple's fields that its primary key consists of, as text."""
         fields = [tuple_[begin:end] for begin, end in layout.elements(tuple_, 0)]
         return ", ".join(f"{fields[part.field].hex(' '):.200}" for part in self.space.form.key_parts)
 
     def _look_at_writing(self, tuple_: Sequence[Any], result: Sequence[Any], before: bytes, after: bytes) -> None:
-        """Raises ImageError for an UPSERT that changes nothing of its key but the writing.
+        """Raise ImageError for an UPSERT that changes only the encoding of its key.
 
-        The server, which compares the keys as a TREE would, doesn't find them different, and moves the row in a HASH index.
+        The server compares the keys as a TREE does and finds no difference, but moves the row in a HASH index.
         """
         form = self.space.form
         compared = replace(form, key_parts=tuple(replace(part, is_as_written=False) for part in form.key_parts))
@@ -241,7 +241,7 @@ class ImageChanges:
             raise ImageError(
                 f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index: the "
                 f"tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
-                f"No event can tell that: {_REBUILD} and goes on behind this row. Or leave the space out (spaces.exclude).",
+                f"No event can express that: {_REBUILD} and continues after this row. Or exclude the space (spaces.exclude).",
             )
 
     def _rules(self, body: Body) -> dict[str, Any]:
@@ -260,10 +260,10 @@ class ImageChanges:
     # A server logs a request's body as the client wrote it: with any keys, in any order, some of them twice.
 
     def _checked(self, body: Body, frame: bytes) -> Body:
-        """The body as the server has read it: as it was decoded, unless that has taken keys for one which it doesn't.
+        """Return the body as the server read it: the decoded body, unless the decoder used keys that the server ignores.
 
-        What the server can't do without it has found, so that where no key came twice only an INDEX_BASE that it passes over is
-        left to doubt. Raises SchemaError as `_read` does.
+        The server has found the keys that it requires. So if no key occurs twice, the only doubt is about an INDEX_BASE that the
+        server ignores. Raises SchemaError as `_read` does.
         """
         start = header_end(frame)
         if frame[start] == 0x80 | len(body) and (_INDEX_BASE not in body or self._has_base(frame, start + 1)):
@@ -271,13 +271,16 @@ class ImageChanges:
         return self._read(frame)[0]
 
     def _operations(self, body: Body, frame: bytes) -> tuple[Body, bytes]:
-        """The body of an UPDATE as the server has read it, and its operations as they came. Raises SchemaError as `_read`."""
+        """Return the body of an UPDATE as the server read it, and its operations as received.
+
+        Raises SchemaError as `_read` does.
+        """
         start, opening = header_end(frame), self._update_opening
         if frame.startswith(opening, start):
             place = start + len(opening) + 1
             if frame[place] == _KEY and frame[place - 1] < 0x80:
                 size = layout.SIZES[frame[place + 2]]
-                # Keys of one part, an array of one, are the commonest.
+                # Most keys have one part: an array of one.
                 end = place + 2 + size if size and frame[place + 1] == 0x91 else layout.end_of(frame, place + 1)
                 if frame[end] == _TUPLE:
                     return body, frame[end + 1 :]
@@ -285,7 +288,7 @@ class ImageChanges:
         return body, values[_TUPLE]
 
     def _has_base(self, frame: bytes, start: int) -> bool:
-        """Whether a body begins with the space's id, an index's at most, and INDEX_BASE, as all known clients write it."""
+        """Return whether a body begins with the space's id, at most an index id, and INDEX_BASE, as all known clients write."""
         position = start + len(self._space_id)
         if not frame.startswith(self._space_id, start):
             return False
@@ -297,7 +300,7 @@ class ImageChanges:
         return body_values(frame, only_short_keys=self._version < _LONG_KEYS_SINCE)
 
     def _read(self, frame: bytes) -> tuple[Body, dict[int, bytes]]:
-        """The body's values as the server has read them, decoded and as they came. Raises SchemaError for another space's."""
+        """Return the body's values as the server read them, decoded and as received. Raises SchemaError for another space's."""
         values = self._values(frame)
         space_id = layout.integer(values[_SPACE_ID], 0)
         if space_id != self.space.form.space_id:
@@ -314,6 +317,6 @@ class ImageChanges:
 
 
 def _lua_text(text: str) -> str:
-    """A text as Lua writes it; of one that isn't UTF-8 the bytes that don't fit by their numbers."""
+    """Return a text as a Lua string. Bytes that aren't UTF-8 are written by their numbers."""
     escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     return "'" + "".join([char if not "\udc80" <= char <= "\udcff" else f"\\{ord(char) - 0xDC00}" for char in escaped]) + "'"

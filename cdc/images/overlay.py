@@ -1,20 +1,20 @@
-"""The current tuple of every key, as of the row that is being handled: what images are made of.
+"""The current tuple of every key, as of the row that is being handled. Images are made from these tuples.
 
-The store holds the tuples as of a position that is durable in Kafka. Between that and the row at hand lie the changes of
-batches that are on their way; they are kept here, over the store, until the store has them:
+The store has the tuples as of a position that is durable in Kafka. The changes of later batches, which are still on their way,
+are kept here, over the store, until the store has them:
 
     rows ──▶ put, delete, clear ──▶ pending ──┬──▶ take: the changes of one batch, to be written once it is durable
                                               │
     current(key) ◀── pending, else the store ◀┴─── written: the store has them now
 
-A space that is given another primary key gets another number for its keys to begin with, which no space and no key has had.
-Its rows are written under it at once and count for nothing until the change that gave the key is written too: the store then
-has the rows under the old keys or under the new ones, whenever the process ends, and memory holds neither.
+If a space gets another primary key, its keys get another number as their prefix, which no space and no key has had. The rows are
+written under the new keys at once, and count for nothing until the change of the primary key is written, too. So whenever the
+process ends, the store has the rows under the old keys or under the new ones, and memory holds neither.
 
-Tuples are kept as the bytes in which the master sent them. A space whose keys can't be told equal as the server does it (a
-collation) is not kept: its rows come out as without images, and `spaces_without_images` says why.
+Tuples are kept as the bytes that the master sent. A space whose keys can't be compared as the server compares them (because of a
+collation) isn't kept: its events have no images, and `spaces_without_images` gives the reason.
 
-What it refuses to know: disks, and what a tuple says.
+This module doesn't know disks, and doesn't interpret tuples.
 """
 
 from __future__ import annotations
@@ -33,57 +33,60 @@ from cdc.schema.keys import KeyCodec, space_prefix
 _PREFIX_BYTES: Final = 4
 
 _UNCHANGED: Final = b""
-"""Stands where a tuple would: the key has no change."""
+"""Placeholder for a tuple: the key has no change."""
 
 NUMBER_MIN: Final = 1 << 31
-"""Numbers from here on are those of spaces that have been given another primary key; no space has such an id."""
+"""First of the numbers for spaces that have got another primary key; no space has such an id."""
 
 REKEY_ROWS: Final = 8_192
 REKEY_BYTES: Final = 1024 * 1024
-"""So many rows, or bytes of them, are brought under their new keys at a time."""
+"""Number of rows, and of their bytes, that are moved to their new keys at a time."""
 
 
 class Tuples(Protocol):
-    """What is needed of a store."""
+    """Interface of a store."""
 
     @property
     def get(self) -> Callable[[bytes], bytes | None]:
-        """A key's tuple."""
+        """Function that returns a key's tuple, or None."""
 
     @property
     def row_count(self) -> int:
-        """Rows of all spaces."""
+        """Number of rows of all spaces."""
 
     def space_ids(self) -> list[int]:
-        """The numbers that keys begin with."""
+        """Return the numbers that prefix the keys."""
 
     def write(self, changes: Iterable[Change], records: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Rows under a number that no space has yet."""
+        """Write rows under a number that no space has yet."""
 
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Keys and tuples of a space in the order of the keys, from behind the key `after`."""
+        """Yield keys and tuples of a space in the order of the keys, beginning after the key `after`."""
 
     def begin_mark(self) -> None:
-        """A snapshot begins: no key of it has been seen."""
+        """Begin a snapshot: none of its keys has been seen."""
 
     def add_marks(self, keys: Iterable[bytes]) -> None:
-        """Keys that the snapshot has."""
+        """Add keys that the snapshot contains."""
 
     def unmarked(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and tuples of a space that the snapshot hasn't."""
+        """Yield keys and tuples of a space that the snapshot lacks."""
 
     def end_mark(self) -> None:
-        """The snapshot is over."""
+        """End the snapshot."""
 
 
 DOUBTFUL_MAX: Final = 1000
-"""They are part of the position, which is written with every commit; with more there is something else amiss."""
+"""Maximum number of doubtful keys.
+
+They are part of the position, which each commit writes; more of them indicate another problem.
+"""
 
 
 class Images:
     """The store's tuples with the pending changes over them.
 
-    `kept` are the forms of the spaces that the store has rows of, as of its position.
+    `kept` are the forms of the spaces whose rows the store has, as of its position.
     """
 
     def __init__(
@@ -93,64 +96,66 @@ class Images:
         version: tuple[int, ...] = (3, 9),
         numbers: Mapping[int, int] | None = None,
     ) -> None:
-        """`version` is the master's: servers don't all compute alike. `numbers` are those that the store's position has."""
+        """`version` is the master's: servers don't all compute alike. `numbers` are those at the store's position."""
         self.version = version
         self.numbers: Mapping[int, int] = dict(numbers or {})
-        """By space: what its keys begin with, where that isn't its id. Replaced whole, as `doubtful` is."""
+        """By space: the number that prefixes its keys, if that isn't its id. Replaced as a whole, like `doubtful`."""
         self._last_number = max([NUMBER_MIN - 1, *self.numbers.values(), *store.space_ids()])
-        # Of the space that is just brought under other keys.
+        # Number of the space that is being moved to other keys.
         self._filled_number = 0
         self._store = store
-        # By space: what its keys were made of, and how consumers know them. Keys of two kinds can't stand side by side.
+        # By space: the parts of its keys, and their names for consumers. Keys of two kinds can't coexist.
         self._keys: dict[int, tuple[tuple[str, KeyPart], ...]] = {}
-        # Spaces whose keys can't be kept, so that nobody knows which rows they have.
+        # Spaces whose keys can't be stored, so that their rows are unknown.
         self._unknown: set[int] = set()
         self._pending = new_pending()
-        # A snapshot into an empty store can miss nothing, so nothing has to be remembered of it.
+        # A snapshot into an empty store can lack no row, so its keys needn't be remembered.
         self._is_comparing = False
         self.spaces_without_images: dict[str, str] = {}
         """Names of spaces that aren't kept, with the reason."""
         self._doubtful: frozenset[bytes] = frozenset()
         for form in kept:
-            with contextlib.suppress(UnkeyableError):  # said when its rows come
+            with contextlib.suppress(UnkeyableError):  # reported when the space's rows arrive
                 self.codec(form)
             self._keys[form.space_id] = form.primary_key
 
     @property
     def doubtful(self) -> frozenset[bytes]:
-        """Keys of which a row was passed over that couldn't be carried out: they have the tuple from before it, and what they
-        should have is not known until a row tells it whole. Replaced whole, so it can be kept to go back to.
+        """Keys of which a row couldn't be applied and was skipped.
+
+        They have the tuple from before that row. Their correct tuple is unknown until a row contains it completely. The set is
+        replaced as a whole, so a caller can keep it to return to it.
         """
         return self._doubtful
 
     @doubtful.setter
     def doubtful(self, keys: frozenset[bytes]) -> None:
-        """These are doubtful from here on."""
+        """Replace the doubtful keys."""
         self._doubtful = self._pending.doubtful = keys
 
     def number(self, space_id: int) -> int:
-        """What a space's keys begin with."""
+        """Return the number that prefixes a space's keys."""
         return self.numbers.get(space_id, space_id)
 
     def is_in_use(self, number: int) -> bool:
-        """Whether keys of a space begin with this number, or are about to."""
+        """Return whether keys of a space have this number as their prefix, or are about to."""
         return number == self._filled_number or number in self.numbers.values()
 
     @property
     def doubts(self) -> frozenset[bytes]:
-        """The doubtful keys as a position has them: each begins with the id of its space."""
+        """The doubtful keys as a position records them: each begins with the id of its space."""
         if not self.numbers:
             return self.doubtful
         ids = {space_prefix(number): space_prefix(space_id) for space_id, number in self.numbers.items()}
         return frozenset(ids.get(key[:_PREFIX_BYTES], key[:_PREFIX_BYTES]) + key[_PREFIX_BYTES:] for key in self.doubtful)
 
     def recall(self, doubts: Iterable[bytes]) -> None:
-        """What was doubtful at a position is so here."""
+        """Add the keys that were doubtful at a position."""
         numbers = {space_prefix(space_id): space_prefix(number) for space_id, number in self.numbers.items()}
         self.doubtful |= {numbers.get(key[:_PREFIX_BYTES], key[:_PREFIX_BYTES]) + key[_PREFIX_BYTES:] for key in doubts}
 
     def codec(self, form: SpaceForm) -> KeyCodec:
-        """What makes a space's keys from here on. Raises UnkeyableError; the space is then one of which nothing is known."""
+        """Return the maker of a space's keys from here on. Raises UnkeyableError; the space's rows are unknown then."""
         return self._codec(form, self.number(form.space_id))
 
     def _codec(self, form: SpaceForm, number: int) -> KeyCodec:
@@ -164,34 +169,34 @@ class Images:
         return codec
 
     def keep(self, form: SpaceForm) -> None:
-        """From here on a space's keys are made by this form. Asked `has_other_keys` before, the caller has cleared it."""
+        """Make a space's keys by this form from here on. If `has_other_keys` is true, the caller has cleared the space before."""
         assert not self.has_other_keys(form)
         self._keys[form.space_id] = form.primary_key
 
     def has_other_keys(self, form: SpaceForm) -> bool:
-        """Whether a space has rows that aren't kept, or aren't known outside, under the keys that this form makes."""
+        """Return whether a space has rows whose keys, in the store or for consumers, aren't those that this form makes."""
         space_id, key = form.space_id, form.primary_key
         if self._keys.get(space_id, key) == key:
             return False
         return space_id in self._unknown or next(self.scan(space_id), None) is not None
 
     def is_kept(self, space_id: int) -> bool:
-        """Whether this space's rows were or are kept."""
+        """Return whether this space's rows were or are kept."""
         return space_id in self._keys
 
     def is_unknown(self, space_id: int) -> bool:
-        """Whether nobody knows which rows this space has, because its keys can't be kept."""
+        """Return whether this space's rows are unknown, because its keys can't be stored."""
         return space_id in self._unknown
 
     def rekey(self, form: SpaceForm) -> Iterator[None]:
-        """Bring a space's rows under the keys of this form. Yields now and then; until the end nothing else may touch the space.
+        """Move a space's rows to the keys of this form. Yields now and then; until the end, nothing else may touch the space.
 
-        Raises UnkeyableError if there are no such keys: the space is one of which nothing is known from here on, and `scan` gives
-        the rows that it had, under their old keys, until they are cleared. Raises KeysChangedError if a row has no such key.
+        Raises UnkeyableError if there are no such keys. The space's rows are unknown from then on, and `scan` yields its former
+        rows under their old keys until they are cleared. Raises KeysChangedError if a row has no such key.
         """
         space_id, key = form.space_id, form.primary_key
         if [part for _, part in self._keys[space_id]] == list(form.key_parts):
-            self._keys[space_id] = key  # other names are no other keys here
+            self._keys[space_id] = key  # other names don't change the stored keys
             return
         number = self._last_number + 1
         codec = self._codec(form, number)
@@ -205,7 +210,7 @@ class Images:
         self._keys[space_id] = key
 
     def _next_rows(self, codec: KeyCodec, form: SpaceForm, after: bytes) -> tuple[list[Change], bytes | None]:
-        """Rows from behind the key `after` on under their new keys, and the last one's old key; None with the last rows."""
+        """Return rows after the key `after` under their new keys, and the last one's old key; None with the last rows."""
         rows: list[Change] = []
         byte_count = 0
         for old_key, tuple_ in self.scan(form.space_id, after):
@@ -223,62 +228,62 @@ class Images:
 
     @property
     def reading(self) -> tuple[Pending, Callable[[bytes], bytes | None]]:
-        """For a compiled row path: what is pending, and how to read what is stored, until something is written."""
+        """Pending changes, and the function that reads the store, for a compiled row path. Valid until something is written."""
         return self._pending, self._store.get
 
     def current(self, key: bytes) -> bytes | None:
-        """A key's tuple, None if there is none."""
+        """Return a key's tuple, or None."""
         found = self._pending.get(key, _UNCHANGED)
         if found is _UNCHANGED:
             return None if self._pending.is_cleared(key) else self._store.get(key)
         return found
 
     def pending(self, key: bytes) -> bytes | None:
-        """The tuple that a change has left which isn't in the store yet; None if there is none, whatever the store has."""
+        """Return the tuple from a change that isn't in the store yet; None if there is none, whatever the store has."""
         return self._pending.get(key, None)
 
     def put(self, key: bytes, tuple_: bytes) -> None:
-        """The key has this tuple from here on."""
+        """Set the key's tuple from here on."""
         self._pending.put(key, tuple_)
         if self._doubtful:
             self.doubtful -= {key}
 
     def delete(self, key: bytes) -> None:
-        """The key has no tuple from here on."""
+        """Delete the key's tuple from here on."""
         self._pending.put(key, None)
         if self._doubtful:
             self.doubtful -= {key}
 
     def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
-        """As `put` or `delete`, for a row whose event can't be made; `undo_last` makes it undone, once."""
+        """Do as `put` or `delete`, for a row whose event can't be made. `undo_last` can undo it, once."""
         self._pending.put_undoable(key, tuple_)
         if self._doubtful:
             self.doubtful -= {key}
 
     def doubt(self, key: bytes) -> bool:
-        """What the key has is not known from here on; False if there are too many such keys to keep in mind."""
+        """Mark the key's tuple as unknown from here on; return False if there are too many such keys to remember."""
         if len(self.doubtful) >= DOUBTFUL_MAX:
             return key in self.doubtful
         self.doubtful |= {key}
         return True
 
     def keep_last(self) -> None:
-        """What the last row did is not taken back any more: it was set aside."""
+        """Keep the last row's change for good: the row was set aside."""
         self._pending.keep_last()
 
     def undo_last(self) -> None:
-        """The last row's event couldn't be made, and it will be looked at again."""
+        """Undo the last row's change: its event couldn't be made, and the row will be handled again."""
         self._pending.undo_last()
 
     def clear(self, space_id: int) -> None:
-        """The space has no rows from here on."""
+        """Delete all rows of the space from here on."""
         prefix = space_prefix(self.number(space_id))
         if self._doubtful:
             self.doubtful = frozenset(key for key in self._doubtful if not key.startswith(prefix))
         self._pending.clear(prefix)
 
     def scan(self, space_id: int, after: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-        """Keys and tuples of a space as of now, in the order of the keys, from behind the key `after`."""
+        """Return keys and tuples of a space at present, in the order of the keys, beginning after the key `after`."""
         number = self.number(space_id)
         prefix = space_prefix(number)
         changed = dict(self._pending.changed(prefix, after))
@@ -291,51 +296,51 @@ class Images:
 
     @property
     def change_count(self) -> int:
-        """How many changes there have been since `take`; a mark to go back to."""
+        """Number of changes since `take`; a mark to return to."""
         return self._pending.change_count
 
     def forget_after(self, mark: int) -> None:
-        """The changes after the mark won't be published. What is pending is wrong from here on: nothing may be read."""
+        """Discard the changes after the mark. The pending changes are wrong from here on: nothing may be read."""
         self._pending.forget_after(mark)
 
     def take(self) -> Changes:
-        """The changes since the last call, in order."""
+        """Return the changes since the last call, in order."""
         return self._pending.take()
 
     def take_before(self, mark: int) -> Changes:
-        """Those of them that there were at the mark."""
+        """Return those of them that existed at the mark."""
         return self._pending.take_before(mark)
 
     def written(self, changes: Changes) -> None:
-        """The store has these changes now."""
+        """Record that the store has these changes now."""
         self._pending.written(changes)
 
-    # A snapshot's rows against what is there.
+    # Comparison of a snapshot's rows with the present ones.
 
     def begin_snapshot(self) -> None:
-        """A snapshot's rows are about to come."""
+        """Prepare for a snapshot's rows."""
         self._is_comparing = self._store.row_count > 0
         if self._is_comparing:
             self._store.begin_mark()
 
     @property
     def is_comparing(self) -> bool:
-        """Whether the snapshot's keys have to be seen, because there were rows before it."""
+        """Whether the snapshot's keys have to be recorded, because there were rows before it."""
         return self._is_comparing
 
     def see(self, keys: Iterable[bytes]) -> None:
-        """Keys that the snapshot has."""
+        """Record keys that the snapshot contains."""
         self._store.add_marks(keys)
 
     def missing(self, space_id: int) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and tuples that the snapshot hasn't."""
+        """Return keys and tuples of a space that the snapshot lacks."""
         number = self.number(space_id)
         if not self._is_comparing or self._pending.is_cleared(space_prefix(number)):
             return iter(())
         return self._store.unmarked(number)
 
     def end_snapshot(self) -> None:
-        """All rows of the snapshot have come."""
+        """End the comparison after the snapshot's last row."""
         if self._is_comparing:
             self._store.end_mark()
             self._is_comparing = False

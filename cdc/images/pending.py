@@ -1,10 +1,10 @@
-"""The changes that the store hasn't got yet: by key, what each has now; and in order, one batch's after the other.
+"""The changes that the store doesn't have yet: the last change of each key, and all changes in order, batch after batch.
 
     put, delete, clear ──▶ pending ──▶ take: the changes of one batch ──▶ written: the store has them
 
-There are two of it: this one, and a compiled one that does the same (cdc/native/src/overlay.rs).
+There are two implementations: this one, and a compiled one that does the same (cdc/native/src/overlay.rs).
 
-What it refuses to know: the store, and how keys are made.
+This module knows neither the store, nor how keys are made.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Final, Protocol, TypeVar, runtime_checkable
 from cdc import native
 
 CLEAR: Final = b""
-"""Stands where a tuple would; no tuple is empty."""
+"""Placeholder for a tuple; no tuple is empty."""
 
 Change = tuple[bytes, bytes | None]
-"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)`: all rows of the space are gone. Only the tuple
-tells the two apart."""
+"""A key and its tuple, None if the key is gone. `(space_prefix(…), CLEAR)` says that all rows of the space are gone. Only the
+tuple distinguishes the two."""
 
 T = TypeVar("T")
 
@@ -39,61 +39,61 @@ class Changes(Protocol):
 
     @property
     def byte_count(self) -> int:
-        """Of the keys and tuples."""
+        """Total size of the keys and tuples, in bytes."""
 
     def slices(self, changes_max: int, bytes_max: int) -> list[list[Change]]:
-        """What is to be written, in slices of so many changes or bytes, unless one tuple alone has more.
+        """Return the changes to write, in slices of at most so many changes or bytes, unless a single tuple is larger.
 
-        A CLEAR is a slice of its own. Between two of them only the last change of a key counts, and they are sorted: neighbours
-        share pages.
+        A CLEAR is a slice of its own. Between two CLEARs, only the last change of each key counts, and the changes are sorted,
+        because neighbours share pages.
         """
 
 
 class Pending(Protocol):
-    """What is needed of either."""
+    """Interface of both implementations."""
 
     doubtful: frozenset[bytes]
-    """Keys whose tuple isn't known; told here because a compiled row path looks at them."""
+    """Keys whose tuple isn't known; kept here because a compiled row path looks at them."""
 
     def get(self, key: bytes, unchanged: T) -> bytes | T | None:
-        """The tuple that the key's last change has left, None if the key is gone, `unchanged` if it has no change."""
+        """Return the tuple of the key's last change, None if the key is gone, `unchanged` if it has no change."""
 
     def is_cleared(self, key: bytes) -> bool:
-        """Whether what the store says about the key's space is past."""
+        """Return whether the store's rows of the key's space are outdated."""
 
     def changed(self, prefix: bytes, after: bytes) -> list[Change]:
-        """Of keys with this prefix, from behind the key `after`: the last change of each, in the order of the keys."""
+        """Return the last change of each key with this prefix, in the order of the keys, beginning after the key `after`."""
 
     def put(self, key: bytes, tuple_: bytes | None) -> None:
-        """The key has this tuple from here on, none if it is None."""
+        """Set the key's tuple from here on; delete the key if it is None."""
 
     def put_undoable(self, key: bytes, tuple_: bytes | None) -> None:
-        """As `put`, to be undone, once, by `undo_last`."""
+        """Do as `put`; `undo_last` can undo it, once."""
 
     def keep_last(self) -> None:
-        """There is nothing to undo any more."""
+        """Keep the last change for good."""
 
     def undo_last(self) -> None:
-        """Undo what `put_undoable` did, if nothing has come since."""
+        """Undo the last `put_undoable`, if no change has followed it."""
 
     def clear(self, prefix: bytes) -> None:
-        """Keys with this prefix are gone from here on."""
+        """Delete all keys with this prefix from here on."""
 
     @property
     def change_count(self) -> int:
-        """How many changes there have been since `take`; a mark to go back to."""
+        """Number of changes since `take`; a mark to return to."""
 
     def forget_after(self, mark: int) -> None:
-        """The changes after the mark won't be published. What is pending is wrong from here on: nothing may be read."""
+        """Discard the changes after the mark. The pending changes are wrong from here on: nothing may be read."""
 
     def take(self) -> Changes:
-        """The changes since the last call, in order."""
+        """Return the changes since the last call, in order."""
 
     def take_before(self, mark: int) -> Changes:
-        """Those of them that there were at the mark."""
+        """Return those of them that existed at the mark."""
 
     def written(self, changes: Changes) -> None:
-        """The store has these changes now."""
+        """Record that the store has these changes now."""
 
 
 class ChangeList(list[Change]):
@@ -101,11 +101,11 @@ class ChangeList(list[Change]):
 
     @property
     def byte_count(self) -> int:
-        """Of the keys and tuples."""
+        """Total size of the keys and tuples, in bytes."""
         return sum([len(key) + len(tuple_) if tuple_ else len(key) for key, tuple_ in self])
 
     def slices(self, changes_max: int, bytes_max: int) -> list[list[Change]]:
-        """As `Changes` has it."""
+        """Return the slices as described in `Changes`."""
         slices: list[list[Change]] = []
         pending: dict[bytes, bytes | None] = {}
         for key, value in self:
@@ -133,54 +133,54 @@ def _cut(pending: dict[bytes, bytes | None], changes_max: int, bytes_max: int) -
 
 
 class PendingChanges:
-    """The changes in a dict and a list."""
+    """Pending changes in a dict and a list."""
 
     def __init__(self) -> None:
         self.doubtful: frozenset[bytes] = frozenset()
-        # The last change of each key: itself, because an earlier one may have left the key with the same tuple.
+        # By key: its last change, as an object, because an earlier one may have left the key with the same tuple.
         self._pending: dict[bytes, Change] = {}
-        # How many clearings of a space are pending.
+        # By prefix: number of pending CLEARs.
         self._clearings: dict[bytes, int] = {}
         self._changes = ChangeList()
         self._undo: tuple[Change, Change | None] | None = None
 
     def get(self, key: bytes, unchanged: T) -> bytes | T | None:
-        """The tuple that the key's last change has left, None if the key is gone, `unchanged` if it has no change."""
+        """Return the tuple of the key's last change, None if the key is gone, `unchanged` if it has no change."""
         change = self._pending.get(key)
         return unchanged if change is None else change[1]
 
     def is_cleared(self, key: bytes) -> bool:
-        """Whether what the store says about the key's space is past."""
+        """Return whether the store's rows of the key's space are outdated."""
         return bool(self._clearings) and key[:_PREFIX_BYTES] in self._clearings
 
     def changed(self, prefix: bytes, after: bytes) -> list[Change]:
-        """Of keys with this prefix, from behind the key `after`: the last change of each, in the order of the keys."""
+        """Return the last change of each key with this prefix, in the order of the keys, beginning after the key `after`."""
         return sorted(change for key, change in self._pending.items() if key.startswith(prefix) and key > after)
 
     def put(self, key: bytes, tuple_: bytes | None) -> None:
-        """The key has this tuple from here on, none if it is None."""
+        """Set the key's tuple from here on; delete the key if it is None."""
         change = (key, tuple_)
         self._pending[key] = change
         self._changes.append(change)
 
     def put_undoable(self, key: bytes, tuple_: bytes | None) -> None:
-        """As `put`, to be undone, once, by `undo_last`."""
+        """Do as `put`; `undo_last` can undo it, once."""
         change = (key, tuple_)
         self._undo = change, self._pending.get(key)
         self._pending[key] = change
         self._changes.append(change)
 
     def keep_last(self) -> None:
-        """There is nothing to undo any more."""
+        """Keep the last change for good."""
         self._undo = None
 
     def undo_last(self) -> None:
-        """Undo what `put_undoable` did, if nothing has come since."""
+        """Undo the last `put_undoable`, if no change has followed it."""
         if self._undo is None:
             return
         (change, earlier), self._undo = self._undo, None
         if not self._changes or self._changes[-1] is not change:
-            return  # that was another row's
+            return  # the undoable change was another row's
         self._changes.pop()
         if earlier is None:
             del self._pending[change[0]]
@@ -188,7 +188,7 @@ class PendingChanges:
             self._pending[change[0]] = earlier
 
     def clear(self, prefix: bytes) -> None:
-        """Keys with this prefix are gone from here on."""
+        """Delete all keys with this prefix from here on."""
         for key in [key for key in self._pending if key.startswith(prefix)]:
             del self._pending[key]
         self._clearings[prefix] = self._clearings.get(prefix, 0) + 1
@@ -196,25 +196,25 @@ class PendingChanges:
 
     @property
     def change_count(self) -> int:
-        """How many changes there have been since `take`; a mark to go back to."""
+        """Number of changes since `take`; a mark to return to."""
         return len(self._changes)
 
     def forget_after(self, mark: int) -> None:
-        """The changes after the mark won't be published. What is pending is wrong from here on: nothing may be read."""
+        """Discard the changes after the mark. The pending changes are wrong from here on: nothing may be read."""
         del self._changes[mark:]
 
     def take(self) -> ChangeList:
-        """The changes since the last call, in order."""
+        """Return the changes since the last call, in order."""
         changes, self._changes = self._changes, ChangeList()
         return changes
 
     def take_before(self, mark: int) -> ChangeList:
-        """Those of them that there were at the mark."""
+        """Return those of them that existed at the mark."""
         changes, self._changes = ChangeList(self._changes[:mark]), ChangeList(self._changes[mark:])
         return changes
 
     def written(self, changes: Iterable[Change]) -> None:
-        """The store has these changes now."""
+        """Record that the store has these changes now."""
         pending, clearings = self._pending, self._clearings
         for change in changes:
             key, tuple_ = change
@@ -227,7 +227,7 @@ class PendingChanges:
 
 
 new_pending: Callable[[], Pending] = native.choose("PendingChanges", PendingChanges)
-"""Begins with none."""
+"""Create an object without changes."""
 
 no_changes: Callable[[], Changes] = native.choose("Changes", ChangeList)
-"""None, to which others can be added."""
+"""Create an empty list, to which changes can be added."""

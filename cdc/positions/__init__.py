@@ -1,1 +1,1 @@
-"""How far one is: the vector clock, and the position that a checkpoint keeps."""
+"""Progress in the replica set's log: the vector clock, and the position that a checkpoint records."""

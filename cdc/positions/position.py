@@ -1,4 +1,4 @@
-"""What the daemon knows of itself between two lives: the content of a checkpoint record."""
+"""The position: what the daemon knows about its progress between two runs, and the content of a checkpoint record."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from cdc.errors import ConfigurationError
 from cdc.positions.vclock import VClock
 
 FORMAT_VERSION = 1
-"""Of the checkpoint record. A record of a newer version is refused rather than half understood."""
+"""Format version of the checkpoint record. A record of a newer version is refused rather than half understood."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotState:
-    """The snapshot that the position rests on: its number, and how many rows it had once it was complete.
+    """The snapshot that the position rests on: its number, and its number of rows once it is complete.
 
-    `sweep_seq` is the seq at which the first snapshot began of those that, interrupted or not, made up one that compares with
-    nothing: keys that haven't been published since are gone. It is 0 for a snapshot that names what is gone.
-    `is_silent`: while it is taken, its rows aren't published, because nothing was before it and `snapshot.mode` is never.
-    `request_count` of the numbers, the last ones, went to requests for rows that the images have (cdc.stream.backfill);
-    `is_request_open`: the last of these isn't complete, so events may be out that don't come again.
+    - `sweep_seq`: 0 for a snapshot that itself publishes which keys are gone. A snapshot that compares with nothing may
+      consist of several, of which all but the last were interrupted: then the seq at which the first of them began. Keys that
+      haven't been published since are gone.
+    - `is_silent`: while the snapshot is taken, its rows aren't published, because there was nothing before it and
+      `snapshot.mode` is never.
+    - `request_count`: how many of the last numbers went to requests to publish rows of the images (cdc.stream.backfill).
+    - `is_request_open`: the last of these requests isn't complete, so events may be published that won't be repeated.
     """
 
     snapshot_id: int
@@ -34,16 +36,16 @@ class SnapshotState:
 
     @property
     def base_id(self) -> int:
-        """The number of the snapshot that was read from a master."""
+        """Number of the snapshot that was read from a master."""
         return self.snapshot_id - self.request_count
 
 
 @dataclass(frozen=True, slots=True)
 class Rekeyed:
-    """A space that has been given another primary key, and how far its rows have been published again under it.
+    """A space with a changed primary key, and how far its rows have been published again under the new one.
 
-    `snapshot_id` is the number that these rows carry, 0 before the first. `after` is the last one's key as the state store has
-    it, without what all keys of the space begin with.
+    `snapshot_id` is the number that these rows carry, 0 before the first. `after` is the last row's key in the state store,
+    without the prefix that all keys of the space have.
     """
 
     space_id: int
@@ -54,11 +56,11 @@ class Rekeyed:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A place on a transaction boundary of the stream, and all that must be known to go on from it.
+    """A transaction boundary of the stream, with everything that is needed to resume from it.
 
-    `vclock` is settled: everything up to it is durable or needs no publishing. `seq` is the last one given out. While a
-    snapshot is being taken, `vclock` is where its stream will begin. While there are any `rekeyed`, the stream waits: their rows
-    come first.
+    `vclock` is settled: everything up to it is durable or needs no publishing. `seq` is the last assigned number. During a
+    snapshot, `vclock` is where its stream will begin. While there are any `rekeyed` spaces, the stream waits: their rows are
+    published first.
     """
 
     vclock: VClock = field(default_factory=VClock)
@@ -72,7 +74,7 @@ class Position:
     rekeyed: tuple[Rekeyed, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The record's value."""
+        """Return the record's value."""
         value: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "vclock": self.vclock.to_json(),

@@ -1,8 +1,8 @@
 """A position in a replica set: how far the log of each member (origin) has been followed.
 
-Tarantool gives every change an origin (`replica_id`, 1 to 31) and a number that grows in that origin (`lsn`). Lsns of two
-origins don't compare, so a position is a vector of both. Component 0 counts a member's own local changes; they are never
-relayed, mean nothing to anybody else, and are dropped wherever a vclock enters this program.
+Tarantool gives every change an origin (`replica_id`, 1 to 31) and a number that grows within that origin (`lsn`). Lsns of two
+origins don't compare, so a position has one lsn per origin. Component 0 counts a member's own local changes. These are never
+relayed and mean nothing to other members, so component 0 is dropped wherever a vclock enters this program.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Final
 from cdc.errors import ProtocolError, excerpt
 
 VCLOCK_MAX: Final = 32
-"""Tarantool's bound on origins: ids 0 to 31."""
+"""Number of Tarantool's origins: ids 0 to 31."""
 
 _TEXT: Final = re.compile(r"\{\s*(?:\d+\s*:\s*\d+\s*(?:,\s*\d+\s*:\s*\d+\s*)*)?\}")
 _PAIR: Final = re.compile(r"(\d+)\s*:\s*(\d+)")
@@ -57,7 +57,7 @@ class VClock(Mapping[int, int]):
         return cls({int(origin): lsn for origin, lsn in value.items()})
 
     def to_json(self) -> dict[str, int]:
-        """The form that events and checkpoints carry: JSON object keys are strings."""
+        """Return the form that events and checkpoints carry: JSON object keys are strings."""
         return {str(origin): lsn for origin, lsn in self._components.items()}
 
     def __getitem__(self, origin: int) -> int:
@@ -85,9 +85,9 @@ class VClock(Mapping[int, int]):
         return f"VClock({self})"
 
     def covers(self, other: VClock) -> bool:
-        """Whether everything that `other` has seen has been seen here too (greater or equal in every component)."""
+        """Return whether this vclock contains everything that `other` contains (greater or equal in every component)."""
         return all(self[origin] >= lsn for origin, lsn in other._components.items())
 
     def lacking(self, other: VClock) -> dict[int, tuple[int, int]]:
-        """The components in which `other` is ahead: origin → (own lsn, other's lsn). Empty if this covers `other`."""
+        """Return the components in which `other` is ahead: origin → (own lsn, other's lsn). Empty if this covers `other`."""
         return {origin: (self[origin], lsn) for origin, lsn in other._components.items() if self[origin] < lsn}

@@ -1,1 +1,1 @@
-"""Decisions over ballots, pure: how a connection starts, which member is followed, when to go to another, how long to wait."""
+"""Pure decisions over members' ballots: how a connection starts, which member to follow, when to leave it, how long to wait."""

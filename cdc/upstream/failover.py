@@ -1,4 +1,4 @@
-"""Failover: which member is tried, which are passed over, and how long to wait. Events and times go in, decisions come out.
+"""Failover: decides which member to try, which members to pass over, and how long to wait. Its inputs are events and times.
 
                    ┌───────── looks_elsewhere: one of several members failed ──────────┐
                    ▼                                                                   │
@@ -6,11 +6,11 @@
                    ▲           │ NobodyError                                           │ heals by waiting
                    └── rested ◀┴─────────────── next_delay ◀───────────────────────────┘
 
-Members that fail are passed over until a round ends with a delay; then all are tried again, but for those whose stream has told
-of missing logs, which a ballot may not show. One that was followed for long and then closed the connection (a restart, say) is
-asked again like all others.
+Members that fail are passed over until a round ends with a delay. Then all are tried again, except those whose stream has
+reported missing logs, which a ballot may not show. A member that was followed for long and then closed the connection (because
+it restarted, for instance) is asked again like all others.
 
-It refuses to know how members are asked and followed, and what the time is.
+This module doesn't know how members are asked and followed, and reads no clock.
 """
 
 from __future__ import annotations
@@ -24,52 +24,52 @@ from cdc.upstream import selection
 from cdc.upstream.selection import Answer, Choice, Needed, NobodyError, Rules, Standing, Wait
 
 STEADY_SECONDS: Final = 10.0
-"""A member that was followed for so long, and then closed the connection, is asked again like all others; one that fails
+"""Time, in seconds, after which a followed member that closes the connection is asked again like all others. A member that fails
 sooner, or falls silent, is passed over while another can be followed."""
 DELAY_FIRST_SECONDS: Final = 0.1
 DELAY_MAX_SECONDS: Final = 5.0
 
 
 class BackOff:
-    """Delays that grow until something succeeds."""
+    """Delays that grow until an attempt succeeds."""
 
     def __init__(self) -> None:
         self._delay = DELAY_FIRST_SECONDS
 
     def next(self) -> float:
-        """The next delay in seconds."""
+        """Return the next delay, in seconds."""
         delay, self._delay = self._delay, min(DELAY_MAX_SECONDS, self._delay * 2)
         return delay
 
     def reset(self) -> None:
-        """It works again."""
+        """Begin again with the shortest delay, after a success."""
         self._delay = DELAY_FIRST_SECONDS
 
 
 class Failover:
-    """One daemon's. All times are seconds of one clock that only goes forward."""
+    """The failover of one daemon. All times are seconds of one monotonic clock."""
 
     def __init__(self, member_count: int, rules: Rules) -> None:
         self.has_others = member_count > 1
-        """Whether members have to be asked: one alone is followed unasked."""
+        """Whether members have to be asked: a single member is followed without being asked."""
         self._rules = rules
         self._back_off = BackOff()
-        # Those of this round that failed.
+        # The members of this round that failed, with their errors.
         self._failures: dict[int, CdcError] = {}
-        # Since when somebody lacks what is needed and nobody has it.
+        # Since when a member has lacked changes or logs while no member has had them.
         self._short_since: float | None = None
-        # Of the present connection: the member, since when it is connected, and whether it was followed for long.
+        # Of the present connection: the chosen member, when it connected, and whether it was followed for long.
         self._choice: Choice | None = None
         self._connected_at = 0.0
         self._was_steady = False
 
     @property
     def passed_over(self) -> Mapping[int, CdcError]:
-        """Members that aren't to be asked in this round: their error is the answer."""
+        """Members that aren't asked in this round, with the error that counts as their answer."""
         return self._failures
 
     def choose(self, answers: Sequence[Answer], needed: Needed, now: float) -> Choice:
-        """The member to follow. Raises NobodyError if there is nobody now, and as selection.choose."""
+        """Return the member to follow. Raises NobodyError if none can be followed now, and the errors of selection.choose."""
         self._choice, self._was_steady = None, False
         if not self.has_others:
             choice: Choice | Wait = Choice(0, "there is no other", is_settled=True)
@@ -86,47 +86,47 @@ class Failover:
         return choice
 
     def connected(self, now: float) -> None:
-        """The one that was chosen has greeted."""
+        """Record that the chosen member has sent its greeting."""
         self._connected_at = now
 
     def confirm(self, answer: Answer, needed: Needed) -> None:
-        """A moment has passed since the choice, and here is the member's ballot on the connection that is to be followed.
+        """Check the chosen member's ballot once more, on the connection to be followed: time has passed since the choice.
 
-        Raises ConnectionLostError if another may be the right one by now.
+        Raises ConnectionLostError if another member may be the right one by now.
         """
         found = selection.standing(answer, needed)
         if self._choice is not None and not self._choice.is_settled and found is not Standing.GOOD:
             raise ConnectionLostError(f"{answer.address} can't be followed any more: {found.value}")
 
     def ended(self, now: float, *, has_streamed: bool) -> None:
-        """The connection has ended; `has_streamed`: changes came over it."""
+        """Record that the connection has ended. `has_streamed`: changes were received over it."""
         if has_streamed:
             self._back_off.reset()
             self._short_since = None
             self._was_steady = now - self._connected_at >= STEADY_SECONDS
 
     def looks_elsewhere(self, error: CdcError) -> int | None:
-        """Which of several members this error was the failure of, so that the others are to be looked at, at once.
+        """Return which of several members this error concerns, if the other members should be tried at once.
 
-        None: it wasn't one member's failure, or there is no other.
+        Returns None if the error doesn't concern one member alone, or there is no other.
         """
         choice, self._choice = self._choice, None
         if choice is None or not self.has_others or not selection.is_of_one_member(error):
             return None
         if self._was_steady:
-            self._failures.clear()  # they are older than this connection, which was stable
+            self._failures.clear()  # these failures are older than this connection, which was stable
         if not self._was_steady or error.remedy is not Remedy.WAIT or isinstance(error, SilenceError):
             self._failures[choice.index] = error
         return choice.index
 
     def next_delay(self) -> float:
-        """How long to wait before the next attempt, in seconds; longer each time until something works."""
+        """Return how long to wait before the next attempt, in seconds; longer each time until an attempt succeeds."""
         return self._back_off.next()
 
     def rested(self) -> None:
-        """That has been waited: everybody gets another chance, but for missing logs that no ballot may show."""
+        """Record that the delay is over: all members are tried again, except those with missing logs that no ballot may show."""
         self._failures = {index: found for index, found in self._failures.items() if isinstance(found, XlogGapError)}
 
     def works(self) -> None:
-        """Something has succeeded: the next delay is short again."""
+        """Record a success: the next delay is short again."""
         self._back_off.reset()

@@ -1,4 +1,4 @@
-"""What is shown of each member: its state, how far it is, and how much of its logs is left before a gap."""
+"""Report on each member: its state, its position, and how many rows of its logs are left before a gap."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing, explaine
 class Upstream:
     """One member as /status shows it.
 
-    `lag_rows`: how many rows it lacks of what the most advanced members have. `headroom_rows`: how many rows before the
-    position that we would go on from it still has logs of; negative if logs are missing, None if nothing is known.
+    `lag_rows`: how many rows it lacks compared to the most advanced members. `headroom_rows`: for how many rows before the
+    position to resume from it still has logs; negative if logs are missing, None if unknown.
     """
 
     address: str
@@ -31,12 +31,15 @@ class Upstream:
 
     @property
     def is_following(self) -> bool:
-        """Whether it is the one whose stream is read."""
+        """Whether this is the member whose stream is read."""
         return self.state == FOLLOWING
 
 
 def headroom_rows(logs_from: VClock, gc_vclock: VClock, ignored: frozenset[int] = frozenset()) -> int:
-    """Rows before `logs_from` whose logs are still there; if logs behind it are gone, minus the number of missing rows."""
+    """Return how many rows before `logs_from` still have logs.
+
+    If later logs are gone, return minus the number of missing rows.
+    """
     origins = (logs_from.keys() | gc_vclock.keys()) - ignored
     margins = [logs_from[origin] - gc_vclock[origin] for origin in origins]
     return sum(min(0, margin) for margin in margins) or sum(margins)
@@ -45,7 +48,7 @@ def headroom_rows(logs_from: VClock, gc_vclock: VClock, ignored: frozenset[int] 
 def overview(
     answers: Sequence[Answer], needed: Needed, followed: int | None = None, failures: dict[int, CdcError] | None = None
 ) -> tuple[Upstream, ...]:
-    """All members as an operator sees them. `failures`: why a connection to one failed, where that came after its ballot."""
+    """Return all members as an operator sees them. `failures`: errors of connections that failed after the member's ballot."""
     newest: dict[int, int] = {}
     for answer in answers:
         for origin, lsn in answer.ballot.vclock.items() if answer.ballot is not None else ():

@@ -1,19 +1,19 @@
-"""What a position asks of a server: comparing where we are with what the server has and still keeps.
+"""Requirements of a position on a server: compares the daemon's position with what the server has and still keeps.
 
-The server's ballot tells how far it is (`vclock`) and from where it can still be followed (`gc_vclock`). Against our position
-P, by component:
+The server's ballot reports its own position (`vclock`) and the oldest position from which it can be followed (`gc_vclock`). The
+daemon's position P compares with these by component:
 
-    gc_vclock ≤ P ≤ vclock     it can be followed from P
-    gc_vclock ≰ P              a gap: logs that lead from P are gone; on a quiet 2.6 master SUBSCRIBE would not even say so
+    gc_vclock ≤ P ≤ vclock     the server can be followed from P
+    gc_vclock ≰ P              a gap: the logs after P are gone; on a quiet 2.6 master SUBSCRIBE would not even report that
     P ≰ vclock                 divergence: the server lacks changes that we have published (an old backup, a lost failover);
-                               every version accepts such a SUBSCRIBE without a word
+                               every version accepts such a SUBSCRIBE without an error
 
-Origins that are left out (`source.exclude_origins`) say nothing about either: the server doesn't send their rows, so P stays
-where it was in their components. A server is told, at SUBSCRIBE and in ACKs, that they are as far as it is itself: it would
-look for its logs from there, and keep them.
+Excluded origins (`source.exclude_origins`) count in neither comparison: the server doesn't send their rows, so P doesn't
+advance in their components. At SUBSCRIBE and in ACKs, the daemon reports the server's own position in these components:
+otherwise the server would look for its logs from P on, and keep them.
 
-The server may also belong to another replica set; a ballot doesn't say, so that is looked at once more when it answers
-SUBSCRIBE. What follows from all of this for a connection is decided in cdc.upstream.start.
+The server may also belong to another replica set. A ballot doesn't contain the replica set, so the daemon checks it when the
+server answers SUBSCRIBE. cdc.upstream.start decides what follows from all this for a connection.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ Policy = Literal["fail", "resnapshot"]
 
 
 def lost_history(published: VClock, ballot: Ballot, ignored: frozenset[int] = frozenset()) -> str:
-    """What was published and the server lacks, by component; empty if it has everything."""
+    """Return a text about the published changes that the server lacks, by component; empty if it has everything."""
     behind = ballot.vclock.lacking(published)
     parts = [f"origin {o}: server {theirs}, published {ours}" for o, (theirs, ours) in behind.items() if o not in ignored]
     return "; ".join(parts)
 
 
 def missing_logs(needed: VClock, ballot: Ballot, ignored: frozenset[int] = frozenset()) -> str:
-    """From where logs are needed that the server no longer has, by component; empty if it has them all."""
+    """Return a text about the needed logs that the server no longer has, by component; empty if it has them all."""
     missing = needed.lacking(ballot.gc_vclock)
     parts = [f"origin {o}: needed from {ours}, kept from {theirs}" for o, (ours, theirs) in missing.items() if o not in ignored]
     return "; ".join(parts)
 
 
 def fails_on_gap(on_gap: Policy, mode: SnapshotMode) -> bool:
-    """Whether the policy is to stop."""
+    """Return whether a gap must stop the daemon."""
     return on_gap == "fail" and mode != "when_needed"
 
 
@@ -57,19 +57,19 @@ GAP_HINT: Final = 'source.on_gap = "resnapshot" starts again from a snapshot.'
 
 
 def vclock_for_upstream(vclock: VClock, master: VClock, ignored: frozenset[int]) -> VClock:
-    """The position to tell a master that was at `master`: as far as itself in the origins whose rows it doesn't send."""
+    """Return the position to report to a master at `master`: its own position in the origins whose rows it doesn't send."""
     if not ignored:
         return vclock
     return VClock({**vclock, **{origin: max(vclock[origin], master[origin]) for origin in ignored}})
 
 
 def target(master: VClock, ignored: frozenset[int]) -> VClock:
-    """What will have been followed once everything up to `master` has come."""
+    """Return the position to expect after everything up to `master` has been received."""
     return VClock({origin: lsn for origin, lsn in master.items() if origin not in ignored})
 
 
 def check_replicaset_of_store(kafka: Position, store: Position) -> None:
-    """Raises PositionError if the store belongs to another replica set than the checkpoint."""
+    """Raise PositionError if the store belongs to another replica set than the checkpoint."""
     if store.replicaset_uuid != kafka.replicaset_uuid and None not in (store.replicaset_uuid, kafka.replicaset_uuid):
         raise PositionError(
             f"the state store has rows of replica set {store.replicaset_uuid}, the checkpoint is of {kafka.replicaset_uuid}",
@@ -78,7 +78,7 @@ def check_replicaset_of_store(kafka: Position, store: Position) -> None:
 
 
 def check_replicaset(position: Position, theirs: UUID | None) -> None:
-    """Compare the replica set of the answer to SUBSCRIBE with the checkpoint's. Raises PositionError."""
+    """Compare the replica set in the answer to SUBSCRIBE with the checkpoint's. Raises PositionError."""
     if theirs is not None and position.replicaset_uuid is not None and theirs != position.replicaset_uuid:
         raise PositionError(
             f"the server belongs to replica set {theirs}, the checkpoint to {position.replicaset_uuid}",

@@ -1,27 +1,28 @@
-"""Which member of the replica set to follow: the decision over everybody's ballots, and how it looks to an operator.
+"""Decides which member of the replica set to follow, from all members' ballots, and reports the decision to the operator.
 
-A member can be followed from our position P if it has everything that was published and still has the logs from there
-(cdc.upstream.resume says why). The others are sorted by what may yet become of them:
+A member can be followed from the daemon's position P if it has everything that was published, and still has the logs after P
+(cdc.upstream.resume gives the reasons). The other members are classified by whether they may become usable:
 
     ballot ─▶ not ready                    loading       will have a position soon
-              P ≰ vclock                   behind        a replica that lags will come there; a restored backup never does
-              gc_vclock ≰ P                gap           never again, from here
+              P ≰ vclock                   behind        a lagging replica will catch up; a restored backup never does
+              gc_vclock ≰ P                gap           can never be followed from P again
               else                         good          ◀── one of these is chosen: source.prefer, then the order of source.uris
     error ──▶ heals by waiting             unreachable
               needs a person               refused       (a wrong password, missing rights, another program on the port)
 
-With nobody good, one member alone gets the policy (`on_divergence`, `on_gap`) at once: there is nothing to wait for that
-its own ballot wouldn't show. With several, a leader that restarts or a replica that lags isn't lost history, so as long as one
-of them is not ready, behind or out of reach, that is waited for, and only then the policy applies:
+If no member is good, the policy (`on_divergence`, `on_gap`) applies to a single member at once: waiting would show nothing that
+its own ballot doesn't show. With several members, a restarting leader or a lagging replica isn't lost history. So as long as
+one of them is not ready, behind or unreachable, the daemon waits, and the policy applies only afterwards:
 
-    somebody short, nobody good                                     source.divergence_wait_ms later
-    ├──────────── wait: say who lacks what, ask all of them again ───────────┤ a gap: on_gap; all behind: on_divergence
-    └ a good one appears: follow it, and forget the waiting
+    a member is short, and none is good                             source.divergence_wait_ms later
+    ├──────────── wait: log who lacks what, ask all members again ───────────┤ a gap: on_gap; all behind: on_divergence
+    └ a good one appears: follow it, and stop waiting
 
-A gap goes before a divergence: who has a gap has everything that was published, so a snapshot of it takes nothing back.
+A gap takes precedence over a divergence: a member with a gap has everything that was published, so a snapshot of it takes nothing
+back.
 
-It refuses to know when it is asked and how the answers came. What a ballot can't tell is the replica set: a server of
-another one is found out at SUBSCRIBE, and ends the daemon with its name.
+This module doesn't know when it is called and how the answers were obtained. A ballot doesn't contain the replica set: SUBSCRIBE
+detects a server of another one, and the daemon stops with an error that names it.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Preference = Literal["replica", "leader", "order"]
 
 
 class Standing(Enum):
-    """What a member is good for at the moment."""
+    """Usability of a member at the moment."""
 
     GOOD = "standby"
     LOADING = "loading"
@@ -55,13 +56,13 @@ class Standing(Enum):
 
 
 FOLLOWING: Final = "following"
-"""The state of the member that is followed; the others' is their standing."""
+"""State of the followed member; the state of the others is their standing."""
 _MAY_BECOME_GOOD: Final = frozenset({Standing.LOADING, Standing.BEHIND, Standing.UNREACHABLE, Standing.REFUSED})
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one member said when it was greeted and asked for its ballot: the ballot, or what went wrong."""
+    """Result of greeting one member and asking for its ballot: the ballot, or the error."""
 
     address: str
     ballot: Ballot | None = None
@@ -72,9 +73,9 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Needed:
-    """What a member must have: everything up to `published`, and the logs from `logs_from` on unless a snapshot comes anyway.
+    """Requirements on a member: everything up to `published`, and the logs from `logs_from` on unless a snapshot is taken anyway.
 
-    Origins in `ignored` are left out of the stream, so nothing of theirs is needed.
+    Origins in `ignored` are excluded from the stream, so nothing of theirs is needed.
     """
 
     published: VClock = VClock()  # noqa: RUF009 - immutable
@@ -85,7 +86,7 @@ class Needed:
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says about choosing. `wait_ms` is source.divergence_wait_ms."""
+    """Settings for the choice. `wait_ms` is source.divergence_wait_ms."""
 
     prefer: Preference = "order"
     mode: SnapshotMode = "initial"
@@ -98,8 +99,9 @@ class Rules:
 class Choice:
     """Follow the member at `index`, for this reason.
 
-    `is_settled`: no member has what is needed, and the policy is what remains; else its ballot has to show the same once
-    more on the connection that is to be followed. `snapshot`: it has to begin with one, though its ballot may not say so.
+    `is_settled`: no member meets the requirements, and only the policy remains. Otherwise, the member's ballot has to be good
+    once more on the connection to be followed. `snapshot`: why the member must begin with a snapshot, though its ballot may not
+    show it.
     """
 
     index: int
@@ -110,14 +112,14 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nobody can be followed now. `is_short`: somebody answers, but lacks changes or logs, so that a policy will apply."""
+    """No member can be followed now. `is_short`: a member answers, but lacks changes or logs, so that a policy will apply."""
 
     reason: str
     is_short: bool
 
 
 class NobodyError(CdcError):
-    """No member can be followed. It heals by waiting if that may make one of them good."""
+    """No member can be followed. Waiting may heal this if it can make one of them good."""
 
     def __init__(self, message: str, hint: str = "", *, remedy: Remedy = Remedy.WAIT) -> None:
         super().__init__(message, hint)
@@ -125,19 +127,19 @@ class NobodyError(CdcError):
 
 
 def is_of_one_member(error: CdcError) -> bool:
-    """Whether an error of a connection says nothing about the other members, so that they are worth trying.
+    """Return whether a connection's error concerns one member alone, so that the others are worth trying.
 
-    Not so a row that nobody could follow, or a position that the policies have judged already.
+    It doesn't if no member could be followed past a row, or if the policies have judged the position already.
     """
     if isinstance(error, UnsupportedRowError):
         return False
     if isinstance(error, ServerError) and error.code == ErrorCode.REPLICASET_UUID_MISMATCH:
-        return False  # source.uris mixes replica sets: whichever was followed until now, one of them is a mistake
+        return False  # source.uris mixes replica sets: whichever was followed until now, one of the entries is a mistake
     return isinstance(error, ConnectionLostError | ServerError | ProtocolError | XlogGapError)
 
 
 def standing(answer: Answer, needed: Needed) -> Standing:
-    """What a member is good for, judged by itself."""
+    """Return a member's standing, judged by its own answer."""
     error, ballot = answer.error, answer.ballot
     if error is not None:
         if isinstance(error, XlogGapError):
@@ -156,10 +158,10 @@ def standing(answer: Answer, needed: Needed) -> Standing:
 
 
 def choose(answers: Sequence[Answer], needed: Needed, rules: Rules, *, waited_ms: float = 0) -> Choice | Wait:
-    """Whom to follow, or what to wait for. `waited_ms`: for how long somebody has been short and nobody good.
+    """Return the member to follow, or what to wait for. `waited_ms`: for how long a member has been short and none good.
 
-    Raises PositionError where the policy is to fail, and the error of the only member, or NobodyError, if no member can be
-    used without a person's help.
+    Raises PositionError if the policy is to fail. If no member can be used without a person's help, raises the only member's
+    error, or NobodyError.
     """
     standings = [standing(answer, needed) for answer in answers]
     report = "; ".join(explained(*item, needed) for item in zip(answers, standings, strict=True) if item[1] is not Standing.GOOD)
@@ -186,13 +188,13 @@ def choose(answers: Sequence[Answer], needed: Needed, rules: Rules, *, waited_ms
     sentence = f"no member has all changes that were published: {report}"
     if rules.on_divergence == "fail" and not needed.takes_snapshot:
         raise PositionError(sentence, resume.DIVERGENCE_HINT)
-    # The one that takes least back.
+    # The member whose snapshot takes back the least.
     nearest = min(behind, key=lambda index: _deficit(answers[index], needed))
     return Choice(nearest, sentence, is_settled=True)
 
 
 def _ranked(answers: Sequence[Answer], standings: Sequence[Standing], wanted: Standing, prefer: Preference) -> list[int]:
-    """Places of the members of a standing, the preferred first."""
+    """Return the indexes of the members with this standing, the preferred ones first."""
     indexes = [index for index, found in enumerate(standings) if found is wanted]
     if prefer == "order":
         return indexes
@@ -216,7 +218,7 @@ def _why(answer: Answer, prefer: Preference) -> str:
 
 
 def explained(answer: Answer, found: Standing, needed: Needed) -> str:
-    """A sentence about one member that isn't good: what it lacks, with both vclocks by component."""
+    """Return a sentence about a member that isn't good: what it lacks, with both vclocks by component."""
     ballot, error = answer.ballot, answer.error
     if error is not None:
         # Errors of a connection name its address already.
@@ -238,7 +240,7 @@ def explained(answer: Answer, found: Standing, needed: Needed) -> str:
 
 
 def _refused(answers: Sequence[Answer], report: str) -> CdcError:
-    """The error of the one member, or of all together."""
+    """Return the error of the only member, or one error for all members."""
     errors = [answer.error for answer in answers if answer.error is not None]
     if len(errors) == 1:
         return errors[0]

@@ -1,16 +1,16 @@
-"""Where a connection begins: one decision, from all that is known to everything there is to do.
+"""Decides how a connection begins: one function maps everything that is known to everything that has to be done.
 
-    checkpoint K, state store S, ballot, configuration ──▶ plan ─┬─▶ go on from K
-    newly published spaces, what an earlier stream said          ├─▶ bring the store from S up to K, and go on from there
+    checkpoint K, state store S, ballot, configuration ──▶ plan ─┬─▶ resume from K
+    newly published spaces, an earlier stream's reports          ├─▶ bring the store from S up to K, and resume from there
                                                                  ├─▶ a snapshot, compared with the store's rows or with nothing
                                                                  ├─▶ PositionError: the policy is to stop
-                                                                 └─▶ StateForeignError: all rows would come out again by a slip
+                                                                 └─▶ StateForeignError: a slip would publish all rows again
 
-K is what consumers have. With images there is also S ≤ K, at which the state store has the rows: what lies between them is read
-again, for the store alone. A snapshot is compared with the rows of the store, so these must be what consumers have: either the
-store is exactly at K, or it is emptied.
+K is the position up to which consumers have the events. With images there is also S ≤ K, the position of the state store's
+rows. The rows between S and K are read again, for the store alone. A snapshot is compared with the store's rows, so these must
+be the rows that consumers have: either the store is exactly at K, or it is emptied.
 
-The choice of a member asks the same question before there is a ballot (`needed`), so whoever is chosen can be followed.
+The choice of a member uses the same decision before there is a ballot (`needed`), so the chosen member can be followed.
 """
 
 from __future__ import annotations
@@ -28,19 +28,21 @@ from cdc.upstream.resume import Policy, SnapshotMode
 from cdc.upstream.selection import Needed
 
 CAUGHT_UP_SECONDS: Final = 10.0
-"""For so long what was caught up with counts as that: a busy master is ahead again at the next connection."""
+"""Time, in seconds, for which catching up counts as done: a busy master is ahead again at the next connection."""
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What is known before a connection begins.
+    """Facts known before a connection begins.
 
-    `checkpoint` is None before the first snapshot. `store` is the state store's position, None while it is empty; it is looked
-    at only if the daemon `has_store`. `newly_published`: names of spaces that the checkpoint knows as not published and that
-    the configuration publishes. `forced`: why a snapshot has to come, as found by an earlier stream or by the choice of this
-    member. `wants_id`: the daemon is to be registered in the replica set. `is_store_ours`: False if the checkpoint was written
-    last by a daemon with another state directory, so that the store may be an old copy, and no order says to go on with it.
-    `store_name`: what to call it in a sentence.
+    - `checkpoint`: None before the first snapshot.
+    - `store`: position of the state store, None while it is empty. Used only if the daemon `has_store`.
+    - `newly_published`: names of spaces that the checkpoint knows as not published and that the configuration publishes.
+    - `forced`: why a snapshot has to be taken, as found by an earlier stream or by the choice of this member.
+    - `wants_id`: the daemon is to be registered in the replica set.
+    - `is_store_ours`: False if a daemon with another state directory wrote the checkpoint last, so that the store may be an old
+      copy, and no order says to continue with it.
+    - `store_name`: name of the store in messages.
     """
 
     checkpoint: Position | None = None
@@ -64,14 +66,14 @@ class StateForeignError(StateError):
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Read the contents first. `publish` is false where only the schema is wanted from them."""
+    """Read the contents first. If `publish` is false, only the schema is taken from them."""
 
     reason: str
     publish: bool = True
 
 
 class FollowAs(Enum):
-    """What the daemon is to the replica set while it follows the stream."""
+    """The daemon's role in the replica set while it follows the stream."""
 
     ANONYMOUS = "anonymous"
     BEHIND = "anonymous until all that the master had is durable; the next connection asks for an id"
@@ -83,9 +85,11 @@ class FollowAs(Enum):
 class StartPlan:
     """What to do at the start of a connection, in this order.
 
-    `clears_store`: why the state store has to be emptied, if it has. `position`: where the rows begin. `snapshot`: the one to
-    take before them, if any. `catch_up_to`: rows up to there are published already and only change the state store.
-    `wants_id`: JOIN brings the snapshot, and the stream is followed as a member.
+    - `clears_store`: why the state store has to be emptied, if so.
+    - `position`: where the rows begin.
+    - `snapshot`: the snapshot to take before them, if any.
+    - `catch_up_to`: rows up to this position are already published, and only change the state store.
+    - `wants_id`: JOIN provides the snapshot, and the daemon follows the stream as a member.
     """
 
     position: Position
@@ -96,11 +100,12 @@ class StartPlan:
     ignored: frozenset[int] = frozenset()
 
     def follow_as(self, *, has_id: bool, vclock: VClock, master: VClock, seconds_since_caught_up: float) -> FollowAs:
-        """What to follow as from `vclock`, where the master was at `master` and knows an id for us or doesn't.
+        """Return the role to follow in from `vclock`. The master was at `master`; `has_id`: the master knows an id for the
+        daemon.
 
-        A daemon that has no id yet and is behind follows anonymously first: a master from 3.3 on keeps logs for an anonymous
-        replica too, and the end of a REGISTER moves what it keeps to where it is itself. Logs that lead there from `vclock`,
-        which the daemon has yet to read and to make durable, might go any time.
+        A daemon that has no id yet and is behind follows anonymously first. A master from 3.3 on keeps logs for an anonymous
+        replica, too, and the end of a REGISTER moves the start of these logs to the master's own position. The logs from
+        `vclock` up to there, which the daemon has yet to read and to make durable, might then be deleted at any time.
         """
         if not self.wants_id:
             return FollowAs.ANONYMOUS
@@ -112,7 +117,7 @@ class StartPlan:
 
 
 class _Store(Enum):
-    """What the state store's rows are good for."""
+    """Usability of the state store's rows."""
 
     ABSENT = "there is none"
     LEVEL = "they are what consumers have"
@@ -121,7 +126,7 @@ class _Store(Enum):
 
 
 def needed(known: Known) -> Needed:
-    """What a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
+    """Return what a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
     store, _ = _compare(known)
     published = known.checkpoint.vclock if known.checkpoint is not None else VClock()
     return Needed(
@@ -133,7 +138,10 @@ def needed(known: Known) -> Needed:
 
 
 def plan(known: Known, ballot: Ballot) -> StartPlan:
-    """What to do with the server that has this ballot. Raises PositionError where the policy is to fail, StateForeignError."""
+    """Return what to do with the server that has this ballot.
+
+    Raises StateForeignError, and PositionError if the policy is to fail.
+    """
     check_store(known)
     store, useless_because = _compare(known)
     begins_at_store = store is _Store.BEHIND
@@ -154,14 +162,14 @@ def plan(known: Known, ballot: Ballot) -> StartPlan:
 
 
 def check_store(known: Known) -> None:
-    """Raises StateForeignError if that is clear before there is a ballot, and PositionError as `needed` does."""
+    """Raise StateForeignError if the need for it is clear before there is a ballot. Raises PositionError as `needed` does."""
     store, reason = _compare(known)
     if store is _Store.USELESS and reason is not None:
         _check_is_ours(known, reason)
 
 
 def _check_is_ours(known: Known, reason: str) -> None:
-    """The store has to be emptied: nothing tells a snapshot then which rows consumers have already."""
+    """Raise StateForeignError rather than empty a foreign store: a snapshot couldn't tell then which rows consumers have."""
     checkpoint = known.checkpoint
     if known.is_store_ours or checkpoint is None or checkpoint.snapshot is None or known.mode == "never":
         return
@@ -169,15 +177,15 @@ def _check_is_ours(known: Known, reason: str) -> None:
     is_told = str(checkpoint.vclock) in reason or (known.store is not None and known.store.vclock == checkpoint.vclock)
     raise StateForeignError(
         f"the state store {known.store_name} (state.path) isn't the one that the checkpoint was written with, "
-        "or an older copy of that: "
+        "or is an older copy of it: "
         f"{reason if is_told else f'{where}, the checkpoint is at {checkpoint.vclock} ({reason})'}. "
-        "From this one all rows would be published again",
+        "With this store, all rows would be published again",
         "In state.path name the directory of the daemon that runs, or ran last. If it is lost, start once with --rebuild-state.",
     )
 
 
 def _compare(known: Known) -> tuple[_Store, str | None]:
-    """How the store's rows relate to what consumers have; where they are useless, why. Raises PositionError."""
+    """Return how the store's rows relate to the rows that consumers have; if useless, with the reason. Raises PositionError."""
     kafka, store = known.checkpoint, known.store
     if not known.has_store:
         return _Store.ABSENT, None
@@ -186,14 +194,14 @@ def _compare(known: Known) -> tuple[_Store, str | None]:
             return _Store.LEVEL, None
         return _Store.USELESS, "there is no checkpoint, so what the state store has was never published"
     if store is None or store.snapshot is None:
-        # Rows that it may have all the same are none of this daemon's.
+        # If it has rows all the same, they aren't this daemon's.
         return _Store.USELESS, "there is nothing in the state store"
     resume.check_replicaset_of_store(kafka, store)
     if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
-        # A snapshot comes, and has to be compared with what consumers have: that is what was there at the checkpoint.
+        # A snapshot will be taken, and has to be compared with the rows that consumers have: those at the checkpoint.
         if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
             return _Store.LEVEL, None
-        # Or at the store, if the snapshot that was interrupted had said nothing yet but that it began.
+        # Or those at the store, if the interrupted snapshot had published nothing but its beginning.
         says_the_same = (store.seq, store.schema_version, store.rekeyed) == (kafka.seq, kafka.schema_version, kafka.rekeyed)
         if says_the_same and not kafka.snapshot.is_complete and kafka.vclock.covers(store.vclock):
             return _Store.LEVEL, None
@@ -206,10 +214,10 @@ def _compare(known: Known) -> tuple[_Store, str | None]:
 
 
 def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
-    """The snapshot that is to be taken whatever the server's ballot says, if there is one."""
+    """Return the snapshot that has to be taken whatever the server's ballot contains, or None."""
     position, mode = known.checkpoint, known.mode
     if known.forced is not None:
-        # What the stream couldn't lead to has to come out, under any mode.
+        # Changes that the stream couldn't bring must be published, in any mode.
         return TakeSnapshot(known.forced)
     if position is None or position.snapshot is None:
         if mode == "never":
@@ -224,7 +232,7 @@ def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
     if reason is None and not position.snapshot.is_complete:
         reason = "the last snapshot was interrupted"
     if reason is not None:
-        # Consumers have been told of changes up to the checkpoint, so what has changed since is told too, under any mode.
+        # Consumers know the changes up to the checkpoint, so later changes must be published too, in any mode.
         return TakeSnapshot(reason, publish=mode != "never" or not position.snapshot.is_silent)
     if mode == "always" and known.is_first_connect:
         return TakeSnapshot("snapshot.mode is always")
@@ -232,8 +240,9 @@ def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
 
 
 def _snapshot_for(known: Known, ballot: Ballot, store: Position | None) -> TakeSnapshot | None:
-    """The snapshot that the ballot asks for, if it does; `store` is where the stream would have to begin, if not at the
-    checkpoint. Raises PositionError where the policy is to fail.
+    """Return the snapshot that the ballot requires, or None. `store` is where the stream would begin, if not at the checkpoint.
+
+    Raises PositionError if the policy is to fail.
     """
     position = known.checkpoint
     assert position is not None

@@ -1,12 +1,12 @@
-"""When to ask all members how they are, and when the followed one is to be left: it doesn't answer, and another would do.
+"""Decides when to survey all members, and when to leave the followed member: it doesn't answer, and another can be followed.
 
     every `survey_seconds` ─────────────────────────────────┐
-    when the stream begins ─────────────────────────────────┼─▶ is_due ─▶ (everybody is asked) ─▶ is_lost
+    when the stream begins ─────────────────────────────────┼─▶ is_due ─▶ (all are asked) ──────▶ is_lost
     the followed one silent for `probe_after_seconds` ──────┘                                       ▲
-      (a snapshot may be slow to begin, and is dear to break off: then for `silence_seconds`)       │
-    still silent after the answers, itself not among those who answered, and somebody else is good ─┘
+      (a snapshot may begin slowly, and is costly to interrupt: then for `silence_seconds`)         │
+    still silent after the answers, its own answer is missing, and another member is good ──────────┘
 
-It refuses to know how members are asked, and what the time is.
+This module doesn't know how members are asked, and reads no clock.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cdc.upstream import selection
 from cdc.upstream.selection import Answer, Needed, Standing
 
 TURN_SECONDS: Final = 1.0
-"""A connection may begin or end any time: look at it so often."""
+"""Maximum interval between two looks at the connection, in seconds: it may begin or end at any time."""
 
 
 class Phase(Enum):
-    """What a connection is at."""
+    """Phase of a connection."""
 
     CONNECTING = "connecting"
     SNAPSHOT = "snapshot"
@@ -34,7 +34,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The connection to the followed member at one moment. `last_heard_at`: when it said something last."""
+    """The connection to the followed member at one moment. `last_heard_at`: when its last message arrived."""
 
     index: int
     phase: Phase
@@ -42,12 +42,12 @@ class Link:
 
 
 class Watch:
-    """All times are seconds of one clock that only goes forward."""
+    """Schedule of the surveys. All times are seconds of one monotonic clock."""
 
     def __init__(
         self, member_count: int, now: float, *, survey_seconds: float, probe_after_seconds: float, silence_seconds: float
     ) -> None:
-        """No regular surveys if `survey_seconds` is 0."""
+        """If `survey_seconds` is 0, there are no regular surveys."""
         self._has_others = member_count > 1
         self._is_regular = survey_seconds > 0
         self._interval = survey_seconds or math.inf
@@ -55,17 +55,17 @@ class Watch:
         self._silence = max(silence_seconds, probe_after_seconds)
         self._next_survey = now if self._is_regular else math.inf
         self._next_probe = now
-        # What a member has can be judged well only once there is a position: then it is asked at once.
+        # Members can be judged well only once there is a position: then they are asked at once.
         self._has_seen_stream = not self._is_regular
         self._is_in_doubt = False
 
     def pause(self, now: float, link: Link | None) -> float:
-        """How long nothing is to be done, in seconds."""
+        """Return for how many seconds there is nothing to do."""
         due = min(self._next_survey, max(self._next_probe, self._doubt_at(link)), now + TURN_SECONDS)
         return max(0.0, due - now)
 
     def is_due(self, now: float, link: Link | None) -> bool:
-        """Whether to ask everybody now; `is_lost` wants to hear of the answers then."""
+        """Return whether to ask all members now. If so, pass their answers to `is_lost`."""
         is_streaming = link is not None and link.phase is Phase.STREAMING
         self._is_in_doubt = now >= max(self._next_probe, self._doubt_at(link))
         if now < self._next_survey and not self._is_in_doubt and (self._has_seen_stream or not is_streaming):
@@ -74,7 +74,7 @@ class Watch:
         return True
 
     def is_lost(self, now: float, link: Link | None, answers: Sequence[Answer], needed: Needed) -> bool:
-        """Whether the followed member is to be left, now that everybody has answered or hasn't."""
+        """Return whether to leave the followed member, after all members have answered or failed to."""
         self._next_survey = now + self._interval
         if self._is_in_doubt:
             self._next_probe = now + self._probe_after
@@ -86,7 +86,7 @@ class Watch:
         return any(selection.standing(answer, needed) is Standing.GOOD for answer in answers)
 
     def _doubt_at(self, link: Link | None) -> float:
-        """When the followed member's silence will be suspicious."""
+        """Return when the followed member's silence becomes suspicious."""
         if link is None or not self._has_others:
             return math.inf
         match link.phase:

@@ -435,13 +435,13 @@ def test_an_old_copy_is_named_with_both_positions() -> None:
         check_store(known)
     what = (
         "the state store /x/state/images (state.path) isn't the one that the checkpoint was written with, "
-        "or an older copy of that"
+        "or is an older copy of it"
     )
     reason = "there is nothing in the state store"
     assert str(caught.value).startswith(f"{what}: it is empty, the checkpoint is at {{1: 15}} ({reason})")
     with pytest.raises(StateForeignError) as caught:
         check_store(replace(known, store=at(o1=17)))
-    assert str(caught.value).startswith(f"{what}: the state store is at {{1: 17}}, the checkpoint at {{1: 15}}. From this one")
+    assert str(caught.value).startswith(f"{what}: the state store is at {{1: 17}}, the checkpoint at {{1: 15}}. With this store")
 
 
 def test_without_a_checkpoint_no_store_is_an_old_copy() -> None:
