@@ -87,7 +87,7 @@ def test_patience_counts_from_the_last_progress_and_ends() -> None:
     waited: list[float] = []
     fake = FakeBulk()
     fake.troubles = [429] * 3 + [TransportError(503, "unavailable")] * 100
-    with pytest.raises(JobError, match=r"didn't take 1 documents in 5 s.*503 unavailable.*Nothing is lost"):
+    with pytest.raises(JobError, match=r"didn't accept 1 documents in 5 s.*503 unavailable.*Nothing is lost"):
         Writer(fake, 5, waited.append).write([action(str(n), n) for n in range(4)])
     assert sum(waited) < 5 * 2 + 2
 
