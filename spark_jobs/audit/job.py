@@ -289,7 +289,7 @@ class AuditSink(Sink):
                 copies.setdefault(row["seq"], []).append(row)
             for seq, rows in copies.items():
                 at = " and ".join(f"{row['topic']}/{row['partition']} offset {row['offset']}" for row in rows)
-                there = f"stands twice, at {at}" if len(rows) > 1 else f"has come before, and comes again at {at}"
+                there = f"is there twice, at {at}" if len(rows) > 1 else f"was read before, and is there again at {at}"
                 found.append(_at(rows[-1], "duplicate", f"Seq {seq} ({rows[0]['space']} {rows[0]['key']}) {there}.", rows[0]))
         return found
 
@@ -380,8 +380,8 @@ class AuditSink(Sink):
             return []
         if state.cut:
             _say(
-                f"what is missing up to seq {up_to} can't be told from what Kafka has deleted by its retention: nothing is"
-                f" left in {', '.join(sorted(state.cut)[:5])}. Later gaps can be."
+                f"missing seqs up to {up_to} can't be told apart from events that Kafka's retention has deleted: no event is"
+                f" left in {', '.join(sorted(state.cut)[:5])}. Later gaps are still found."
             )
             state.excuse(up_to)
             return []
@@ -458,13 +458,13 @@ def _same_change(row: Any, lsn: int, replica_id: int, other: Any) -> Finding:
 
 def _broken_chain(row: Any) -> Finding:
     previous = row["previous"]
-    expected = {"c": "inserts a row that is there", "u": "changes a row", "d": "deletes a row"}[row["op"]]
+    expected = {"c": "inserts a row that exists", "u": "changes a row", "d": "deletes a row"}[row["op"]]
     if row["op"] != "c":
-        expected += " that was deleted" if previous["op"] == "d" else " that was another"
+        expected += " that was deleted" if previous["op"] == "d" else " that was different"
     told = (
         f"Seq {row['seq']} at {row['topic']}/{row['partition']} offset {row['offset']} {expected} after the previous change of"
         f" {row['space']} {row['key']}, seq {previous['seq']} at {previous['topic']}/{previous['partition']} offset"
-        f" {previous['offset']}: its `before` isn't that one's `after`."
+        f" {previous['offset']}: its `before` isn't that change's `after`."
     )
     return _at(row, "image", told, previous)
 
