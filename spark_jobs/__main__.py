@@ -1,4 +1,4 @@
-"""`python -m spark_jobs JOB …`: the same as `spark-submit spark_jobs/run.py JOB …`."""
+"""Command `python -m spark_jobs JOB …`, the same as `spark-submit spark_jobs/run.py JOB …`."""
 
 import sys
 

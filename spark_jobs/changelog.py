@@ -1,6 +1,6 @@
-"""Job `changelog`: every event as a row of one append-only Delta table, partitioned by space and date (event_table.py).
+"""Job `changelog`: appends every event as a row to one Delta table, partitioned by space and date (event_table.py).
 
-With --typed each space has a table of its own, with its rows typed as well (typed_events.py).
+With --typed the job writes one table per space, which also has typed columns for the rows (typed_events.py).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PARTITIONS: Final = ("space", "date")
 
 
 class Changelog(Job):
-    """See the module."""
+    """The job `changelog`: its options and its sink."""
 
     name = "changelog"
     summary = "append every event to one Delta table, partitioned by space and date, or to one per space with typed rows"
@@ -34,15 +34,16 @@ class Changelog(Job):
         parser.add_argument(
             "--typed",
             action="store_true",
-            help="write one table per space instead of one for all, with its rows typed by their fields beside the texts",
+            help="write one table per space instead of one for all; beside the texts, it has typed columns for the fields of"
+            " the rows",
         )
 
     def place(self, options: argparse.Namespace) -> str:
-        """As `Job.place`; either kind of tables has been given other events than the other."""
+        """See `Job.place`. A checkpoint with --typed differs from one without: the two kinds of tables have different events."""
         return f"{options.location} --typed" if options.typed else str(options.location)
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         always = options.deduplicate == "always"
         if options.typed:
             return TypedEventsSink(session, topics, options.location, always=always)
@@ -50,23 +51,26 @@ class Changelog(Job):
 
 
 class ChangelogSink(Sink):
-    """Appends batches, each once."""
+    """Sink that appends each batch to the table once."""
 
     def __init__(self, session: SparkSession, path: Table, prefix: str, *, spaces: str = ".*", always: bool = False) -> None:
-        """`spaces` as `--spaces` says it; `always` looks for each event in the table first."""
+        """Set the sink up. `spaces` is the regular expression of `--spaces`.
+
+        With `always` the sink looks up each event in the table before writing it.
+        """
         self._table = EventTable(session, path, prefix, _PARTITIONS, spaces=spaces, looks_for_all=always)
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         self._table.append(event_rows(parse(records), CHANGELOG_COLUMNS), batch, query)
 
 
 def add_deduplicate(parser: argparse.ArgumentParser) -> None:
-    """The option that all jobs with a table of events have."""
+    """Add --deduplicate, which all jobs with a table of events have."""
     parser.add_argument(
         "--deduplicate",
         choices=("restart", "always"),
         default="restart",
-        help="look for events in the table before appending them: only those that a lost checkpoint may bring again"
-        " (restart), or all, for a daemon that delivers at least once (always); default: %(default)s",
+        help="look up events in the table before appending them: only events that may be read again after a lost checkpoint"
+        " (restart), or all events, for a daemon that delivers at least once (always); default: %(default)s",
     )

@@ -1,6 +1,7 @@
-"""A checkpoint is one job's, for one place: with another's, a job would pass over what the other has read.
+"""Ownership of checkpoints: each belongs to one job and one place.
 
-So a file in it says whose it is.
+With the checkpoint of another job, a job would skip the records that the other one has read. A file in the checkpoint therefore
+names its owner.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from spark_jobs.errors import JobError
 
 _FILE: Final = "tarantool_cdc.json"
 _BEGUN, _DONE = "offsets", "commits"
-"""Spark's own folders in a checkpoint, with a file for each batch."""
+"""Spark's own folders in a checkpoint. Each has a file per batch: of batches that were begun, and of batches that are done."""
 
 
 def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
-    """Write into a checkpoint whose it is, if it doesn't say. Raises JobError if it is another's."""
+    """Write the owner into a checkpoint that doesn't name one yet. Raises JobError if the checkpoint has another owner."""
     jvm: Any = session.sparkContext._jvm
     place = jvm.org.apache.hadoop.fs.Path(path, _FILE)
     files = place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
@@ -34,13 +35,13 @@ def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
     if differing:
         said, given = (", ".join(f"{name} {known.get(name)!r}" for name in differing) for known in (found, owner))
         raise JobError(
-            f"The checkpoint {path} belongs to {said}, not to {given}: what that has read, this would never get. Choose another "
-            f"--checkpoint; if the tables were moved and the checkpoint goes with them, delete {_FILE} in it."
+            f"The checkpoint {path} belongs to {said}, not to {given}. With it this job would skip the records that the other "
+            f"one has read. Choose another --checkpoint; if the tables and their checkpoint were moved, delete {_FILE} in it."
         )
 
 
 def has_begun_batch(session: SparkSession, path: str) -> bool:
-    """Whether a batch was begun that isn't done: the next start repeats it, up to the offsets that it had."""
+    """Return whether a batch was begun but not completed. The next start repeats it, up to the same offsets."""
     return _newest(session, f"{path}/{_BEGUN}") > _newest(session, f"{path}/{_DONE}")
 
 

@@ -1,8 +1,8 @@
-"""What keeps Spark from compiling a program for every batch.
+"""Helpers that keep Spark from compiling a new program for every batch.
 
-Spark writes a Java program for a query, compiles it, and keeps it for the next query with the same text; Java then takes some
-thousand rows until it has made quick code of it. A number in the query stands in that text, so one that differs from batch to
-batch would have each batch begin with slow code.
+Spark generates a Java program for a query, compiles it, and caches it for the next query with the same program text. Java then
+needs some thousand rows until it has optimized the program. A number in the query becomes part of the text: if it differs from
+batch to batch, each batch begins with slow code.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 _WITHOUT: Final = {
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # The first rows of a frame are looked for in one partition, then in ten: each look is a Spark job.
+    # By default Spark searches one partition for a frame's first rows, then ten, and so on. Each search is a Spark job.
     "spark.sql.limit.initialNumPartitions": "1000000",
 }
 _BESIDE: Final[WeakKeyDictionary[SparkSession, SparkSession]] = WeakKeyDictionary()
 
 
 def varying(number: int) -> Column:
-    """A number that differs from batch to batch, as a column that isn't part of the program's text: one of an array.
+    """Return a column for a number that differs from batch to batch, without putting it into the text of the program.
 
-    A place that is known beforehand would be looked up while the query is planned; Spark takes the number of a partition to be
-    another one in every run.
+    The column reads the number from an array. Spark would evaluate a constant index while it plans the query. The index here
+    contains the number of the partition, which Spark treats as different in every run.
     """
     return F.get(F.array(F.lit(number).cast("bigint")), F.spark_partition_id() * 0)
 
 
 def interpreting(session: SparkSession) -> SparkSession:
-    """A session beside this one, always the same, for small questions that are never asked twice: it compiles nothing."""
+    """Return a second session, always the same one for `session`, that compiles nothing: for small queries that run only once."""
     beside = _BESIDE.get(session)
     if beside is None:
         beside = _BESIDE[session] = session.newSession()

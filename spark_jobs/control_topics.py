@@ -1,6 +1,6 @@
-"""What stands beside the events: the topics of forms and of snapshots, which are small and are read whole.
+"""The control topics beside the events, with forms and snapshots. They are small, and the jobs read them completely.
 
-`<prefix>.schema` is read by forms.py; what a record of `<prefix>.snapshot` says is read here.
+forms.py reads `<prefix>.schema`; this module reads the records of `<prefix>.snapshot`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from spark_jobs.errors import JobError
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Of a space, rows up to the seq `up_to` are gone if the snapshot didn't repeat them; with 0 it says nothing of that."""
+    """The sweep of a space at the end of a snapshot.
+
+    Rows up to the seq `up_to` that the snapshot didn't repeat are gone. With 0 the snapshot sweeps no rows.
+    """
 
     space_id: int
     space: str
@@ -27,7 +30,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The end of a snapshot: `seq` was the last one given out before."""
+    """The end of a snapshot. `seq` is the last one that the daemon assigned before it."""
 
     seq: int
     ts_ms: int
@@ -35,19 +38,19 @@ class Completed:
 
     @property
     def sweeps(self) -> list[Sweep]:
-        """Those that say that rows are gone."""
+        """The spaces of which rows are gone."""
         return [space for space in self.spaces if space.up_to > 0]
 
 
 def values(records: DataFrame) -> list[str]:
-    """The values of a topic's records, in order."""
+    """Return the values of a topic's records, in the order of partition and offset, without null values."""
     found = records.where(F.col("value").isNotNull()).select("partition", "offset", F.col("value").cast("string").alias("text"))
-    # Sorted here, as what they are read into is here too; for Spark it would be one more job.
+    # Sorted in this process, which needs all values anyway. Sorting them in Spark would be one more job.
     return [row["text"] for row in sorted(found.collect(), key=lambda row: (row["partition"], row["offset"]))]
 
 
 def completed(texts: Iterable[str], topic: str) -> list[Completed]:
-    """The ends of snapshots among the topic's records. Raises JobError for what is no record of it."""
+    """Return the ends of snapshots among the values of the snapshot topic. Raises JobError for a value of another kind."""
     found = []
     for text in texts:
         try:
@@ -61,9 +64,9 @@ def completed(texts: Iterable[str], topic: str) -> list[Completed]:
 
 
 def swept(texts: Iterable[str], topic: str, by: Literal["space", "space_id"]) -> dict[Any, int]:
-    """Per space, by its name or its number: up to which seq rows are gone that a completed snapshot didn't repeat.
+    """Return, by the name or the number of each space, the seq up to which completed snapshots swept its rows.
 
-    Raises as `completed`.
+    Rows up to this seq are gone unless a completed snapshot repeated them. Raises JobError like `completed`.
     """
     found: dict[Any, int] = {}
     for ended in completed(texts, topic):
@@ -74,5 +77,8 @@ def swept(texts: Iterable[str], topic: str, by: Literal["space", "space_id"]) ->
 
 
 def packed(records: DataFrame, control: Collection[str]) -> DataFrame:
-    """Records whose values from these topics stand in `key`: `parse` leaves a control record nothing else that is its own."""
+    """Return the records, with the value of each record of the topics `control` in its `key`.
+
+    `envelope.parse` keeps no other content of a control record.
+    """
     return records.withColumn("key", F.when(F.col("topic").isin(*control), F.col("value")).otherwise(F.col("key")))

@@ -1,8 +1,8 @@
-"""Job `current`: one Delta table per space with one row per key, as the space is now (lake.py tells how it looks).
+"""Job `current`: one Delta table per space, with one row per key and the present state of each row (layout: lake.py).
 
-Append first, merge rarely: a batch is appended to the table of events, whatever the size of any table; merging it into the
-tables of the spaces is done beside that, when enough has gathered (merger.py). Who reads puts the events that aren't merged on
-top (`read_current`), so what has been appended is seen at once.
+Append first, merge rarely. Each batch is appended to the table of events, which doesn't depend on the size of any table. A
+separate thread merges the events into the tables of the spaces when enough events have gathered (merger.py). `read_current`
+combines a table with the unmerged events, so a reader sees appended events at once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _INTERVAL: Final = 60.0
 
 
 class Current(Job):
-    """See the module."""
+    """The job `current`: its options and its sink."""
 
     name = "current"
     summary = "keep one Delta table per space with one row per key"
@@ -46,31 +46,32 @@ class Current(Job):
             "--missing-row",
             choices=("fail", "skip"),
             default="fail",
-            help="what an UPDATE does whose row isn't in the table because the job began too late (default: %(default)s)",
+            help="what to do with an UPDATE whose row isn't in the table because the job began too late: end the job, or skip"
+            " the UPDATE (default: %(default)s)",
         )
         parser.add_argument(
             "--collated-keys",
             choices=("fail", "apart"),
             default="fail",
-            help="what to do with a space whose primary key has a collation, by which different texts may be one key of the"
-            " server: end the job, or have a row for each text (default: %(default)s)",
+            help="what to do with a space whose primary key has a collation, so that the server may treat different texts as the"
+            " same key: end the job (fail), or keep a row for each text (apart); default: %(default)s",
         )
         parser.add_argument(
             "--merge-interval",
             type=seconds,
             default=_INTERVAL,
             metavar="TEXT",
-            help="merge changes into a space's table this long after the last merge, if not enough has gathered before (\"90 "
-            'seconds"); who reads has them at once anyway (default: 1 minute)',
+            help="merge changes into a space's table this long after its last merge, unless enough changes have gathered before "
+            '("90 seconds"). Readers see the changes at once anyway (default: 1 minute)',
         )
         parser.add_argument(
             "--changes",
             metavar="PATH",
-            help="the table that a job `changes` writes, to be read instead of a table of events of this job's own",
+            help="read the table that a job `changes` writes, instead of writing a table of events of this job's own",
         )
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         return CurrentSink(
             session,
             topics,
@@ -86,7 +87,7 @@ class Current(Job):
 
 
 class CurrentSink(Sink):
-    """Appends batches to the table of events, and has them merged."""
+    """Sink that appends batches to the table of events, and runs the merges."""
 
     def __init__(
         self,
@@ -104,9 +105,10 @@ class CurrentSink(Sink):
         share: float | None = None,
         least: int = LEAST,
     ) -> None:
-        """`changes_path` is that of another job's table of events; with `is_background` a thread merges. Raises JobError.
+        """Set the sink up. Raises JobError if the tables were made from another table of events.
 
-        `share` and `least` tell when enough has gathered to be merged (merger.py).
+        `changes_path` is the path of another job's table of events, None for a table of this job's own. With `is_background` a
+        separate thread merges; otherwise `write` does. `share` and `least` are the thresholds for a merge (merger.py).
         """
         self._lake = Lake(session, path, changes_path)
         self._lake.check_changes(changes_path)
@@ -119,7 +121,7 @@ class CurrentSink(Sink):
         if share is None:
             share = SHARE if is_background else SHARE_OF_BACKLOG
         if not is_background:
-            interval_seconds = math.inf  # a merge would keep the batches waiting
+            interval_seconds = math.inf  # batches wait during a merge, so time alone is no reason for one
         merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share, least, takes_collated)
         self._steps = _Steps(merger, interval_seconds) if is_background else None
         self._merger = merger
@@ -127,7 +129,7 @@ class CurrentSink(Sink):
         self._is_merged = False
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         if self._changes is not None:
             self._changes.write(records, batch, query)
         seen = None if self._changes is None else evidence(self._lake, self._positions, batch)
@@ -139,28 +141,28 @@ class CurrentSink(Sink):
             self._merger.step(seen, merges_all=self._is_merged)
 
     def tables(self) -> Mapping[str, str]:
-        """As `Sink.tables`: the merged rows of each space."""
+        """See `Sink.tables`: the merged rows of each space."""
         return {space: self._lake.table_path(space) for space in self._lake.control_table.read().forms.names()}
 
     def finish(self) -> int:
-        """As `Sink.finish`; what more has come meanwhile doesn't keep from being merged what is there."""
+        """See `Sink.finish`. Merges all events that have been appended, even if Kafka has received more since."""
         if not self._is_merged:
             self._merger.step(self._seen, merges_all=True)
         return 0
 
     def check(self) -> None:
-        """As `Sink.check`."""
+        """See `Sink.check`."""
         if self._steps is not None:
             self._steps.check()
 
     def close(self) -> None:
-        """As `Sink.close`; merges that are under way are completed."""
+        """See `Sink.close`. Completes the running merges."""
         if self._steps is not None:
             self._steps.close()
 
 
 class _Steps:
-    """A thread that takes the merger's steps: whenever there is something new, and every so often."""
+    """Thread that runs the merger's steps: after each new batch, and at regular intervals."""
 
     def __init__(self, merger: Merger, interval_seconds: float) -> None:
         self._merger = merger
@@ -172,7 +174,7 @@ class _Steps:
         self._thread: threading.Thread | None = None
 
     def wake(self, seen: Evidence | None) -> None:
-        """Have a step taken; raises what one before has failed with."""
+        """Request a step, with the evidence of the newest batch. Raises the error of an earlier step that failed."""
         self.check()
         self._seen = seen
         self._is_new.set()
@@ -181,9 +183,9 @@ class _Steps:
             self._thread.start()
 
     def close(self) -> None:
-        """Wait for the end of the step that is being taken, and take no other; raises a JobError that one has failed with.
+        """Wait until the running step has ended, and run no other. If a step failed with a JobError, raise it.
 
-        Whatever else it was, Java's end by the same signal for one, the next start does it again.
+        Other errors are ignored, as the next start repeats the step. One cause is that the same signal ended Java.
         """
         self._is_stopped = True
         self._is_new.set()
@@ -193,7 +195,7 @@ class _Steps:
             raise self._failure
 
     def check(self) -> None:
-        """Raises what a step has failed with; no other is taken after that."""
+        """Raise the error of a failed step, if there is one. After a failure the thread runs no other step."""
         if self._failure is not None:
             raise self._failure
 
@@ -211,10 +213,11 @@ class _Steps:
 
 
 def read_current(session: SparkSession, path: str, as_of: AsOf = None) -> DataFrame:
-    """A space's rows as they are now; `path` is that of its table, `<--path>/<folder>` (folders.py). Raises JobError.
+    """Return the present rows of a space, including all appended events. Raises JobError.
 
-    With `as_of="watermark"`, or a watermark, as they were after the last source transaction up to which everything has been
-    read: the same for all spaces that are read with one watermark.
+    `path` is the path of the space's table, `<--path>/<folder>` (folders.py). With a watermark as `as_of`, return the rows as
+    they were after the source transaction that ends at this seq; all spaces read with the same watermark show the same moment.
+    `as_of="watermark"` stands for the newest published watermark.
     """
     parent, _, name = path.rstrip("/").rpartition("/")
     lake = Lake(session, parent)
@@ -223,5 +226,5 @@ def read_current(session: SparkSession, path: str, as_of: AsOf = None) -> DataFr
 
 
 def watermark(session: SparkSession, path: str) -> int:
-    """The watermark of the spaces under a path, for `as_of` of several reads. Raises JobError."""
+    """Return the published watermark of the spaces under a path, for `as_of` of several reads. Raises JobError without one."""
     return Lake(session, path).watermark()

@@ -1,15 +1,15 @@
-"""The table of what jobs could not take: `--on-error dead-letter`.
+"""The Delta table of records that a job couldn't process, with `--on-error dead-letter`.
 
 | column | |
 |---|---|
-| `job` | which job it was |
-| `topic`, `partition`, `offset`, `timestamp` | where the record stands in Kafka |
-| `key`, `value` | its bytes |
-| `sentence` | what is wrong with it |
-| `taken_at` | when it was put here |
+| `job` | the name of the job |
+| `topic`, `partition`, `offset`, `timestamp` | the record's place and time in Kafka |
+| `key`, `value` | the record's bytes |
+| `sentence` | what is wrong with the record |
+| `taken_at` | when the record was written to this table |
 
-A record is told by where it stands and what it holds, so a batch that comes again puts nothing here twice, and a topic that was
-made anew under an old name loses nothing.
+A record is identified by its place and its content. A repeated batch therefore adds no record twice, and if a topic is created
+again under the same name, no record is lost.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _TOLD_BY: Final = ("job", "topic", "partition", "offset", "timestamp", "key", "v
 
 
 class DeadLetterTable(DeadLetters):
-    """A table for one job or several."""
+    """Dead letters in a Delta table, of one job or several."""
 
     def __init__(self, session: SparkSession, table: tables.Table, job: str) -> None:
-        """The table is made when there is something to put into it."""
+        """Name the table. The first dead letter creates it."""
         self._session = session
         self._table = table
         self._job = job
 
     def take(self, records: DataFrame) -> int:
-        """As `DeadLetters.take`."""
+        """See `DeadLetters.take`."""
         letters = records.dropDuplicates(["topic", "partition", "offset"]).select(
             F.lit(self._job).alias("job"), *REFUSED_SCHEMA.names, F.current_timestamp().alias("taken_at")
         )

@@ -1,12 +1,13 @@
 """Kafka records → changes: the envelope of docs/events.md as columns.
 
-Rows stay texts. Spark's JSON reader would write what is nested anew (`1e300` as `1.0E300`, an astral character as two
-escapes), so it reads only what surrounds the rows, while `before`, `after`, `patch` and `upsert` are cut out of the message
-where the contract's order of fields says they stand. A message in another order or spacing is read too, by Spark's
-functions: equal JSON, but not to the byte.
+Rows stay texts. Spark's JSON reader would rewrite nested values (`1e300` as `1.0E300`, an astral character as two escapes). It
+therefore reads only the members around the rows. `before`, `after`, `patch` and `upsert` are cut out of the message, at the
+places that follow from the contract's order of fields. A message with another order or spacing is also read, by Spark's
+functions: the JSON is then equal, but not byte for byte.
 
-Spark's reader gives null for what it can't read. Nothing here stays silently null: a value that isn't an envelope ends the
-query with an error that names its topic, partition and offset; `sorted_out` finds such records so that they can be put aside.
+Spark's reader returns null for a value that it can't read. This module never leaves such a null unnoticed: a value that isn't an
+envelope ends the query with an error that names its topic, partition and offset. `sorted_out` finds such records, so that they
+can become dead letters.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, MapType, StringType, StructField, StructType
 
 CONTROL_TOPICS: Final = ("transaction", "schema", "snapshot", "checkpoint", "heartbeat", "dlq")
-"""What may follow the prefix without being a space."""
+"""Names that may follow the prefix in a topic without being a space."""
 
 ROWS: Final = ("before", "after", "patch", "upsert")
-"""The members that stay texts."""
+"""The members of an envelope that stay texts."""
 
 CONTROL: Final = "control"
-"""The `op` of a record that isn't a change; see `parse`."""
+"""The `op` that `parse` gives to a record of a control topic."""
 
 SOURCE: Final = StructType(
     [
@@ -64,7 +65,7 @@ TRANSACTION: Final = StructType(
 )
 
 NO_CHANGE_EVENT: Final = "holds something that is no change event"
-"""What the error says of a value that isn't an envelope."""
+"""Part of the error text for a value that isn't an envelope."""
 
 _MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
 
@@ -72,9 +73,9 @@ _UNREADABLE: Final = "_unreadable"
 _RECORD: Final = "_record"
 _KAFKA_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
 
-# How the rows are cut out of a message. They stand between texts in which every quote is JSON's own; one inside a JSON string is
-# escaped, so none of these occurs in a value. A row with maps may have them as keys, which is why the last place counts for the
-# source's, and between two rows the one outside all brackets.
+# These texts delimit the rows in a message. Every quote in them is part of JSON's syntax. A quote inside a JSON string is
+# escaped, so none of these texts occurs inside a value. A row with maps may contain them as keys. For the mark of `source` the
+# last occurrence therefore counts, and between two rows the occurrence outside all brackets.
 _SOURCE_MARK: Final = ',"source":{"version":'
 _OP: Final = '{"op":"'
 _NULL: Final = '","before":null,"after":'
@@ -87,7 +88,7 @@ _DELETED: Final = ',"after":null'
 
 
 def _has(place: int, text: str) -> str:
-    """Whether a text stands at this byte of the head: from its begin (from 1), or, if it is negative, from its end."""
+    """Return an SQL condition: the head has `text` at the byte `place`, counted from 1, or from the end if negative."""
     return f"substring(head, {place}, {len(text)}) = X'{text.encode().hex()}'"
 
 
@@ -96,12 +97,15 @@ def _ends(text: str) -> str:
 
 
 def _from(place: int, less: int = 0) -> str:
-    """What stands in the head from this byte on, without the last ones."""
+    """Return an SQL expression: the head from the byte `place` on, without its last `less` bytes."""
     return f"cast(substring(head, {place}, octet_length(head) - {place - 1 + less}) as string)"
 
 
 def _in_layouts(**members: str) -> str:
-    """What is cut out in the layouts named; in those that aren't known, what Spark finds by the member's `path`; else nothing."""
+    """Return an SQL expression for a member: by layout, the expression that cuts it out of the message.
+
+    In an unknown layout Spark finds the member by its JSON `path`. In all other layouts the member is null.
+    """
     path = members.pop("path", None)
     cases = " ".join(f"when layout = '{layout}' then {expression}" for layout, expression in members.items())
     other = "" if path is None else f"when layout = '' then get_json_object(text, '{path}')"
@@ -115,10 +119,11 @@ _FIRST_BALANCED: Final = (
     " json_array_length(concat(substring_index(both, mark, n), ']')) is not null)), 1))"
 )
 
-# Columns, each made of some before it: where these are used more than once, Spark works them out once, while within a single
-# expression it would search the message again for each. `head` is the message up to its `source`, without the comma, or empty:
-# in bytes, as places in bytes are reached at once, and characters have to be counted. How it begins and ends tells which members
-# it has; `both` are two of them with a mark in between, nearly always the only one.
+# Columns, each computed from earlier ones. Spark computes a column once, even if it is used several times; within a single
+# expression Spark would search the message again for each use. `head` is the message up to its `source`, without the comma, or
+# empty. It is in bytes, because a position in bytes is reached directly, while characters have to be counted. The beginning and
+# the end of the head show which members it has (`layout`). `both` is two members with `mark` between them; the mark nearly
+# always occurs only once.
 _STEPS: Final[Mapping[str, str]] = {
     "tail": f"octet_length(substring_index(text, '{_SOURCE_MARK}', -1))",
     "head": "if(tail < octet_length(text),"
@@ -148,16 +153,16 @@ _ROWS: Final[Mapping[str, str]] = {
 
 
 def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, control: Collection[str] = ()) -> DataFrame:
-    """Changes, one row each, of a frame with the columns of Spark's Kafka source. Tombstones are left out.
+    """Return one row per change of `records`, a frame with the columns of Spark's Kafka source. Tombstones are left out.
 
     Columns: op, key, before, after, patch, upsert (texts), source, transaction (structs), ts_ms, ts_us, ts_ns, topic,
-    partition, offset, timestamp. A job that needs few of the `source_fields` reads faster; `table`, `space_id`, `seq` and
-    `schema_version` are always there. Records of the topics named in `control` come as op CONTROL with no other field but
-    Kafka's.
+    partition, offset, timestamp. Parsing is faster with few `source_fields`; `table`, `space_id`, `seq` and `schema_version`
+    are always included. Records of the topics in `control` have op CONTROL, and otherwise only Kafka's own fields. A record that
+    isn't a change event ends the query with an error.
     """
     cut = _cut(records.where(F.col("value").isNotNull()), source_fields)
-    # A job's filter must stay behind the reading: moved before it, it would read every message a second time. Spark moves
-    # none past what isn't the same in every run, as the number of a partition.
+    # Spark must apply a job's filter after parsing. A filter that it moved before the parsing would parse every message a second
+    # time. Spark moves no filter past a nondeterministic expression, such as the number of a partition.
     is_read = F.spark_partition_id() >= 0
     op = F.when(is_read & _is_change(), F.col("op")).otherwise(F.raise_error(_complaint()))
     members = [F.col(name) for name in _MEMBERS]
@@ -169,7 +174,7 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
 
 
 def sorted_out(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
-    """The records, with a column `sentence`: what is wrong with those that `parse` would end the query at, null in the others."""
+    """Return the records with a column `sentence`: the fault of a record at which `parse` would end the query, else null."""
     is_wrong = F.col("value").isNotNull() & ~_is_change()
     if control:
         is_wrong &= ~F.col("topic").isin(*control)
@@ -178,7 +183,7 @@ def sorted_out(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
 
 
 def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> DataFrame:
-    """The members of the envelopes as columns, beside Kafka's and those that are to be kept; nulls where they can't be read."""
+    """Return the members of the envelopes as columns, null where unreadable, beside Kafka's columns and the `kept` ones."""
     wanted = {*source_fields, "table", "space_id", "seq", "schema_version"}
     schema = StructType(
         [
@@ -191,7 +196,7 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
             StructField(_UNREADABLE, StringType()),
         ]
     )
-    # In one step, since each one takes time in every batch, however few records that has.
+    # All in one select: each further select costs time in every batch, even in one with few records.
     cut = records.select(
         *_KAFKA_COLUMNS,
         *kept,
@@ -205,7 +210,7 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
 
 
 def _is_change() -> Column:
-    """Whether a message is an envelope with all that jobs rely on."""
+    """Return a condition: the message is an envelope with all the members that jobs rely on."""
     op, source = F.col("op"), F.col("source")
     has_images = (
         F.when(op.isin("c", "r"), F.col("after").isNotNull())
@@ -214,7 +219,7 @@ def _is_change() -> Column:
     )
     return F.coalesce(
         F.col(_UNREADABLE).isNull()
-        & F.expr("endswith(rtrim(text), '}')")  # the reader passes over what follows the object
+        & F.expr("endswith(rtrim(text), '}')")  # the reader ignores text after the object
         & has_images
         & _is_null_or("{", "before", "after", "upsert")
         & _is_null_or("[", "patch")
@@ -228,7 +233,7 @@ def _is_change() -> Column:
 
 
 def _is_null_or(begin: str, *names: str) -> Column:
-    """Whether these texts begin so; one that doesn't would end every job that makes something of it later."""
+    """Return a condition: each text is null or begins with `begin`. Any other text would fail in later steps of the jobs."""
     each = [F.coalesce(F.startswith(F.col(name), F.lit(begin)), F.lit(True)) for name in names]
     return reduce(and_, each)
 

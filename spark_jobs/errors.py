@@ -1,4 +1,4 @@
-"""The one error that a job ends with when an operator has to act, and what Spark's own errors mean for one."""
+"""The error with which a job ends when an operator has to act, and explanations of Spark's own errors for operators."""
 
 from __future__ import annotations
 
@@ -14,60 +14,62 @@ _MEANINGS: Final = tuple(
     for pattern, meaning in (
         (
             r"No space left on device|DSQuotaExceededException|Disk quota exceeded",
-            "A disk is full: that of the tables, of the checkpoint, or of spark.local.dir. Make room; the task maintain vacuums. "
+            "The disk of the tables, of the checkpoint or of spark.local.dir is full. Free space; the task maintain vacuums. "
             f"{_REPEATED}",
         ),
         (
             r"Mkdirs failed to create|File name too long",
-            "A folder can't be made. See that this user may write there. If its last part is space=…, the space's name has"
-            f" more than 255 bytes as that of a folder. Leave that space out with --spaces. {_REPEATED}",
+            "A folder can't be created. Check that this user may write there. If its last part is space=…, the space's name has"
+            f" more than 255 bytes as a folder's name. Leave that space out with --spaces. {_REPEATED}",
         ),
         (
             r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
             r"Failed to (?:construct|create new) Kafka\w*",
-            "Kafka doesn't answer at --bootstrap-servers. See that it runs and is reached from here and from Spark's workers, "
-            f"and that --kafka-option or --kafka-options-file say its security.protocol. {_REPEATED}",
+            "Kafka doesn't answer at --bootstrap-servers. Check that it runs, that this host and Spark's workers can reach it, "
+            f"and that --kafka-option or --kafka-options-file set its security.protocol. {_REPEATED}",
         ),
         (
             r"SaslAuthenticationException|SslAuthenticationException|Authentication failed|TopicAuthorizationException|"
             r"GroupAuthorizationException|ClusterAuthorizationException",
-            f"Kafka refuses this job. See what --kafka-option and --kafka-options-file say, and its rights to read. {_REPEATED}",
+            "Kafka refuses this job. Check the settings in --kafka-option and --kafka-options-file, and the job's rights to "
+            f"read. {_REPEATED}",
         ),
         (
-            # Spark says what it misses behind a sentence that says how to pass over it.
+            # Spark first says how to ignore the loss, and after that sentence what is missing.
             r"(?<=to false\.\n)Reason: |source option \W?failOnDataLoss to false\.(?!\nReason: )|"
             r"Partitions? .{0,300}(?:were|was) gone|KAFKA_DATA_LOSS|"
             r"UnknownTopicOrPartitionException",
-            "Kafka no longer has what the checkpoint goes on from: a topic was deleted or made anew, or records went before they "
-            "were read. What is in the tables stays. If it is a space's topic, have the daemon send its rows again "
-            "(tarantool-cdc snapshot). Then start with --kafka-option failOnDataLoss=false until the job has caught up.",
+            "Kafka no longer has the records from which the checkpoint resumes: a topic was deleted or created again, or records "
+            "were removed before the job had read them. The tables keep their contents. If it is a space's topic, have the "
+            "daemon send the space's rows again (tarantool-cdc snapshot). Then start with --kafka-option failOnDataLoss=false "
+            "until the job has caught up.",
         ),
         (
             r"DELTA_FAILED_TO_MERGE_FIELDS|DELTA_MERGE_INCOMPATIBLE|schema mismatch detected|DELTA_MISSING_COLUMN|"
             r"INSERT_COLUMN_ARITY_MISMATCH|DELTA_MERGE_UNRESOLVED_EXPRESSION|_LEGACY_ERROR_TEMP_DELTA_0007",
-            "The table has other columns than this job writes, so something else made it, or changed it. Choose another place "
-            "(--path, --catalog, --dead-letters), or take the change back.",
+            "The table's columns differ from those that this job writes, so something else made or changed the table. Choose "
+            "another place (--path, --catalog, --dead-letters), or undo the change.",
         ),
         (
             r"SessionHiveMetaStoreClient|MetaException|HiveException|TTransportException",
-            f"The catalog doesn't answer. See that its server runs and that --spark-conf names it. {_REPEATED}",
+            f"The catalog doesn't answer. Check that its server runs and that --spark-conf names it. {_REPEATED}",
         ),
         (
             r"ClassNotFoundException: Class org\.apache\.hadoop\.fs\.(?:s3a|azurebfs|gcs)|UnsupportedFileSystemException|"
             r"No FileSystem for scheme",
-            "Spark has no file system of this kind. Start it with the package for it, such as org.apache.hadoop:hadoop-aws for "
-            "s3a://, in the version of Spark's own Hadoop.",
+            "Spark has no file system of this kind. Start it with the package for that file system, such as "
+            "org.apache.hadoop:hadoop-aws for s3a://, in the version of Spark's own Hadoop.",
         ),
     )
 )
 
 
 class JobError(Exception):
-    """What is wrong, and what to do about it, in sentences."""
+    """Error for operators. Its text says, in sentences, what is wrong and what to do."""
 
 
 def of_worker(error: BaseException) -> JobError | None:
-    """The JobError that a worker has ended with, out of Java's stack traces, whatever step of Spark's has told it; else None."""
+    """Return the JobError with which a Spark worker ended, extracted from Java's stack traces; None if there is none."""
     if isinstance(error, JobError):
         return error
     text = str(error)
@@ -76,8 +78,10 @@ def of_worker(error: BaseException) -> JobError | None:
 
 
 def sentence(error: BaseException) -> str:
-    """What an operator is told: a JobError's sentence, also of one that came back from a Spark worker; else what the error means,
-    with its own words behind it.
+    """Return the message for an operator.
+
+    For a JobError, also one raised in a Spark worker, this is its text. For a known error of Spark it is an explanation, followed
+    by the error's own line in parentheses. For any other error it is the error's text.
     """
     known = of_worker(error)
     if known is not None:

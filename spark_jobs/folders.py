@@ -1,15 +1,15 @@
-"""What the table of a space is called among the others: its name, written so that every file system takes it and no two are one.
+"""Names of the tables of spaces: each space's name, written so that every file system accepts it and no two names collide.
 
     users            users               letters, digits, `_`, `-` and `.` stay as they are
-    a/b              a~2fb               every other byte of the name's UTF-8 is ~ and two hexadecimal digits,
-    ..               ~2e.                as is a dot at the beginning
-    _delta_log       ~5fdelta_log        and what Delta or Spark would take for its own
+    a/b              a~2fb               every other byte of the name's UTF-8 becomes ~ and two hexadecimal digits,
+    ..               ~2e.                and so does a dot at the beginning
+    _delta_log       ~5fdelta_log        and the first byte of a name that Delta or Spark uses itself
     300 letters      the first 180 ~~ the SHA-256 of the name
 
-Names that differ only in upper and lower case are different spaces, and one folder on a file system that doesn't tell these
-apart.
+Names that differ only in upper and lower case are different spaces. On a file system that ignores case, they share one folder.
 
-Catalogs are narrower: many take small letters, digits and `_` alone, so there (`catalog_name`) any other name gets a hash.
+Catalogs are stricter: many accept only lower-case letters, digits and `_`. In a catalog (`catalog_name`) any other name therefore
+gets a hash.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CATALOG_LETTERS_MAX: Final = 100
 
 
 def folder(space: str, own: Collection[str] = ()) -> str:
-    """The name of the folder that a space's table has; `own` are other folders there, in small letters with `_` in front."""
+    """Return the folder name of a space's table. `own` names other folders in the same place, lower-case with a leading `_`."""
     if not space:
         return "~"
     name = space.encode("utf-8", "surrogatepass")
@@ -39,12 +39,15 @@ def folder(space: str, own: Collection[str] = ()) -> str:
         written = f"~{ord(space[0]):02x}{space[1:]}"
     if len(written) <= _BYTES_MAX:
         return written
-    # Behind a single ~ there is always a digit, so this is no name written out.
+    # In an unshortened name a hexadecimal digit follows each ~, so `~~` can't occur there.
     return f"{written[:_BEGINNING_BYTES]}~~{hashlib.sha256(name).hexdigest()}"
 
 
 def catalog_name(name: str) -> str:
-    """A name as catalogs take it: as it is if it has nothing but small letters, digits and `_`, else with a hash behind it."""
+    """Return a name that catalogs accept: unchanged if it has only lower-case letters, digits and `_`, else with a hash appended.
+
+    A name that is too long or already looks hashed gets a hash, too.
+    """
     if name and len(name) <= _CATALOG_LETTERS_MAX and not (_FOREIGN_TO_CATALOGS.search(name) or _LOOKS_HASHED.search(name)):
         return name
     hashed = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:12]

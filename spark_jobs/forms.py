@@ -1,19 +1,19 @@
-"""The forms of spaces, from the records of `<prefix>.schema`: field names, their types, the primary key.
+"""The forms of spaces, read from the records of `<prefix>.schema`: field names, field types, primary key.
 
 | Tarantool | column | why |
 |---|---|---|
-| unsigned, integer, uint64 | decimal(20,0) | both reach 2^64-1, which a bigint doesn't hold |
+| unsigned, integer, uint64 | decimal(20,0) | they reach 2^64-1, which a bigint can't hold |
 | int8 … int64, uint8 … uint32 | bigint | |
 | double, float32, float64 | double | |
-| number, decimal and its sized kinds | string | up to 38 digits at any scale, or a double: no one numeric column holds all |
+| number, decimal and its sized kinds | string | up to 38 digits at any scale, or a double: no single numeric type holds all |
 | boolean | boolean | |
 | string, uuid, interval | string | |
 | varbinary | binary | |
 | datetime | timestamp | to the microsecond; the offset is in `_row` |
 | array, map | string | JSON |
-| any, scalar | string | a string as it is, anything else as JSON |
+| any, scalar | string | a string unchanged, any other value as JSON |
 
-A value that its column can't hold is null there. `_row` has every value exactly.
+A value that its column can't hold is null in that column. `_row` has every value exactly.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ COLUMN_TYPES: Final[Mapping[str, str]] = {
     "varbinary": "binary",
     "datetime": "timestamp",
 }
-"""All other types are strings."""
+"""Spark column types by Tarantool field type. Fields of all other types have string columns."""
 
 META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
 
 _RESERVED: Final = "_deleted"
-"""Iceberg's own; it marks deleted rows on their way into a table."""
+"""A column name that Iceberg reserves. In frames that are written into a table it marks deleted rows."""
 
 _FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=`]")
 
 
 Version = tuple[int, int]
-"""A form's space_id and schema_version, by which events name it."""
+"""The space_id and the schema_version of a form. Events name their form by these."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Field:
 
 @dataclass(frozen=True)
 class Form:
-    """How a space's rows look from one point on. `seq` is the last one given out before it.
+    """The layout of a space's rows from one point of the stream on. `seq` is the last seq assigned before that point.
 
-    A snapshot told it if `is_from_snapshot`: the form may have changed in a gap of the stream, and so may the rows. `as_written`
-    are those columns of the key whose values are different keys where they are written differently, and `collated` those of which
-    different texts may be one key.
+    With `is_from_snapshot` the form comes from a snapshot: the form may have changed in a gap of the stream, and so may the rows.
+    In the key columns `as_written`, values that are written differently are different keys. In the key columns `collated`,
+    different texts may be the same key.
     """
 
     space: str
@@ -79,25 +79,25 @@ class Form:
 
     @property
     def key_writing(self) -> tuple[tuple[str, bool], ...]:
-        """The columns of the key, and how they are written in it. Where either becomes another, rows have other keys."""
+        """The columns of the key, each with whether its values stay as written. If this changes, the rows' keys change."""
         return tuple((name, name in self.as_written) for name in self.key)
 
     def row_text(self, values: Sequence[Any]) -> str:
-        """A row's JSON text, from the values of its fields."""
+        """Return a row's JSON text, from the values of its fields."""
         return json_text.render({self.field_name(place): value for place, value in enumerate(values)})
 
     def writes_as(self, later: Form) -> bool:
-        """Whether rows of this form have the names that `later` gives their fields, but for those past this format."""
+        """Return whether `later` gives the same names to the fields of this form's format. Fields past the format don't count."""
         return [field.name for field in self.fields] == [field.name for field in later.fields[: len(self.fields)]]
 
     def field_name(self, place: int) -> str:
-        """What the field at this place (from 0) is called in messages."""
+        """Return the name that the field at this place (from 0) has in messages."""
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
 
     def column_names(self) -> tuple[str, ...]:
-        """What the fields are called in tables: as in the format, without the characters that Parquet or SQL has no room for.
+        """Return the column names of the fields: the names of the format, without characters that Parquet or SQL can't have.
 
-        Spark tells names apart without regard to case, so a name that is taken gets its place as a suffix.
+        Spark ignores case in column names. A name that is already taken gets its place (from 1) as a suffix.
         """
         names: list[str] = []
         taken = {same_name(name) for name in (*META_COLUMNS, _RESERVED)}
@@ -110,48 +110,48 @@ class Form:
         return tuple(names)
 
     def columns(self) -> dict[str, str]:
-        """Names and Spark types of the columns, in the order of the fields."""
+        """Return the Spark types of the columns by their names, in the order of the fields."""
         types = (COLUMN_TYPES.get(field.type, "string") for field in self.fields)
         return dict(zip(self.column_names(), types, strict=True))
 
     @property
     def point(self) -> str:
-        """What tables call it."""
+        """The identifier of the form in the properties of tables."""
         return f"{self.space_id}:{self.schema_version}"
 
     def to_json(self) -> str:
-        """For a table's properties."""
+        """Return the form as JSON, for a table's properties."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Form:
-        """The inverse of `to_json`."""
+        """Return the form that `to_json` wrote."""
         members = json.loads(text)
         fields = tuple(Field(**field) for field in members.pop("fields"))
-        # Older properties haven't got all of them.
+        # Properties written by an earlier version lack some of these.
         members |= {name: tuple(members.get(name, ())) for name in ("key", "as_written", "collated")}
         return cls(**members, fields=fields)
 
 
 def column_name(field: str) -> str:
-    """What a field is called in tables if nothing else is: without the characters that Parquet or SQL has no room for."""
+    """Return a field's column name if no other column has that name: without characters that Parquet or SQL can't have."""
     return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field)
 
 
 def same_name(name: str) -> str:
-    """One text for all names of columns that are one for Spark: as Java compares them, letter by letter in both cases.
+    """Return the same text for all column names that Spark treats as equal, which is how Java compares letters in both cases.
 
-    There the sign of kelvin is k, the long s is s, an i without a dot is i, and both small sigmas are one; but ß isn't ss.
+    Java treats the kelvin sign as k, the long s as s, the dotless i as i, and both small sigmas as one letter; but ß isn't ss.
     """
     upper = (letter.upper() if len(letter.upper()) == 1 else letter for letter in name)
     return "".join(letter.lower()[0] for letter in upper)
 
 
 class Forms:
-    """All forms that the schema topic holds."""
+    """All forms in the schema topic."""
 
     def __init__(self, topic: str, records: Iterable[str]) -> None:
-        """`records` are the values of the topic in the order of their offsets."""
+        """Read the forms. `records` are the values of the topic in the order of their offsets."""
         self._topic = topic
         self._by_version: dict[Version, Form] = {}
         self._latest: dict[str, Form] = {}
@@ -168,26 +168,27 @@ class Forms:
                     self._latest[form.space] = form
 
     def has(self, space: str, space_id: int, schema_version: int) -> bool:
-        """Whether this form of this space is known under this name."""
+        """Return whether this form is known, and is a form of the space with this name."""
         form = self._by_version.get((space_id, schema_version))
         return form is not None and form.space == space
 
     def of(self, space_id: int, schema_version: int) -> Form:
-        """The form that an event names. Raises JobError."""
+        """Return the form that an event names. Raises JobError if the schema topic lacks it."""
         try:
             return self._by_version[space_id, schema_version]
         except KeyError:
             raise JobError(
-                f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events "
-                "refer to. It must be compacted, never deleted: let the daemon take a new snapshot, which writes it anew."
+                f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events refer "
+                "to. This topic must be compacted; its records must not be deleted by retention. Let the daemon take a new "
+                "snapshot, which writes the form again."
             ) from None
 
     def latest(self, space: str) -> Form | None:
-        """The newest form of the space that has this name."""
+        """Return the newest form of the space with this name; None if there is none."""
         return self._latest.get(space)
 
     def at(self, space: str, seq: int) -> Form | None:
-        """The form that the space of this name had after a seq; its first one, if that came later."""
+        """Return the form that the space of this name had after a seq, or its first form if that came later; else None."""
         known = [form for form in self._by_version.values() if form.space == space]
         then = [form for form in known if form.seq <= seq]
         order = _order_of_forms
@@ -195,17 +196,17 @@ class Forms:
 
     @property
     def last_seq(self) -> int:
-        """The seq of the newest form; -1 if there is none."""
+        """The seq of the newest form, -1 if there is none."""
         return max((form.seq for form in self._by_version.values()), default=-1)
 
     def names(self) -> set[str]:
-        """All names that spaces have had."""
+        """Return all names that spaces have had."""
         return {form.space for form in self._by_version.values()}
 
     def bounds(self) -> list[list[tuple[Form, Form]]]:
-        """Where a space got another name or another primary key: the form before and the one after it.
+        """Return the renamings of spaces and the changes of primary keys, each as the former and the next form.
 
-        In order, those together that may have been made at once.
+        They are in order. An inner list has changes of different spaces that may have been made at the same time.
         """
         changes = [
             (former, form)
@@ -224,12 +225,12 @@ class Forms:
         return rounds
 
     def alive(self) -> list[str]:
-        """The names of the spaces that are there after the last record."""
+        """Return the names of the spaces that exist after the last record."""
         newest = [history[-1] for history in self.histories()]
         return [form.space for form in newest if form.space_id not in self._dropped and self._latest[form.space] == form]
 
     def histories(self) -> list[list[Form]]:
-        """The forms of each space (by id, whatever its names were), in order."""
+        """Return the forms of each space, in order. Spaces are identified by their id, across their names."""
         histories: dict[int, list[Form]] = {}
         for (space_id, _), form in sorted(self._by_version.items()):
             histories.setdefault(space_id, []).append(form)
@@ -241,7 +242,7 @@ def _order_of_forms(form: Form) -> tuple[int, int]:
 
 
 def _forms(record: str, topic: str) -> Iterable[tuple[int, Form | None]]:
-    """Ids of spaces and their forms; None for a space that is dropped."""
+    """Yield the ids of the spaces in a record with their forms, None for a dropped space. Raises JobError for other records."""
     try:
         members: dict[str, Any] = json.loads(record)
         source = members["source"]

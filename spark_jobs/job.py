@@ -1,16 +1,16 @@
-"""What a job is to the program that runs it.
+"""The interfaces that jobs implement for the program that runs them.
 
-A `Job` turns micro-batches of Kafka records into something outside, until it is stopped; a `Task` does one thing and ends. To
-add one: write a module with it, and name it in `run.JOBS` or `run.TASKS`. What its options give, beside its own:
+A `Job` writes micro-batches of Kafka records to some place until it is stopped. A `Task` runs once and ends. To add one, write a
+module with it, and add it to `run.JOBS` or `run.TASKS`. Beside its own options it can use:
 
-    options.path, .location    where its tables are, if `has_tables`; `location` knows tables of a catalog too (tables.py), which
-                               is for jobs with `takes_catalog`, whose `path` is None with --catalog. The others have a path
-                               even then, in which they keep everything (registered.py)
+    options.path, .location    where its tables are, if `has_tables`. `location` also supports tables of a catalog (tables.py),
+                               for jobs with `takes_catalog`; their `path` is None with --catalog. Other jobs have a path even
+                               then, and keep everything in it (registered.py)
     options.checkpoint         a job's checkpoint
     type=setting, type=secret  of options.py, for NAME=VALUE and for a value that no message may show: both read @FILE and $NAME
 
-What a sink can't take, it hands to `self.dead_letters`: see `DeadLetters`. Records that aren't change events never reach it that
-way: the program takes them out of the batch (run.py), so a sink just parses.
+A sink passes records that it can't process to `self.dead_letters` (see `DeadLetters`). It needn't do so for records that aren't
+change events: the program removes these from the batch (run.py), so a sink only has to parse.
 """
 
 from __future__ import annotations
@@ -37,128 +37,130 @@ REFUSED_SCHEMA: Final = StructType(
         StructField("sentence", StringType()),
     ]
 )
-"""Of what `DeadLetters.take` takes, for `createDataFrame`."""
+"""Schema of the records that `DeadLetters.take` accepts, for `createDataFrame`."""
 
 _QUERY_PROPERTY: Final = "sql.streaming.queryId"
 
 
 def query_of_batch(session: SparkSession) -> str:
-    """In a batch of a stream, the id of its query: it lives in the checkpoint, so another checkpoint is another query."""
-    # Java's thread of the query carries it.
+    """Return the id of the query whose batch is running. The checkpoint holds the id, so another checkpoint is another query.
+
+    Raises JobError outside of a batch.
+    """
+    # Spark sets it as a property of the query's Java thread.
     query: str | None = session.sparkContext.getLocalProperty(_QUERY_PROPERTY)
     if query is None:
-        raise JobError("Spark gives no id of the query.")
+        raise JobError("Spark reports no id of the query.")
     return query
 
 
 class DeadLetters(ABC):
-    """Where a sink puts a record that it can't take, such as a document that a search engine refuses.
+    """Destination for records that a sink can't process, such as a document that a search engine refuses.
 
-    With --on-error fail there is no such place: the first such record ends the job. With --on-error dead-letter it is kept in a
-    Delta table with all that it takes to look at it and to send it again, exactly once however often its batch is repeated.
+    With --on-error fail the first such record ends the job. With --on-error dead-letter a Delta table keeps the record, with
+    everything needed to examine it and to send it again. Each record is there exactly once, however often its batch is repeated.
     """
 
     count: int = 0
-    """How many since the start; repeated ones are counted again."""
+    """Number of dead letters since the start. Repeated ones are counted again."""
 
     @abstractmethod
     def take(self, records: DataFrame) -> int:
-        """Keep records (REFUSED_SCHEMA; timestamp, key and value may be null), each before its batch is done; how many.
+        """Keep records, and return their number. The records are stored before their batch counts as done.
 
-        `sentence` says what is wrong, with the coordinates, and what is to be done. Raises JobError with the first one's
-        sentence if the job is to end.
+        `records` has REFUSED_SCHEMA; timestamp, key and value may be null. Its `sentence` says what is wrong, with topic,
+        partition and offset, and what to do. If the job shall end, raises JobError with the sentence of the first record.
         """
 
 
 class FailAtOnce(DeadLetters):
-    """--on-error fail."""
+    """Dead letters with --on-error fail: the first record ends the job."""
 
     def take(self, records: DataFrame) -> int:
-        """As `DeadLetters.take`."""
+        """See `DeadLetters.take`."""
         for first in records.orderBy("topic", "partition", "offset").limit(1).collect():
             raise JobError(first["sentence"])
         return 0
 
 
 class Sink(ABC):
-    """Takes the micro-batches of one query, in order; the last one may come again after a failure."""
+    """Receiver of the micro-batches of one query, in order. After a failure the last batch may be repeated."""
 
     dead_letters: DeadLetters = FailAtOnce()
-    """Set by the program before the first batch."""
+    """Destination for refused records. The program sets it before the first batch."""
 
     @abstractmethod
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """Take one batch.
+        """Write one batch. Raises JobError.
 
-        `records` has the columns of Spark's Kafka source; `query` is the same as long as the checkpoint is the same.
-        Raises JobError.
+        `records` has the columns of Spark's Kafka source. `query` stays the same as long as the checkpoint stays the same.
         """
 
     def counts(self) -> Mapping[str, int]:
-        """What a sink counts for the metrics, by names that are always the same."""
+        """Return the sink's own counts for the metrics, by name. The names never change."""
         return {}
 
     def tables(self) -> Mapping[str, str]:
-        """The paths of tables for readers, by what they are called in a catalog; some may not be made yet."""
+        """Return the paths of the tables for readers, by their names in a catalog. Some may not exist yet."""
         return {}
 
     def finish(self) -> int:
-        """With --available-now, once all that was there is written: the exit status. Raises JobError."""
+        """Finish a run with --available-now after all records have been written, and return the exit status. Raises JobError."""
         return 0
 
     def check(self) -> None:  # noqa: B027 - most sinks do nothing beside their batches
-        """Asked every second, whether batches come or not: raises what has failed beside them."""
+        """Raise the error of work that failed beside the batches. Called every second, even without new batches."""
 
     def close(self) -> None:  # noqa: B027 - most sinks do nothing beside their batches
-        """Once the query has ended, however it has: end what is done beside the batches. Raises JobError."""
+        """End the work beside the batches. Called after the query has ended, also after a failure. Raises JobError."""
 
 
 class Job(ABC):
-    """A job's name, its options, and how its sink is made."""
+    """A job: its name, its options, and how its sink is created."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     control_topics: ClassVar[tuple[str, ...]] = ()
-    """Control topics (without prefix) whose records must wake the job too."""
+    """Control topics (without prefix) that belong to the job's stream, so that their records start a batch too."""
     has_tables: ClassVar[bool] = True
-    """Whether it writes tables of its own, and gets --path."""
+    """Whether the job writes tables of its own, and has the option --path."""
     takes_catalog: ClassVar[bool] = False
-    """Whether it makes tables of a catalog by itself: it uses `options.location` and not `options.path`. Of any other job the
-    tables that its sink names (`Sink.tables`) are given names there."""
+    """Whether the job itself creates tables in a catalog, with `options.location` instead of `options.path`. For any other job
+    the program registers the tables that the sink names (`Sink.tables`) in the catalog."""
 
     reads_tables: ClassVar[bool] = False
-    """Whether it can read a table of events (`--changes`) and no Kafka."""
+    """Whether the job can read a table of events (`--changes`) instead of Kafka."""
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """Declare the options that only this job has."""
 
     def prepare(self, session: SparkSession, options: argparse.Namespace) -> None:  # noqa: B027 - most need nothing
-        """Complete the options before anything is made of them. Raises JobError."""
+        """Complete the options before the program uses them. Raises JobError."""
 
     def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:  # noqa: ARG002
-        """What it reads: records with the columns of Spark's Kafka source, unless the sink takes others."""
+        """Return the stream to read: records with the columns of Spark's Kafka source, unless the sink accepts others."""
         return topics.stream(session, self.control_topics)
 
     def place(self, options: argparse.Namespace) -> str:
-        """What a checkpoint belongs to beside the job and the prefix: where its tables are."""
+        """Return the place to which a checkpoint belongs, beside the job and the prefix: the location of the job's tables."""
         return str(options.location) if self.has_tables else ""
 
     @abstractmethod
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:
-        """The sink for these options. Raises JobError."""
+        """Create the sink for these options. Raises JobError."""
 
 
 class Task(ABC):
-    """Something that is done once, in one session: it reads what is there, and ends. It has no common options but Spark's."""
+    """A command that runs once in one session, on the present data, and ends. Its only common options are Spark's."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
 
     @abstractmethod
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """Declare its options; `add_table_options` and `add_kafka_options` of options.py add what jobs have."""
+        """Declare the task's options. `add_table_options` and `add_kafka_options` of options.py add those of jobs."""
 
     @abstractmethod
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
-        """Do it; the exit status. Raises JobError."""
+        """Run the task, and return the exit status. Raises JobError."""

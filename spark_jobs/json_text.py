@@ -1,7 +1,7 @@
-"""JSON whose texts survive reading and writing.
+"""JSON that reading and writing leaves textually unchanged.
 
-A row that a patch changes in one field must not change in the others. Python's own `json` keeps integers of any size, but
-writes floats its own way (`1e+300` for `1e300`), so floats keep the text they were read from.
+If a patch changes one field of a row, the text of the other fields must stay the same. Python's own `json` keeps integers of any
+size, but writes floats in its own way (`1e+300` for `1e300`). Floats therefore keep the text from which they were read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _quote: Final = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class WrittenFloat(float):
-    """A float that remembers how it was written."""
+    """Float with the text from which it was read."""
 
     __slots__ = ("text",)
     text: str
@@ -31,17 +31,17 @@ _decoder: Final = json.JSONDecoder(parse_float=_written_float)
 
 
 def parse(text: str) -> Any:
-    """A JSON text as Python values. Raises ValueError."""
+    """Return the value of a JSON text. Raises ValueError."""
     return _decoder.decode(text)
 
 
 def values(text: str) -> list[Any]:
-    """The values of an object's members, in order, as `parse` gives them."""
+    """Return the values of a JSON object's members, in order, as `parse` returns them."""
     return list(parse(text).values())
 
 
 def render(value: Any) -> str:
-    """Compact JSON, floats as they were read."""
+    """Return a value as compact JSON, with floats as they were read."""
     if value is None:
         return "null"
     if value is True:
@@ -67,6 +67,6 @@ def _float_text(number: float) -> str:
     if math.isinf(number):
         return '"Infinity"' if number > 0 else '"-Infinity"'
     mantissa, _, exponent = repr(number).partition("e")
-    if exponent == "-05":  # the daemon writes 0.00001 in full, and what is smaller with an exponent
+    if exponent == "-05":  # the daemon writes 0.00001 in full, and smaller numbers with an exponent
         return format(Decimal(repr(number)), "f")
     return f"{mantissa}e{int(exponent)}" if exponent else mantissa

@@ -1,9 +1,9 @@
-"""A row's value as the daemon writes it into a key: keys that the server takes for equal have one text (docs/events.md).
+"""Values of rows as the daemon writes them into keys: keys that the server treats as equal have one text (docs/events.md).
 
-A row shows its values as they were written, so where a job builds keys from rows it does what the daemon did: 10, 10.0 and
-"10.00" are 10 in a `number`. Of a HASH index, where the server tells "10" from "10.00", a text stays as it is. What a row
-doesn't tell stays as it is too: a text in a field of the type `scalar` or `any`, and in one that isn't in the format, may be a
-decimal, or a string.
+A row contains its values as they were written. A job that builds keys from rows must therefore convert them as the daemon does:
+in a `number` field, 10, 10.0 and "10.00" all become 10. In the key of a HASH index the server distinguishes "10" from "10.00",
+so a text stays unchanged. A text also stays unchanged if the row doesn't show its kind: in a field of the type `scalar` or `any`,
+and in a field past the format, a text may be a decimal or a string.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _LOCAL_TIME: Final = re.compile(
     r"([+-]?[0-9]{4,})(-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2})(\.[0-9]+)?([+-])([0-9]{2}):([0-9]{2})"
 )
 _CYCLE_YEARS: Final = 400
-"""The calendar repeats itself; Python's ends at the years 1 and 9999."""
+"""Length of the calendar's cycle, in years. Python supports only the years 1 to 9999, so other years are moved by cycles."""
 
 
 def canonical(value: Any, kind: str, *, is_as_written: bool = False) -> Any:
-    """The value of a field of this type, as JSON has it, as it stands in a key; `is_as_written` as schema records tell it."""
+    """Return a JSON value of a field of this type as it appears in a key. `is_as_written` comes from the schema record."""
     if is_as_written and isinstance(value, str):
         return value
     return _BY_TYPE.get(kind, _untyped)(value)
@@ -49,7 +49,7 @@ def _in_number(value: Any) -> Any:
 
 
 def _stood_for(double: float) -> Decimal | None:
-    """The number as which the server compares a double with decimals."""
+    """Return the number as which the server compares a double with decimals; None if 15 digits don't lead back to the double."""
     if double.is_integer() and abs(double) < _INTEGER_END:
         return Decimal(int(double))
     digits = f"{double:.15g}"
@@ -74,7 +74,7 @@ def _in_decimal(value: Any) -> Any:
 def _in_datetime(value: Any) -> Any:
     found = _LOCAL_TIME.fullmatch(value) if isinstance(value, str) else None
     if found is None:
-        return value  # it is in UTC already
+        return value  # already in UTC
     year, rest, fraction, sign, hours, minutes = found.groups()
     cycles, within = divmod(int(year) - _CYCLE_YEARS, _CYCLE_YEARS)
     offset = timedelta(hours=int(hours), minutes=int(minutes))

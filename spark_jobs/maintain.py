@@ -1,14 +1,14 @@
-"""Task `maintain`: what tables need from time to time. It may run beside the jobs that write them.
+"""Task `maintain`: periodic maintenance of the tables. It may run while the jobs write them.
 
-Micro-batches leave small files, and merges leave files that no version needs any more. For each table:
+Micro-batches leave small files, and merges leave files that no version needs any more. For each table the task does this:
 
-* OPTIMIZE puts small files together. Delta sees to it that this and a merge don't undo each other: whoever is late is told, and
-  does its step again (`tables.retried`).
-* VACUUM takes away files that versions older than --vacuum-hours alone have. A reader that takes longer than that to read a
-  version, or that asks for an older one, would miss them; so Delta refuses less than a table's own
-  `delta.deletedFileRetentionDuration`, which is a week unless it is set.
-* Events older than --forget-events-after-days go out of a changelog, whole days at a time.
-* Events that `current` has merged go out of its own table of events, once no version that --vacuum-hours keeps needs them.
+* OPTIMIZE compacts small files. Delta prevents OPTIMIZE and a merge from undoing each other: the later commit fails with a
+  conflict, and its writer repeats the step (`tables.retried`).
+* VACUUM removes files that only versions older than --vacuum-hours use. A reader that takes longer than that to read a version,
+  or that reads an older version, would miss them. Delta therefore refuses a shorter time than the table's own
+  `delta.deletedFileRetentionDuration`, which is a week by default.
+* Events older than --forget-events-after-days are removed from a changelog, complete days at a time.
+* Events that `current` has merged are removed from its own table of events, once no version that --vacuum-hours keeps needs them.
 """
 
 from __future__ import annotations
@@ -33,50 +33,50 @@ _WEEK_HOURS: Final = 168
 _DEPTH: Final = 3
 _LOG: Final = "_delta_log"
 _OF_A_CHANGELOG: Final = frozenset({"date", "seq", "op", "vclock"})
-"""Columns that a table of `changes` hasn't got, from which other tables may still be made."""
+"""Columns that identify a changelog. A table of `changes`, from which other tables may still be made, lacks some of them."""
 _LARGE_BYTES: Final = 10 << 30
 
 
 class Maintain(Task):
-    """See the module."""
+    """The task `maintain`: its options and its run."""
 
     name = "maintain"
-    summary = "compact the tables, take away files that no version needs, forget old events"
+    summary = "compact the tables, remove files that no version needs, remove old events"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
         """As `Task.add_options`."""
         add_table_options(parser)
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+        parser.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
         parser.add_argument(
-            "--optimize", action=argparse.BooleanOptionalAction, default=True, help="put small files together (default: yes)"
+            "--optimize", action=argparse.BooleanOptionalAction, default=True, help="compact small files (default: yes)"
         )
         parser.add_argument(
-            "--vacuum", action=argparse.BooleanOptionalAction, default=True, help="take old files away (default: yes)"
+            "--vacuum", action=argparse.BooleanOptionalAction, default=True, help="remove old files (default: yes)"
         )
         parser.add_argument(
             "--vacuum-hours",
             type=_hours,
             default=_WEEK_HOURS,
             metavar="N",
-            help="keep the files of all versions that were current in the last N hours: longer than any reader reads"
+            help="keep the files of all versions that were current in the last N hours. N must be longer than any read takes"
             " (default: %(default)s)",
         )
         parser.add_argument(
             "--forget-events-after-days",
             type=_count,
             metavar="N",
-            help="take events out of a changelog that are older than N days; by default they stay",
+            help="remove events older than N days from a changelog; by default they stay",
         )
         parser.add_argument(
             "--forget-merged",
             action=argparse.BooleanOptionalAction,
             default=True,
-            help="take events out of what `current` keeps for itself that all versions of the last --vacuum-hours have merged"
-            " (default: yes)",
+            help="remove events from the table that `current` keeps for itself, once all versions of the last --vacuum-hours"
+            " have merged them (default: yes)",
         )
 
     def run(self, session: SparkSession, options: argparse.Namespace) -> int:
-        """As `Task.run`."""
+        """See `Task.run`."""
         found = False
         for table in _tables(session, options.location):
             found = True
@@ -89,18 +89,18 @@ class Maintain(Task):
 
 def _count(text: str) -> int:
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of days, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of days, 0 or more")
     return int(text)
 
 
 def _hours(text: str) -> float:
     if not (0 <= (hours := float(text)) < math.inf):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of hours, 0 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a number of hours, 0 or more")
     return hours
 
 
 def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) -> Iterator[str]:
-    """Do it; what was done, or would be."""
+    """Maintain one table, and yield what was done, or with --dry-run what would be done."""
     detail = tables.delta(session, table).detail().select("numFiles", "sizeInBytes", "clusteringColumns", "partitionColumns")
     files, size, *layout = detail.collect()[0]
     if options.vacuum:
@@ -119,8 +119,8 @@ def _maintain(session: SparkSession, table: Table, options: argparse.Namespace) 
         yield _vacuum(session, table, options.vacuum_hours, is_dry=options.dry_run)
     if size >= _LARGE_BYTES and not any(layout):
         yield (
-            f"{size >> 30} GiB without an order: reads by a column are faster after ALTER TABLE {tables.identifier(table)} "
-            "CLUSTER BY that column, while the job that writes it is stopped"
+            f"{size >> 30} GiB without partitions or clustering: to make reads by a column faster, stop the job that writes the "
+            f"table and run ALTER TABLE {tables.identifier(table)} CLUSTER BY that column"
         )
 
 
@@ -131,14 +131,14 @@ def _optimize(session: SparkSession, table: Table) -> Iterator[str]:
 
 
 def _check_hours(session: SparkSession, table: Table, hours: float) -> None:
-    """Raises JobError if Delta would refuse to take away files that are older than that."""
+    """Raise JobError if Delta would refuse to remove files older than `hours`."""
     kept = tables.describe(session, table)[0].get("delta.deletedFileRetentionDuration", f"interval {_WEEK_HOURS} hours")
     allowed = session.sql(f"SELECT {hours} * interval '1' hour >= {kept} AS is_enough").collect()[0]["is_enough"]
     if not allowed:
         raise JobError(
-            f"--vacuum-hours {hours:g} is less than {kept}, for which {table} keeps files: who reads for longer would miss them. "
-            f"If nobody does, ALTER TABLE {tables.identifier(table)} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = "
-            f"'interval {hours:g} hours')."
+            f"--vacuum-hours {hours:g} is less than {kept}, for which {table} keeps files: a longer read would miss them. If no "
+            f"read takes longer, run ALTER TABLE {tables.identifier(table)} SET TBLPROPERTIES "
+            f"('delta.deletedFileRetentionDuration' = 'interval {hours:g} hours')."
         )
 
 
@@ -148,7 +148,7 @@ def _vacuum(session: SparkSession, table: Table, hours: float, *, is_dry: bool) 
         count = session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS DRY RUN").count()
         return f"would vacuum {count} files"
     session.sql(f"VACUUM {identifier} RETAIN {hours} HOURS")
-    return f"vacuumed what is older than {hours:g} hours"
+    return f"vacuumed files older than {hours:g} hours"
 
 
 def _forget(session: SparkSession, table: Table, days: int, *, is_dry: bool) -> str:
@@ -174,7 +174,7 @@ def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: b
 
 
 def _tables(session: SparkSession, location: tables.Location) -> Iterator[Table]:
-    """The tables that jobs have made there; under a path also dead letters."""
+    """Yield the tables that jobs have made at the location; under a path also tables of dead letters."""
     if location.path is not None:
         yield from _under(session, location.path, _DEPTH)
         return
@@ -191,7 +191,7 @@ def _under(session: SparkSession, path: str, depth: int) -> Iterator[str]:
     jvm: Any = session.sparkContext._jvm
     hadoop = jvm.org.apache.hadoop.fs.Path(path)
     files = hadoop.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    # Delta's own function takes every folder in a table for the table.
+    # Delta's own function would treat every folder inside a table as that table.
     if files.exists(jvm.org.apache.hadoop.fs.Path(path, _LOG)):
         yield path
     if depth and files.exists(hadoop):

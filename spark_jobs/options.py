@@ -1,7 +1,7 @@
-"""Options that commands share, and values that no message may show.
+"""Options that commands share, and secret values that no message may show.
 
-A value may stand in a file (`@/run/secrets/kafka`) or in the environment (`$KAFKA_PASSWORD`), where `ps` doesn't show it; what
-comes from there, and what is called a password or the like, is a `Secret`, which `hide` takes out of every message.
+A value may come from a file (`@/run/secrets/kafka`) or from the environment (`$KAFKA_PASSWORD`), so that `ps` doesn't show it.
+Such values, and values whose name contains password or the like, are `Secret` texts. `hide` removes them from every message.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _ESCAPED: Final[Mapping[str, str]] = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"
 
 
 class Secret(str):
-    """A text that no message may show."""
+    """Text that no message may show."""
 
     __slots__ = ()
 
     def __repr__(self) -> str:
-        """Not the text."""
+        """Return a placeholder instead of the text."""
         return "'***'"
 
 
 def hide(text: str, options: argparse.Namespace) -> str:
-    """The text without the secrets that stand among the options."""
+    """Return the text with all secrets of the options replaced."""
     found = {form for secret in _secrets(vars(options)) for form in _forms(secret)}
     for form in sorted(found, key=len, reverse=True):
         text = text.replace(form, "***")
@@ -42,20 +42,26 @@ def hide(text: str, options: argparse.Namespace) -> str:
 
 
 def secret(text: str) -> Secret:
-    """For `add_argument(type=…)`: a value that no message may show, or where it stands (@FILE, $NAME)."""
+    """Return a value that no message may show, given directly or as @FILE or $NAME. For `add_argument(type=…)`."""
     return Secret(_looked_up(text))
 
 
 def setting(text: str) -> tuple[str, str]:
-    """For `add_argument(type=…)`: NAME=VALUE, where VALUE may be @FILE or $NAME (a value's own @ or $ is written twice)."""
+    """Return the name and the value of NAME=VALUE, where VALUE may be @FILE or $NAME. For `add_argument(type=…)`.
+
+    A value that begins with @ or $ itself has this character twice.
+    """
     name, separator, value = text.partition("=")
     if not separator or not name:
-        raise argparse.ArgumentTypeError("an argument isn't NAME=VALUE")  # not shown: it may be the secret alone
+        raise argparse.ArgumentTypeError("an argument isn't NAME=VALUE")  # without the argument: it may be a secret
     return name, _told(name, _looked_up(value))
 
 
 def options_file(text: str) -> dict[str, str]:
-    """For `add_argument(type=…)`: a properties file for Kafka's clients, with or without Spark's `kafka.` before the names."""
+    """Return the settings in a properties file for Kafka's clients. For `add_argument(type=…)`.
+
+    The names in the file may have Spark's prefix `kafka.`, or lack it.
+    """
     lines = re.sub(r"(?m)(?<!\\)((?:\\\\)*)\\\n[ \t]*", r"\1", _content(text)).splitlines()
     settings = {}
     for line in map(str.strip, lines):
@@ -71,26 +77,26 @@ def options_file(text: str) -> dict[str, str]:
 
 
 def add_table_options(parser: argparse.ArgumentParser) -> None:
-    """Where a command's tables are: `location` of the options says it, see `tables.Location`."""
+    """Add the options for the place of a command's tables. They become `location` of the options, a `tables.Location`."""
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--path", help="where the table is (changelog), or the tables are, one folder per space (current)")
+    where.add_argument("--path", help="path of the table (changelog), or of the tables, one folder per space (current)")
     where.add_argument(
         "--catalog",
         type=_schema,
         metavar="CATALOG.SCHEMA",
-        help="the tables are in this schema of a catalog of the session (spark_catalog.lake), instead of in a path",
+        help="schema of a catalog of the session (spark_catalog.lake) that contains the tables, instead of a path",
     )
     parser.add_argument(
         "--table-template",
         default="{prefix}_{table}",
         metavar="TEXT",
-        help="what tables of --catalog are called; {table} is the space, or what the job calls its only table"
+        help="template for the names of tables in --catalog; {table} is the space, or the job's name for its only table"
         " (default: %(default)s)",
     )
 
 
 def add_kafka_options(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
-    """Which topics a command reads; if they aren't `required`, it can do without Kafka."""
+    """Add the options for the topics that a command reads. A command for which they aren't `required` can run without Kafka."""
     add = parser.add_argument
     add("--bootstrap-servers", required=required, metavar="HOST:PORT,…", help="the Kafka cluster")
     add("--prefix", required=required, help="the daemon's kafka.topic_prefix")
@@ -99,7 +105,7 @@ def add_kafka_options(parser: argparse.ArgumentParser, *, required: bool = True)
         default=".*",
         type=_regular_expression,
         metavar="REGEX",
-        help="of all spaces, those whose name, as it is in the topic, matches as a whole (default: %(default)s)",
+        help="read only spaces whose complete name, as written in the topic's name, matches (default: %(default)s)",
     )
     add(
         "--kafka-option",
@@ -115,14 +121,15 @@ def add_kafka_options(parser: argparse.ArgumentParser, *, required: bool = True)
         default={},
         type=options_file,
         metavar="FILE",
-        help="a properties file for Kafka's clients (security.protocol=…), as Kafka's own tools take it; --kafka-option wins",
+        help="a properties file for Kafka's clients (security.protocol=…), as Kafka's own tools use it; --kafka-option takes"
+        " precedence",
     )
 
 
 def add_spark_options(parser: argparse.ArgumentParser, jars_variable: str) -> None:
-    """How a command's session is made."""
+    """Add the options for a command's Spark session."""
     add = parser.add_argument
-    add("--master", help="Spark's master; alone local[*], under spark-submit that command's")
+    add("--master", help="Spark's master; by default local[*], and under spark-submit the master of that command")
     add("--jars-dir", metavar="PATH", help=f"a folder with the connectors' jars (or ${jars_variable})")
     add(
         "--spark-conf",
@@ -145,7 +152,7 @@ def _secrets(value: object) -> Iterator[Secret]:
 
 
 def _forms(secret: Secret) -> Iterator[str]:
-    """The secret as it may stand in a message: itself, quoted in JSON, and what stands quoted in it (a JAAS line)."""
+    """Yield the forms in which a message may show a secret: as it is, quoted in JSON, and texts quoted in it (a JAAS line)."""
     for text in (str(secret), *_QUOTED.findall(secret)):
         for form in (text, json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1], repr(text)[1:-1]):
             if form.strip():
@@ -165,7 +172,7 @@ def _looked_up(value: str) -> str:
     if kind == "@":
         return Secret(_content(rest).removesuffix("\n").removesuffix("\r"))
     if rest not in os.environ:
-        raise argparse.ArgumentTypeError(f"the environment has no {rest}")
+        raise argparse.ArgumentTypeError(f"the environment has no variable {rest}")
     return Secret(os.environ[rest])
 
 
@@ -196,5 +203,5 @@ def _regular_expression(text: str) -> str:
     try:
         re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} isn't a regular expression: {error}") from error
     return text

@@ -1,21 +1,23 @@
-"""UPDATE and UPSERT at the level of JSON: a row, a patch, the row after it.
+"""UPDATE and UPSERT on JSON values: apply a patch to a row, and return the new row.
 
-What the server does to MessagePack (src/box/xrow_update*.c) is done here to the values that docs/events.md makes of it, so
-that a consumer that keeps rows can follow a stream without images. Rows are lists of values; what their fields are called
-is the form's affair.
+The server applies operations to MessagePack (src/box/xrow_update*.c). This module does the same to the JSON values that
+docs/events.md defines for them. A consumer that keeps rows can thereby follow a stream without images. Rows are lists of values;
+the form has the names of their fields.
 
-What an UPSERT goes on without depends on how its operations meet, and on the master's version. So each field that an operation
-has come to is remembered beside its value, in the server's shapes:
+An UPSERT skips operations that don't fit. Which ones these are depends on how its operations overlap, and on the master's
+version. For each value that an operation has touched, this module therefore keeps a node beside the value. The nodes have the
+server's kinds:
 
-    None    untouched, or set anew from 3.0 on
-    Done    computed, or set before 3.0: nothing goes inside; only from 3.0 on it is computed again
-    Lone    one operation somewhere inside
-    Route   a path that several operations have in common, to the container where they part
-    Opened  a container of which an operation has taken an element by itself
+    None    untouched, or set in version 3.0 or later
+    Done    computed, or set before 3.0. No operation may go inside; only from 3.0 on it may be computed again
+    Lone    a single operation somewhere inside
+    Route   a path that several operations share, to the container where their paths part
+    Opened  a container one of whose elements an operation has changed directly
 
-What JSON no longer tells apart, the field's type in the format does, for fields of the tuple: a splice of a varbinary works
-on the bytes behind the base64 text. A string that isn't UTF-8 arrives as base64 too and can't be told from text: a splice
-of one is applied to the base64. Nor is a text told from a decimal: a sum takes one that reads as a number for a number.
+Some types look the same in JSON. For fields of the tuple, the type in the format distinguishes them: a splice of a varbinary
+works on the bytes that the base64 text stands for. A string that isn't UTF-8 also arrives as base64 and can't be distinguished
+from text, so a splice is applied to the base64. A text can't be distinguished from a decimal either: a sum treats a text that
+reads as a number as a number.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ Version = tuple[int, ...]
 Step = int | str
 
 NEWEST: Final[Version] = (3, 9)
-"""The rules for events that don't tell their master's version."""
+"""The version whose rules apply to events that don't contain their master's version."""
 
 _INT_MIN: Final = -(1 << 63)
 _UINT_MAX: Final = (1 << 64) - 1
@@ -51,35 +53,38 @@ _STEP: Final = re.compile(r"""\[(?:(\d+)|"([^"]*)"|'([^']*)')\]|\.?([^.\[\]]+)""
 
 
 class _Place(int):
-    """A step of a path to a place in an array, from 0, with its text."""
+    """Step of a path to a place in an array (from 0), with the step's text in the path."""
 
     text = ""
 
 
 class _Key(str):
-    """A step of a path to a key of a map, with its text."""
+    """Step of a path to a key of a map, with the step's text in the path."""
 
     text = ""
 
 
 class PatchError(Exception):
-    """An operation doesn't fit the row: the server would have refused it."""
+    """Error for an operation that doesn't fit the row. The server would have refused it."""
 
 
 class _OverflowError(PatchError):
-    """A sum is no 64-bit integer."""
+    """Error for a sum that isn't a 64-bit integer. `whole` is the exact sum."""
 
     whole = 0
 
 
 @dataclass
 class _Done:
-    """Computed or set."""
+    """Node of a value that was computed or set."""
 
 
 @dataclass
 class _Lone:
-    """The path of one operation inside, and what it did: computed, set, inserted, added (where nothing was) or deleted."""
+    """Node of a value with a single operation inside: the operation's path and its effect.
+
+    The effect is computed, set, inserted, added (where nothing was) or deleted.
+    """
 
     steps: list[Step]
     effect: str
@@ -87,7 +92,7 @@ class _Lone:
 
 @dataclass
 class _Route:
-    """The path that several operations have in common, and the container that it leads to."""
+    """Node of a value inside which several operations share a path, with the container to which that path leads."""
 
     steps: list[Step]
     opened: _Opened
@@ -95,7 +100,7 @@ class _Route:
 
 @dataclass
 class _Opened:
-    """By place or key: what has become of the elements of a container. Keys that are missing are untouched."""
+    """Node of a container, with the nodes of its elements by place or key. Elements of a map without a node are untouched."""
 
     children: list[_Node] | dict[Any, _Node]
 
@@ -104,12 +109,12 @@ _Node = _Done | _Lone | _Route | _Opened | None
 
 
 def version_of(text: str | None) -> Version:
-    """A master's version as events tell it; older events don't."""
+    """Return the master's version from an event's text, or NEWEST for an older event, which doesn't contain it."""
     return tuple(int(part) for part in text.split(".")) if text else NEWEST
 
 
 def update(row: Row, patch: Sequence[Operation], form: Form, version: Version = NEWEST) -> Row:
-    """The row after an UPDATE. Raises PatchError if an operation doesn't fit, as the server would have."""
+    """Return the row after an UPDATE. Raises PatchError if an operation doesn't fit; the server would have refused it, too."""
     work = _Work(row, form, version)
     for operation in patch:
         work.apply(operation)
@@ -117,7 +122,7 @@ def update(row: Row, patch: Sequence[Operation], form: Form, version: Version = 
 
 
 def upsert(row: Row, patch: Sequence[Operation], form: Form, version: Version = NEWEST) -> Row:
-    """An existing row after an UPSERT: operations that don't fit are passed over, and so is all of it if the key changes."""
+    """Return an existing row after an UPSERT. Operations that don't fit are skipped. If the key changes, all are skipped."""
     work = _Work(row, form, version)
     for operation in patch:
         try:
@@ -129,7 +134,7 @@ def upsert(row: Row, patch: Sequence[Operation], form: Form, version: Version = 
 
 
 def key_of(row: Row, form: Form) -> dict[str, Any] | None:
-    """The primary key's fields by name, as in a message's key; None if the row hasn't got all of them."""
+    """Return the primary key's fields by name, as in a message's key; None if the row lacks one of them."""
     key: dict[str, Any] = {}
     names = {form.field_name(place): place for place in range(len(row))}
     for part in form.key:
@@ -138,7 +143,7 @@ def key_of(row: Row, form: Form) -> dict[str, Any] | None:
             kind = form.fields[place].type if place < len(form.fields) else "any"
             key[part] = canonical(row[place], kind, is_as_written=part in form.as_written)
             continue
-        # A part inside a field: `data.user.id`. The longest name that fits is the field.
+        # The part is inside a field: `data.user.id`. The field is the one with the longest matching name.
         field = max((name for name in names if part.startswith((f"{name}.", f"{name}["))), key=len, default=None)
         if field is None:
             return None
@@ -153,7 +158,7 @@ def key_of(row: Row, form: Form) -> dict[str, Any] | None:
 
 
 class _Work:
-    """A row under the operations of one request. An operation that doesn't fit changes nothing."""
+    """A row to which the operations of one request are applied. An operation that doesn't fit changes nothing."""
 
     def __init__(self, row: Row, form: Form, version: Version) -> None:
         self._row: Row = _copy(row)
@@ -162,18 +167,18 @@ class _Work:
         self._root = _Opened([None] * len(row))
 
     def apply(self, operation: Operation) -> None:
-        """Carry out an operation. Raises PatchError."""
+        """Apply an operation to the row. Raises PatchError if it doesn't fit."""
         field, path = operation["field"], operation.get("path")
         place = field if isinstance(field, int) else _place(field, self._form)
         steps = [place, *(_steps(path) if path is not None else ())]
         self._enter(self._root, self._row, steps, operation)
 
     def result(self) -> Row:
-        """The row as it is stored."""
+        """Return the row as the server stores it."""
         return [_stored(value) for value in self._row]
 
     def _enter(self, opened: _Opened, holder: Any, steps: list[Step], operation: Operation) -> None:
-        """An operation on an element of an opened container, or inside of one."""
+        """Apply an operation to an element of an opened container, or inside such an element."""
         if isinstance(opened.children, list):
             self._enter_array(opened.children, holder, steps, operation)
         else:
@@ -185,7 +190,7 @@ class _Work:
             raise PatchError("an array has no keys")
         is_terminal = len(steps) == 1
         if place < 0:
-            # Inserting before -1 appends, so it counts from one more.
+            # Inserting at -1 appends, so for an insertion the places count from one more.
             place += size + (code == "!" and is_terminal)
             if place < 0:
                 raise PatchError(f"there is no field {operation['field']!r}")
@@ -224,7 +229,7 @@ class _Work:
             self._into(children, key, holder[key], steps[1:], operation)
         elif code == "#":
             if operation["count"] != 1:
-                raise PatchError("of a map one key is deleted at a time")
+                raise PatchError("only one key of a map can be deleted at a time")
             holder.pop(key, None)
             children.pop(key, None)
         elif code == "=":
@@ -244,29 +249,30 @@ class _Work:
         return None if self._version >= (3, 0) else _Done()
 
     def _compute(self, node: _Node, holder: Any, place: Any, operation: Operation, kind: str) -> _Node:
-        """An operation on a value that is taken by itself."""
+        """Apply an arithmetic operation or a splice directly to an element, and return the element's new node."""
         if node is not None and (self._version < (3, 0) or not isinstance(node, _Done)):
             raise PatchError("the field was updated already")
         try:
             holder[place] = _computed(holder[place], operation, kind, self._version)
         except _OverflowError as error:
             if node is not None:
-                holder[place] = error.whole  # the server refuses the sum, and keeps it
+                holder[place] = error.whole  # the server refuses the sum, but keeps it as the value
             raise
         return _Done()
 
     def _into(self, children: Any, key: Step, value: Any, steps: list[Step], operation: Operation) -> None:
-        """An operation inside of a value, of which `children[key]` tells what has become of it."""
+        """Apply an operation inside a value, whose node is `children[key]`."""
         node: _Node = children[key]
         match node:
             case None:
                 children[key] = self._alone(value, steps, operation)
             case _Done():
-                raise PatchError("there is nothing inside of what was computed or set")
+                raise PatchError("an operation can't go inside a value that was computed or set")
             case _Opened():
                 self._enter(node, value, steps, operation)
             case _Route() if _path_text(steps).startswith(_path_text(node.steps)):
-                # The server compares texts here, so `.ab` begins like `.a`, and then can't be read; `["a"]` is another way.
+                # The server compares the texts of paths here: `.ab` also begins with `.a`, and then can't be read further;
+                # `["a"]` counts as a different path.
                 if len(steps) <= len(node.steps) or steps[: len(node.steps)] != node.steps:
                     raise PatchError("the field was updated already")
                 self._enter(node.opened, _descend(value, node.steps), steps[len(node.steps) :], operation)
@@ -276,12 +282,12 @@ class _Work:
                 old = node.steps[depth]
                 if isinstance(old, int if isinstance(parent, list) else str) and _find(parent, old) is not None:
                     opened.children[old] = self._moved(node, node.steps[depth + 1 :])  # type: ignore[index]
-                # It stays opened, also if the operation doesn't fit in there.
+                # The container stays opened, even if the operation doesn't fit inside it.
                 children[key] = _Route(steps[:depth], opened) if depth else opened
                 self._enter(opened, parent, steps[depth:], operation)
 
     def _alone(self, value: Any, steps: list[Step], operation: Operation) -> _Node:
-        """The first operation inside of a value."""
+        """Apply the first operation inside a value, and return the value's new node."""
         code, last = operation["op"], steps[-1]
         holder = _descend(value, steps[:-1])
         key = _find(holder, last)
@@ -293,7 +299,7 @@ class _Work:
             elif isinstance(holder, dict) and isinstance(last, str):
                 holder[str(last)] = _copy(operation["value"])
             else:
-                raise PatchError(f"what {operation['field']!r}{operation['path']} leads into can have no {last!r}")
+                raise PatchError(f"the container at the end of {operation['field']!r}{operation['path']} can't have {last!r}")
             return _Lone(steps, "added")
         if code == "#":
             self._delete(holder, key, last, operation["count"])
@@ -311,13 +317,16 @@ class _Work:
         if isinstance(holder, list):
             del holder[key : key + count]
         elif count != 1:
-            raise PatchError("of a map one key is deleted at a time")
+            raise PatchError("only one key of a map can be deleted at a time")
         elif isinstance(step, str) or step == 0:
             del holder[key]
-        # The server reckons where an integer key begins as if it were a string: right for 1 alone.
+        # The server computes the beginning of an integer key as if the key were a string, which is right only for the key 1.
 
     def _parting(self, node: _Lone | _Route, value: Any, steps: list[Step]) -> tuple[int, Any]:
-        """After how many steps the paths of two operations part, and in which container. Raises PatchError if they may not."""
+        """Return after how many steps the paths of two operations part, and the container in which they part.
+
+        Raises PatchError if the server doesn't allow the second operation there.
+        """
         old, version, parent, depth = node.steps, self._version, value, 0
         while depth < len(old) and depth < len(steps) and old[depth] == steps[depth]:
             is_last = depth + 1 == len(old)
@@ -331,11 +340,11 @@ class _Work:
             depth += 1
         kind = int if isinstance(parent, list) else str if isinstance(parent, dict) else None
         if kind is None or depth == len(steps) or not isinstance(steps[depth], kind):
-            raise PatchError("what the paths part in can have no such element")
+            raise PatchError("the value in which the paths part can't have such an element")
         return depth, parent
 
     def _moved(self, node: _Lone | _Route, steps: list[Step]) -> _Node:
-        """What stood in a value, as it moves into the container that was opened in there."""
+        """Return a value's former node as it moves into the container that was opened inside the value."""
         if isinstance(node, _Route):
             return _Route(steps, node.opened) if steps else node.opened
         if steps:
@@ -347,7 +356,7 @@ def _computed(value: Any, operation: Operation, kind: str, version: Version) -> 
     code, operand = operation["op"], operation["value"]
     if code == ":":
         if kind == "varbinary" and version < (3, 2):
-            raise PatchError("before 3.2 there are no splices of varbinary")
+            raise PatchError("a server before 3.2 can't splice a varbinary")
         return _spliced(value, operation["position"], operation["length"], operand, kind)
     if code in "+-":
         return _sum(value, operand, -1 if code == "-" else 1, kind, version)
@@ -367,7 +376,7 @@ def _sum(value: Any, operand: Any, sign: int, kind: str, version: Version) -> An
     if isinstance(left, int) and isinstance(right, int):
         whole = left + sign * right
         if not _INT_MIN <= whole <= _UINT_MAX:
-            error = _OverflowError(f"{value!r} and {operand!r} give {whole}, which is no 64-bit number")
+            error = _OverflowError(f"{value!r} and {operand!r} give {whole}, which isn't a 64-bit number")
             error.whole = whole
             raise error
         return whole
@@ -378,14 +387,14 @@ def _sum(value: Any, operand: Any, sign: int, kind: str, version: Version) -> An
         try:
             exact = context.add(*addends) if sign > 0 else context.subtract(*addends)
         except (InvalidOperation, Overflow) as error:
-            raise PatchError(f"a decimal can't hold {value!r} and {operand!r} together") from error
+            raise PatchError(f"the result for {value!r} and {operand!r} doesn't fit into a decimal") from error
         return format(exact, "f")
     floating = float(left) + sign * float(right)
     return _single(floating) if kind == "float32" and version >= (3, 3) else floating
 
 
 def _int64(number: int) -> int:
-    """What the server takes a sum for that has overflowed: its 64 lowest bits, with a sign."""
+    """Return the value that the server uses for an overflowed sum: its lowest 64 bits, as a signed number."""
     if _INT_MIN <= number <= _UINT_MAX:
         return number
     low = number & _UINT_MAX
@@ -393,7 +402,7 @@ def _int64(number: int) -> int:
 
 
 def _stored(value: Any) -> Any:
-    """A value without sums that have overflowed: of one that the server takes for positive it stores the last byte."""
+    """Return a value with overflowed sums replaced: of a sum that the server treats as positive, it stores only the last byte."""
     if isinstance(value, list):
         return [_stored(item) for item in value]
     if isinstance(value, dict):
@@ -409,7 +418,7 @@ def _path_text(steps: Sequence[Step]) -> str:
 
 
 def _find(holder: Any, step: Step) -> Any:
-    """The place or key to which a step leads, None if there is none. In a map a place is the integer key that it has from 1."""
+    """Return the place or key to which a step leads, None if there is none. In a map a place means the integer key place + 1."""
     if isinstance(holder, list):
         return step if isinstance(step, int) and step < len(holder) else None
     if isinstance(holder, dict):
@@ -428,7 +437,7 @@ def _descend(value: Any, steps: Sequence[Step]) -> Any:
 
 
 def _single(number: float) -> float:
-    """The nearest number of 32 bits."""
+    """Return the nearest 32-bit float."""
     try:
         nearest: float = struct.unpack("f", struct.pack("f", number))[0]
     except OverflowError:
@@ -437,23 +446,23 @@ def _single(number: float) -> float:
 
 
 def _number(value: Any) -> int | float | Decimal:
-    """A value as the number that its JSON stands for: texts are decimals, or floats that JSON has no number for."""
+    """Return the number that a JSON value stands for. Texts are decimals, or floats that JSON can't write as numbers."""
     if isinstance(value, str):
         try:
             return _NOT_FINITE[value] if value in _NOT_FINITE else Decimal(value)
         except InvalidOperation:
-            raise PatchError(f"{value!r} is no number") from None
+            raise PatchError(f"{value!r} isn't a number") from None
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise PatchError(f"{value!r} is no number")
+        raise PatchError(f"{value!r} isn't a number")
     return value
 
 
 def _decimal(number: float | Decimal) -> Decimal:
-    """A float has the 15 digits that are surely right; the server takes no more either."""
+    """Return a number as a decimal. Of a float only the 15 reliable digits are used; the server doesn't use more either."""
     if isinstance(number, float):
         number = Decimal(f"{number:.15g}")
         if not number.is_finite():
-            raise PatchError(f"{number} is no decimal")
+            raise PatchError(f"{number} isn't a decimal")
     return Decimal(number)
 
 
@@ -474,7 +483,7 @@ def _spliced(value: Any, position: int, length: int, paste: Any, kind: str) -> s
 
 
 def _text(data: bytes) -> str:
-    """As the contract shows strings: those that aren't UTF-8, as those that a splice cut inside a character, in base64."""
+    """Return a string as in docs/events.md: base64 if it isn't UTF-8, for example after a splice inside a character."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -485,7 +494,7 @@ def _unbase64(text: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except binascii.Error:
-        raise PatchError(f"{text!r} is no base64") from None
+        raise PatchError(f"{text!r} isn't base64") from None
 
 
 def _place(field: str, form: Form) -> int:
@@ -499,7 +508,7 @@ def _place(field: str, form: Form) -> int:
 
 
 def _steps(path: str) -> list[int | str]:
-    """Array places from 0, and map keys."""
+    """Return the steps of a path: places in arrays (from 0) and keys of maps."""
     steps: list[int | str] = []
     position = 0
     while position < len(path):

@@ -1,7 +1,7 @@
-"""What a query did in a batch, from the progress that Spark reports: one line of the log, and the numbers of the metrics.
+"""Results of a query's batch, from the progress that Spark reports: one line of the log, and the values of the metrics.
 
-The newest `seq` and the newest time come from columns that Spark observes as it reads the records, in passing: the `seq` is cut
-out of the message by its mark, without reading JSON.
+Spark observes the newest `seq` and the newest time while it reads the records, without an additional pass. The `seq` is cut out
+of the message after its field name, without parsing JSON.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 _OBSERVED: Final = "tarantool_cdc"
-# The last place is that of `source`: what follows it in an envelope has no `seq`, what stands before it are rows.
+# The last occurrence is the one in `source`: members after `source` have no `seq`; the rows before it may have one.
 _SEQ: Final = "try_cast(substring_index(substring_index(cast(value as string), ',\"seq\":', -1), ',', 1) as bigint)"
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch, when it is done. None is what isn't known."""
+    """A completed batch. None stands for an unknown value."""
 
     number: int
     records: int
@@ -32,7 +32,7 @@ class Batch:
     behind_records: int | None
 
     def line(self, job: str) -> str:
-        """For the log."""
+        """Return the batch's line for the log."""
         rate = self.records / self.seconds if self.seconds else 0.0
         shown: dict[str, object] = {
             "batch": self.number,
@@ -47,13 +47,13 @@ class Batch:
 
 
 def observed(records: DataFrame) -> DataFrame:
-    """The records of a stream, of Kafka or of a table of events; Spark notes the newest `seq` and time as they pass."""
+    """Return the records of a stream (Kafka or a table of events), with their newest `seq` and time observed by Spark."""
     seq, time = (_SEQ, "timestamp") if "value" in records.columns else ("seq", "kafka_timestamp")
     return records.observe(_OBSERVED, F.max(F.expr(seq)).alias("seq"), F.max(time).cast("double").alias("newest"))
 
 
 def batch_of(progress: str) -> Batch | None:
-    """What a progress (its JSON) says of a batch; None of a trigger that had nothing to do."""
+    """Return the batch in a progress report (JSON) of Spark; None if the trigger had nothing to do."""
     found: dict[str, Any] = json.loads(progress)
     if "addBatch" not in found["durationMs"]:
         return None
@@ -63,7 +63,7 @@ def batch_of(progress: str) -> Batch | None:
     ends, latest = _offsets(source.get("endOffset")), _offsets(source.get("latestOffset"))
     records = found["numInputRows"]
     if ends:
-        # Spark counts records as often as the sink reads them; offsets count the marks of transactions too.
+        # Spark counts a record each time the sink reads it. The offsets also count transaction markers.
         records = min(records, _distance(_offsets(source.get("startOffset")), ends))
     ended = datetime.fromisoformat(found["timestamp"]).timestamp() + seconds
     newest = seen.get("newest")
@@ -81,7 +81,7 @@ def _offsets(found: object) -> Mapping[tuple[str, str], int]:
     if isinstance(found, str):
         found = json.loads(found)
     if not isinstance(found, dict):
-        return {}  # a source that isn't Kafka
+        return {}  # the source isn't Kafka
     return {
         (topic, partition): offset
         for topic, partitions in found.items()

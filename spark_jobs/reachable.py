@@ -1,4 +1,4 @@
-"""Whether any of Kafka's brokers can be connected to from here, to say at once what Spark says after some minutes."""
+"""A check whether a Kafka broker accepts connections from this host. Spark itself reports a failure only after some minutes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _TIMEOUT_SECONDS: Final = 2.0
 
 
 def refusals(bootstrap_servers: str) -> str | None:
-    """Why no connection to any of these addresses (host:port, with commas) comes about; None if one does."""
+    """Return why no address in `bootstrap_servers` (host:port, comma-separated) accepts a connection; None if one does."""
     reasons = []
     for address in filter(None, (address.strip() for address in bootstrap_servers.split(","))):
         host, _, port = address.rpartition(":")
@@ -17,7 +17,7 @@ def refusals(bootstrap_servers: str) -> str | None:
             reasons.append(f"{address}: not HOST:PORT")
             continue
         try:
-            # Kafka's own form of an address may begin with the listener's protocol.
+            # In Kafka, an address may begin with the listener's protocol.
             place = host.rpartition("://")[2].removeprefix("[").removesuffix("]"), int(port)
             socket.create_connection(place, _TIMEOUT_SECONDS).close()
         except OSError as error:

@@ -1,8 +1,7 @@
-"""Tables of a job in a catalog, for a job that keeps several things in one folder.
+"""Catalog names for the tables of a job that keeps several things in one folder.
 
-Such a job works with paths alone: its folder lies where the catalog keeps its schema, and those of its tables that are for
-readers get names there (tables of the catalog with a LOCATION), as soon as they are made. A name that another table has is not
-taken from it.
+Such a job works with paths only. Its folder is in the location where the catalog keeps the schema. The tables for readers are
+registered in the catalog, as tables with a LOCATION, as soon as they exist. If another table has a name, it keeps that name.
 """
 
 from __future__ import annotations
@@ -17,25 +16,28 @@ from spark_jobs.folders import folder
 from spark_jobs.tables import Location
 
 _FOLDER: Final = "tarantool-cdc"
-"""No table is called so: catalogs take no hyphen."""
+"""Folder of all jobs in a schema's location. No table can have this name, because catalogs accept no hyphen."""
 
 
 def job_folder(session: SparkSession, location: Location, job: str) -> str:
-    """Where a job keeps everything whose tables have names in this schema. Raises JobError."""
+    """Return the folder in which a job keeps everything, if its tables have names in the location's schema. Raises JobError."""
     return f"{tables.schema_location(session, location.schema)}/{_FOLDER}/{folder(location.prefix)}/{job}"
 
 
 class Names:
-    """The names that tables of one job have."""
+    """Catalog names of one job's tables."""
 
     def __init__(self, session: SparkSession, location: Location) -> None:
-        """In this schema, by its template."""
+        """Name the tables in the location's schema, by the location's template."""
         self._session = session
         self._location = location
         self._done: dict[str, str] = {}
 
     def give(self, paths: Mapping[str, str]) -> None:
-        """Give names to tables, by what `Location` calls them; what is done already costs nothing. Raises JobError."""
+        """Register tables in the catalog: `paths` are their paths by name. Raises JobError.
+
+        Tables that don't exist yet are skipped. For tables that are already registered, this costs nothing.
+        """
         for name, path in paths.items():
             if self._done.get(name) != path and tables.is_delta(self._session, path):
                 tables.register(self._session, path, self._location.named(name))

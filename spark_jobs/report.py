@@ -1,4 +1,4 @@
-"""Telling people and Prometheus of a job's batches: a line each, a bar on a terminal, `--metrics-listen`."""
+"""Reports on a job's batches: a log line each, a progress bar on a terminal, and metrics for Prometheus (`--metrics-listen`)."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _SECONDS: Final = (0.5, 1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1800)
 
 
 class Log:
-    """A line on stderr for each batch; on a terminal, under them, a bar of what is left, if the job is to end there."""
+    """Log with a line on stderr for each batch. On a terminal, a job with --available-now also shows a progress bar."""
 
     def __init__(self, job: str, *, shows_progress: bool) -> None:
-        """Nothing is shown yet."""
+        """Prepare the log; `shows_progress` asks for the bar. Nothing is shown yet."""
         self._job = job
         self._bar = _bar(job) if shows_progress and sys.stderr.isatty() else None
         self._done = 0
@@ -38,12 +38,12 @@ class Log:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        """Take it away."""
+        """Remove the bar."""
         if self._bar is not None:
             self._bar[0].stop()
 
     def batch(self, batch: Batch) -> None:
-        """As `watch.Listener.batch`."""
+        """See `watch.Listener.batch`."""
         line = batch.line(self._job)
         if self._bar is None:
             print(line, file=sys.stderr, flush=True)
@@ -55,12 +55,12 @@ class Log:
 
 
 class Metrics:
-    """What Prometheus reads of one job."""
+    """Prometheus metrics of one job."""
 
     def __init__(
         self, job: str, dead_letters: DeadLetters, registry: CollectorRegistry, counts: Callable[[], Mapping[str, int]] = dict
     ) -> None:
-        """All of them at 0; `counts` is `Sink.counts`."""
+        """Register the metrics, all at 0. `counts` is `Sink.counts`."""
         from prometheus_client import Counter, Gauge, Histogram
 
         def gauge(name: str, text: str) -> Gauge:
@@ -70,9 +70,9 @@ class Metrics:
             "records", "Records of Kafka that were processed", ("job",), _NAMESPACE, registry=registry
         ).labels(job)
         self._seconds = Histogram(
-            "batch_seconds", "How long batches took", ("job",), _NAMESPACE, registry=registry, buckets=_SECONDS
+            "batch_seconds", "Duration of the batches", ("job",), _NAMESPACE, registry=registry, buckets=_SECONDS
         ).labels(job)
-        self._lag_records = gauge("lag_records", "Records in Kafka behind the newest batch, as of its start")
+        self._lag_records = gauge("lag_records", "Records in Kafka after the newest batch, as of its start")
         self._lag_seconds = gauge("lag_seconds", "Age of the newest record of the newest batch, at the batch's end")
         self._seq = gauge("seq", "The newest seq of the newest batch")
         self._number = gauge("batch_number", "The number of the newest batch")
@@ -82,7 +82,7 @@ class Metrics:
             gauge(name, f"How many {name} since the start").set_function(partial(_count, counts, name))
 
     def batch(self, batch: Batch) -> None:
-        """As `watch.Listener.batch`."""
+        """See `watch.Listener.batch`."""
         self._records.inc(batch.records)
         self._seconds.observe(batch.seconds)
         self._number.set(batch.number)
@@ -101,7 +101,7 @@ def _count(counts: Callable[[], Mapping[str, int]], name: str) -> float:
 def metrics(
     job: str, dead_letters: DeadLetters, host: str, port: int, counts: Callable[[], Mapping[str, int]] = dict
 ) -> Iterator[Metrics]:
-    """Serve a job's metrics. Raises JobError."""
+    """Serve a job's metrics. Raises JobError if the port can't be opened, or a package is missing."""
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
@@ -125,7 +125,7 @@ def _bar(job: str) -> tuple[Progress, TaskID] | None:
         from rich.console import Console
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     except ImportError:
-        return None  # it comes with the project, but not with the jobs' zip alone
+        return None  # rich is installed with the project, but not with the jobs' zip alone
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     progress = Progress(*columns, console=Console(stderr=True))
     return progress, progress.add_task(job, total=None)

@@ -1,7 +1,7 @@
-"""`spark-submit spark_jobs/run.py JOB …` or `python -m spark_jobs JOB …`: Kafka → a job's sink, until stopped.
+"""`spark-submit spark_jobs/run.py JOB …` or `python -m spark_jobs JOB …`: run a job from Kafka to its sink until it is stopped.
 
-Exit status 0 when all is done or on SIGINT or SIGTERM, 1 after an error or if `audit` found something, 2 for wrong usage. Where
-the job stands is in its checkpoint: the next start goes on from there.
+The exit status is 0 when the job has finished, or after SIGINT or SIGTERM; 1 after an error, or if `audit` found something; 2 for
+wrong usage. The job keeps its position in its checkpoint, and the next start resumes from there.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-if not __package__:  # spark-submit runs this file by its path; the package is its folder
+if not __package__:  # spark-submit runs this file by its path, so its parent's parent must be searched for the package
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from py4j.protocol import Py4JError
@@ -54,11 +54,11 @@ TASKS: Final[dict[str, Task]] = {task.name: task for task in (HistoryOf(), ShowH
 
 _OFFSETS_PER_TRIGGER: Final = 500_000
 _ONCE: Final = {"processingTime": "36500 days"}
-"""A first batch at once, and no other."""
+"""Trigger for one batch at once, and no other."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; the exit status."""
+    """Run the command, and return the exit status."""
     options = _options(arguments)
     try:
         session = build_session(
@@ -82,12 +82,12 @@ def start(session: SparkSession, job: Job, topics: Topics, options: argparse.Nam
 
 
 def parse_options(job: str, arguments: Sequence[str]) -> argparse.Namespace:
-    """A job's options, as `main` would read them."""
+    """Return a job's options, as `main` would parse them."""
     return _options([job, *arguments])
 
 
 def locate(session: SparkSession, options: argparse.Namespace) -> None:
-    """Set `location` of the options of a command with tables. Raises JobError."""
+    """Set `location`, and where needed `path` and `names`, of the options of a command with tables. Raises JobError."""
     if getattr(options, "path", None) is not None:
         options.path = tables.qualified(session, options.path)
         options.location = tables.Location(path=options.path)
@@ -102,18 +102,18 @@ def locate(session: SparkSession, options: argparse.Namespace) -> None:
 
 
 def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequence[str]) -> None:
-    """Give a batch to a sink.
+    """Write a batch to a sink.
 
-    As it is: looking for records that aren't change events would cost each batch what only a bad one has to pay. A batch that
-    fails at such a record is given again without them, once they are among the dead letters.
+    The sink first gets the batch unchanged: a search for records that aren't change events would cost time in every batch. If the
+    batch fails at such a record, these records become dead letters, and the sink gets the batch again without them.
     """
     try:
         sink.write(records, batch, query)
     except (PySparkException, Py4JError) as error:
         if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
             raise
-        # Kept, as Spark would put what a sink makes of the records into one with what tells them apart, and plan that for half a
-        # minute, however few there are; and so that they are read once.
+        # Persisted, for two reasons: the records are read only once; and Spark would otherwise combine the sink's query with the
+        # expressions of `sorted_out` into one query, and plan that for half a minute, however few records there are.
         sorted_records = sorted_out(records, control).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
@@ -171,13 +171,13 @@ def _feeder(
 
 
 def _follow(session: SparkSession, options: argparse.Namespace) -> int:
-    """Run a job until it ends or is stopped; the exit status."""
+    """Run a job until it ends or is stopped, and return the exit status."""
     job = JOBS[options.job]
     job.prepare(session, options)
     topics = Topics.of(options)
     if options.bootstrap_servers is not None and (reasons := refusals(options.bootstrap_servers)):
         print(
-            f"{job.name}: no connection to --bootstrap-servers from here ({reasons}). If Spark can't reach it either, the job"
+            f"{job.name}: no connection to --bootstrap-servers from this host ({reasons}). If Spark can't connect either, the job"
             " ends after about three minutes.",
             file=sys.stderr,
         )
@@ -195,13 +195,13 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
             watch = Watch(session, query, gate, *listeners, stop_timeout_seconds=options.stop_timeout, check=sink.check)
             return watch.wait(is_one_batch=is_one_batch)
 
-        # With availableNow Spark refuses, at every start, to repeat a batch that was begun before there was a topic that there
-        # is now. So that batch comes first, by itself.
+        # An earlier run may have begun a batch before a topic was created that exists now. With availableNow Spark refuses, at
+        # every start, to repeat such a batch. So that batch first runs alone, with another trigger.
         is_half_way = options.available_now and has_begun_batch(session, options.checkpoint)
         has_ended = (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
     status = sink.finish() if options.available_now and has_ended else 0
     if getattr(options, "names", None) is not None:
-        # What is done beside the batches, and at the end, makes tables too.
+        # The work beside the batches, and at the end, creates tables too.
         options.names.give(sink.tables())
     return status
 
@@ -212,7 +212,7 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     if options.job in JOBS and JOBS[options.job].reads_tables:
         named = [name for name in ("bootstrap_servers", "prefix") if getattr(options, name) is not None]
         if options.changes is not None and named:
-            parser.error("--changes is instead of --bootstrap-servers and --prefix: name either Kafka or a table")
+            parser.error("--changes can't be combined with --bootstrap-servers and --prefix: name either Kafka or a table")
         if options.changes is None and len(named) < 2:
             parser.error("--bootstrap-servers and --prefix are required, or --changes")
     return options
@@ -238,43 +238,44 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_query_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--checkpoint", required=True, metavar="PATH", help="where this job remembers how far it is; one per job and --path")
+    add("--checkpoint", required=True, metavar="PATH", help="where this job keeps its position; one per job and --path")
     add(
         "--starting-offsets",
         default="earliest",
         metavar="earliest|latest|JSON",
-        help="where a new checkpoint begins (default: %(default)s)",
+        help="offsets at which a new checkpoint begins (default: %(default)s)",
     )
     add(
         "--max-offsets-per-trigger",
         type=int,
         default=_OFFSETS_PER_TRIGGER,
         metavar="N",
-        help="bound a batch to about this many records; 0: whatever is there (default: %(default)s)",
+        help="limit a batch to about this many records; 0: no limit (default: %(default)s)",
     )
     when = parser.add_mutually_exclusive_group()
-    when.add_argument("--available-now", action="store_true", help="process what is there, then stop")
-    when.add_argument("--trigger-interval", metavar="TEXT", help='start a batch this often ("10 seconds"); default: at once')
+    when.add_argument("--available-now", action="store_true", help="process all records that are there now, then stop")
+    when.add_argument("--trigger-interval", metavar="TEXT", help='start a batch this often ("10 seconds"); default: no pause')
     add(
         "--on-error",
         choices=("fail", "dead-letter"),
         default="fail",
-        help="a record that isn't a change event, or that the sink refuses, ends the job (fail) or is kept in the table"
-        " --dead-letters while the job goes on; default: %(default)s",
+        help="what to do with a record that isn't a change event, or that the sink refuses: end the job (fail), or keep the"
+        " record in the table --dead-letters and continue (dead-letter); default: %(default)s",
     )
     add(
         "--stop-timeout",
         type=float,
         metavar="SECONDS",
-        help="how long a signal (SIGTERM, SIGINT) lets the batch that runs go on, then it is canceled; default: until it is done",
+        help="after a signal (SIGTERM, SIGINT), cancel the running batch if it takes longer than this; default: wait until it is"
+        " done",
     )
     add(
         "--metrics-listen",
         type=_address,
         metavar="[HOST:]PORT",
-        help="serve metrics for Prometheus there; the host is 127.0.0.1 unless it is said",
+        help="serve metrics for Prometheus on this address; the default host is 127.0.0.1",
     )
-    add("--dead-letters", metavar="PATH", help="the table of --on-error dead-letter (default: --checkpoint with _dead_letters)")
+    add("--dead-letters", metavar="PATH", help="table of --on-error dead-letter (default: --checkpoint with _dead_letters)")
 
 
 def _address(text: str) -> tuple[str, int]:

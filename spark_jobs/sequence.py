@@ -1,8 +1,8 @@
-"""`python -m spark_jobs.sequence JOB … then JOB … then show PATH …`: several commands, one after another, in one Spark session.
+"""`python -m spark_jobs.sequence JOB … then JOB … then show PATH …`: run several commands one after another in one Spark session.
 
-A session takes longer to start than small tables take to be written. What each command is given is as for `python -m
-spark_jobs` and `python -m spark_jobs.show`; the master and Spark's settings are those of the first one. After each command
-its name and how long it took are printed as a JSON object. The first one that fails ends the sequence.
+Starting a session takes longer than writing small tables. Each command has the arguments of `python -m spark_jobs` or of `python
+-m spark_jobs.show`. The master and Spark's settings are those of the first command. After each command, its name and its duration
+are printed as a JSON object. The first command that fails ends the sequence.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _THEN: Final = "then"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the commands; the exit status of the one that failed, or 0."""
+    """Run the commands, and return the exit status of the one that failed, or 0."""
     given = sys.argv[1:] if arguments is None else arguments
     for is_separator, command in groupby(given, _THEN.__eq__):
         if is_separator:

@@ -1,4 +1,4 @@
-"""The Spark session of a job: Delta switched on, the connectors on the class path, this package on the workers."""
+"""The Spark session of a job: Delta is enabled, the connectors are on the class path, and the workers have this package."""
 
 from __future__ import annotations
 
@@ -22,56 +22,57 @@ from spark_jobs.errors import JobError
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
 PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
-"""What the jobs need beside Spark itself."""
+"""Maven coordinates of the packages that the jobs need beside Spark itself."""
 
 _UNIQUE: Final = (
     *("before", "after", "patch", "upsert", "key", "seq", "lsn", "source_ts", "sequence", "transaction_id", "kafka_offset"),
     *("_key", "_row", "_seq", "_ts"),
 )
-"""Columns of the jobs' tables whose values hardly ever repeat."""
+"""Columns of the jobs' tables whose values rarely repeat."""
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     "spark.sql.session.timeZone": "UTC",
-    # Where Spark shows options of Kafka's clients, as in plans: a line for JAAS has its password inside.
+    # Spark shows options of Kafka's clients, for example in plans. A JAAS line contains its password.
     "spark.sql.redaction.options.regex": "(?i)url|jaas|password|secret|token|credential|key$",
     "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas",
-    # Rows of a batch go to few partitions of a table: files side by side instead of a sort of all rows by partition.
+    # The rows of a batch belong to few partitions of a table. So write these files at the same time, without sorting all rows by
+    # partition first.
     "spark.sql.maxConcurrentOutputFileWriters": "32",
-    # Batches go on while tables are merged: else the one that is begun first would have all cores until it is done.
+    # Batches continue while tables are merged. Without this, the work that begins first would have all cores until it is done.
     "spark.scheduler.mode": "FAIR",
-    # A job that has nothing to do asks Kafka so seldom whether there is something; a hundred times a second by default.
+    # An idle job polls Kafka at this interval. By default Spark polls a hundred times a second.
     "spark.sql.streaming.pollingDelay": "100ms",
-    # Java programs that Spark has compiled for queries; 100 by default, while two batches and the merges of three spaces have
-    # some 150. Whatever was forgotten is compiled anew, and slow for its first thousands of rows.
+    # Number of compiled query programs that Spark caches; 100 by default, while two batches and the merges of three spaces need
+    # some 150. An evicted program must be compiled again, and is slow for its first thousands of rows.
     "spark.sql.codegen.cache.maxEntries": "1000",
     # Half as many bytes as by default, in the same time.
     "spark.sql.parquet.compression.codec": "zstd",
-    # A dictionary is given up after a megabyte of values; finding out costs a third of what writing an event does.
+    # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
     **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
 }
 
 _LOCAL_SETTINGS: Final[Mapping[str, str]] = {
-    # 200 by default, each a task with its own overhead; a machine has few cores.
+    # 200 by default, each of them a task with its own overhead. A single machine has few cores.
     "spark.sql.shuffle.partitions": "8",
-    # Into which Delta cuts a table's log to read it; 50 by default.
+    # Number of partitions into which Delta divides a table's log to read it; 50 by default.
     "spark.databricks.delta.snapshotPartitions": "2",
-    # Into as many tasks VACUUM cuts the list of a table's files; 10,000 by default.
+    # Number of tasks into which VACUUM divides the list of a table's files; 10,000 by default.
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
 
 _COLLECTOR: Final = "-XX:+UseParallelGC"
-"""The garbage collector that takes the least CPU; its pauses, which Java's default avoids, delay nobody here."""
+"""Java option for the garbage collector that takes the least CPU. Its pauses, which Java's default avoids, do no harm here."""
 
 _IS_CHOSEN: Final = re.compile(r"-XX:\+Use\w+GC\b|spark\.driver\.defaultJavaOptions")
-"""What says so: another collector, or options that the setting of this one would take the place of."""
+"""Pattern for Java options that already choose a collector, or that the setting of `_COLLECTOR` would replace."""
 _JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
 
 _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
-"""What PySpark and the jobs ask Java for by name, some thousand times for a few batches."""
+"""Names that PySpark and the jobs look up in Java, some thousand times for a few batches."""
 
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
@@ -80,11 +81,11 @@ _DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
 def build_session(
     name: str, *, master: str | None = None, jars_directory: str | None = None, settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """A session for jobs. `settings` win over all that is set here. Raises JobError if Spark lacks the connectors.
+    """Return a session for jobs. `settings` override all settings made here. Raises JobError if Spark lacks the connectors.
 
-    Under spark-submit the master and the class path are that command's; alone, the master is `local[*]`, and the jars come
-    from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`, else
-    they are resolved by Spark. A session that is there is used, with the number of partitions that it has.
+    Under spark-submit, that command sets the master and the class path. Otherwise the master is `local[*]` by default. The jars
+    then come from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`,
+    else Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
     """
     given = dict(settings or {})
     chosen = dict(_SETTINGS)
@@ -92,9 +93,9 @@ def build_session(
     if not submitted or master is not None:
         master = master or given.get("spark.master", "local[*]")
         chosen["spark.master"] = master
-        if master.startswith("local") and SparkSession.getActiveSession() is None:  # one that is there has its own
+        if master.startswith("local") and SparkSession.getActiveSession() is None:  # an existing session keeps its settings
             chosen |= {**_LOCAL_SETTINGS, **_collector(given)}
-            # Workers would take the first python3 on PATH. PySpark asks the environment alone, and not its configuration.
+            # Workers would use the first python3 on PATH. PySpark reads this from the environment only, not from its settings.
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
         chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
@@ -107,7 +108,10 @@ def build_session(
 
 
 def _collector(given: Mapping[str, str]) -> dict[str, str]:
-    """The setting for `_COLLECTOR`; none where one is chosen, as Java doesn't start with two, or where its place is taken."""
+    """Return the setting for `_COLLECTOR`.
+
+    It is empty if a collector is chosen already, as Java doesn't start with two, or if the setting is already used.
+    """
     home = os.environ.get("SPARK_HOME") or pyspark.__path__[0]
     defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
     texts = [given.get("spark.driver.extraJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
@@ -120,7 +124,7 @@ def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, st
     if directory:
         jars = sorted(str(jar.absolute()) for jar in Path(directory).glob("*.jar"))
         if not jars:
-            raise JobError(f"There are no jars in {directory}. It should hold those of {PACKAGES} and what they depend on.")
+            raise JobError(f"There are no jars in {directory}. It must contain those of {PACKAGES} and their dependencies.")
         return {"spark.jars": ",".join(jars)}
     if "spark.jars" in given or "spark.jars.packages" in given:
         return {}
@@ -135,28 +139,28 @@ def _check_class_path(session: SparkSession) -> None:
         except Py4JError as error:
             raise JobError(
                 f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
-                "files; or give the running session's configuration spark.jars or spark.jars.packages."
+                "files; or set spark.jars or spark.jars.packages in the configuration of the running session."
             ) from error
 
 
 def _keep_names(session: SparkSession) -> None:
-    """Keep what these names stand for: Java would look for each, every time, in all jars and under all imports of PySpark's."""
+    """Cache the Java objects of these names. Otherwise each use searches all jars, under all of PySpark's imports."""
     jvm: Any = session.sparkContext._jvm
     for name in _LOOKED_UP:
         setattr(jvm, name, getattr(jvm, name))
 
 
 def _send_package(session: SparkSession) -> None:
-    """Python functions run in workers, which import this package by name wherever they are."""
+    """Send this package to the workers, which import it by name to run Python functions."""
     package = Path(__file__).parent
     name = f"{package.name}.zip"
     context = session.sparkContext
     if not package.is_dir():
-        return  # it is in an archive that spark-submit was given (--py-files), and sends itself
+        return  # the package is in an archive of spark-submit (--py-files), which Spark sends to the workers
     if any(file.endswith(f"/{name}") for file in context.listFiles):
         return
     scratch = Path(tempfile.mkdtemp(prefix="tarantool-cdc-"))
-    atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # workers fetch it when they start, so not before
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # not earlier: workers fetch the zip when they start
     with zipfile.ZipFile(scratch / name, "w") as content:
         for module in sorted(package.rglob("*.py")):
             content.write(module, f"{package.name}/{module.relative_to(package)}")

@@ -1,6 +1,6 @@
-"""`python -m spark_jobs.show PATH`: the rows of one table of `current`, one JSON object a line: key, row and seq.
+"""`python -m spark_jobs.show PATH…`: print the rows of tables of `current`, one JSON object a line, with key, row and seq.
 
-For looking at a table without a notebook, and for comparing it with its master.
+The command is useful to examine a table without a notebook, and to compare it with its master.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; the exit status."""
+    """Print the tables, and return the exit status."""
     parser = argparse.ArgumentParser(prog="spark_jobs.show", description="Print the rows of a table of `current`.")
-    parser.add_argument("path", nargs="+", help="one space's folder under --path of the job")
+    parser.add_argument("path", nargs="+", help="folder of a space under the job's --path")
     parser.add_argument(
         "--as-of",
         choices=("watermark",),
-        help="the rows after the last source transaction up to which everything has been read, of all tables the same",
+        help="show all tables as they were after the same source transaction, the last one up to which everything has been read",
     )
     add_spark_options(parser, JARS_DIRECTORY_VARIABLE)
     options = parser.parse_args(arguments)

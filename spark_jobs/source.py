@@ -1,7 +1,7 @@
-"""What jobs read: the topics of one daemon, as a stream or as they are now.
+"""The source of the jobs: the topics of one daemon, as a stream or with their present contents.
 
-Always with `read_committed`: the daemon writes in Kafka transactions, and what one of them leaves behind when it is aborted
-must not be seen.
+The jobs always read with `read_committed`: the daemon writes in Kafka transactions, and records of an aborted transaction must
+not be visible.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from spark_jobs.envelope import CONTROL_TOPICS, sorted_out
 _FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 _CONSUMER: Final = {
-    # When a task has read its last record, its consumer asks for the next ones in advance, and the broker answers nothing else on
-    # that connection until it has some or this time is over. Spark then asks where the partition ends, and so each task, however
-    # few records it had, would take half a second (Kafka's default) in which nobody does anything.
+    # After a task's last record, its consumer requests the next records in advance. Until the broker has some, or this time is
+    # over, it answers no other request on that connection. Spark then asks where the partition ends, and has to wait. With
+    # Kafka's default each task, however few records it had, would be idle for half a second.
     "kafka.fetch.max.wait.ms": "5",
-    # Spark asks for both ends of a partition whenever it has taken so many records; 500 by default.
+    # After each poll of so many records, Spark asks for both ends of the partition; 500 by default.
     "kafka.max.poll.records": "2000",
 }
-"""What Kafka's consumers get unless `--kafka-option` says otherwise: they only ever ask for records that are there."""
+"""Settings of Kafka's consumers, unless `--kafka-option` changes them. The consumers only request records that exist already."""
 
 
 @dataclass(frozen=True)
 class Topics:
     """The topics under one prefix on one Kafka cluster.
 
-    `spaces` is a (Java) regular expression over the whole of what follows the prefix. `kafka_options` go to Spark's Kafka
-    source as they are, `kafka.…` ones on to Kafka's clients.
+    `spaces` is a (Java) regular expression that the complete part of a topic's name after the prefix must match. Spark's Kafka
+    source gets `kafka_options` unchanged, and passes `kafka.…` options to Kafka's clients.
     """
 
     bootstrap_servers: str
@@ -45,11 +45,11 @@ class Topics:
     max_offsets_per_trigger: int | None = None
     kafka_options: Mapping[str, str] = field(default_factory=dict)
     skip_unreadable: bool = False
-    """Whether `read` leaves out what isn't a change event, because the stream puts it among the dead letters."""
+    """Whether `read` leaves out records that aren't change events, because the stream puts them among the dead letters."""
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Topics:
-        """The topics that a command's options name (options.add_kafka_options, and what only jobs have)."""
+        """Return the topics that a command's options name (`options.add_kafka_options`, and options that only jobs have)."""
         given = vars(options)
         return cls(
             bootstrap_servers=options.bootstrap_servers,
@@ -62,28 +62,28 @@ class Topics:
         )
 
     def control(self, name: str) -> str:
-        """The topic `<prefix>.<name>`."""
+        """Return the control topic `<prefix>.<name>`."""
         assert name in CONTROL_TOPICS
         return f"{self.prefix}.{name}"
 
     def of_space(self, space: str) -> str:
-        """The topic of a space."""
+        """Return the topic of a space."""
         return f"{self.prefix}.{topic_suffix(space)}"
 
     def pattern(self, control: tuple[str, ...] = ()) -> str:
-        """A regular expression over the topics of the chosen spaces, and the control topics named."""
+        """Return a regular expression for the topics of the chosen spaces, and for the named control topics."""
         prefix = re.escape(self.prefix)
         spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
         return rf"{prefix}\.(?:{'|'.join([spaces, *control])})"
 
     def chosen(self, session: SparkSession, spaces: Iterable[str]) -> list[str]:
-        """Those of the spaces that the job was asked for."""
-        # By Java, as Kafka's consumer matches them.
+        """Return those of the spaces that --spaces selects."""
+        # Matched by Java, like the topics in Kafka's consumer.
         matches = getattr(session.sparkContext._jvm, "java.util.regex.Pattern").matches
         return [space for space in spaces if matches(self.pattern(), self.of_space(space))]
 
     def stream(self, session: SparkSession, control: tuple[str, ...] = ()) -> DataFrame:
-        """Records of all chosen spaces, also of ones that are created later, and of the control topics named."""
+        """Return the stream of all chosen spaces, including spaces created later, and of the named control topics."""
         reader = session.readStream.format("kafka").options(**self.options())
         reader = reader.option("startingOffsets", self.starting_offsets)
         if self.max_offsets_per_trigger is not None:
@@ -91,16 +91,19 @@ class Topics:
         return reader.option("subscribePattern", self.pattern(control)).load()
 
     def read(self, session: SparkSession, topic: str) -> DataFrame:
-        """All that one topic holds now; nothing if there is no such topic."""
+        """Return all records that one topic holds now; no records if there is no such topic."""
         reader = session.read.format("kafka").options(**self.options())
-        # By pattern: naming a topic that doesn't exist would be an error, or create it.
+        # Subscribed by pattern: naming a topic that doesn't exist would fail, or create it.
         records = reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
             return records
         return sorted_out(records).where("sentence is null").drop("sentence")
 
     def read_behind(self, session: SparkSession, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
-        """What the chosen spaces' topics hold from these offsets on (topic → partition → offset), and all of other topics."""
+        """Return the records of the chosen spaces' topics from these offsets on (topic → partition → offset).
+
+        A chosen topic that isn't among `offsets` is read completely.
+        """
         known = "|".join(map(re.escape, offsets))
         others = session.read.format("kafka").options(**self.options()).option("startingOffsets", "earliest")
         found = others.option("subscribePattern", rf"(?!(?:{known})$){self.pattern()}").load()
@@ -111,7 +114,7 @@ class Topics:
         return found.unionByName(reader.option("assign", json.dumps(partitions)).load())
 
     def options(self) -> dict[str, str]:
-        """What Spark's Kafka source is given for every read."""
+        """Return the options of Spark's Kafka source that all reads use."""
         return {
             "kafka.bootstrap.servers": self.bootstrap_servers,
             **_CONSUMER,
@@ -121,5 +124,5 @@ class Topics:
 
 
 def topic_suffix(space: str) -> str:
-    """A space's name as topics have it."""
+    """Return a space's name as it is written in the name of its topic."""
     return _FOREIGN_TO_TOPICS.sub("_", space)

@@ -1,7 +1,7 @@
-"""What a sink remembers from batch to batch, as files: one text per batch, on whatever file system the tables are.
+"""State that a sink keeps from batch to batch, in files: one text per batch, on the file system of the tables.
 
-A text is written before its batch counts as done, so a batch that comes again finds what it said the first time. A file that
-was being written when the process ended isn't whole, and the one before it counts.
+A text is written before its batch counts as done, so a repeated batch finds the text of the first time. If the process ends while
+it writes a file, that file is incomplete, and the previous file counts.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark.sql import SparkSession
 
 
 class StateFiles:
-    """The files in one folder; the last two of a query are kept."""
+    """State files in one folder. Of each query the last two are kept."""
 
     def __init__(self, session: SparkSession, folder: str) -> None:
-        """The folder is made with the first file."""
+        """Name the folder. The first file creates it."""
         self._session = session
         jvm: Any = session.sparkContext._jvm
         self._folder = jvm.org.apache.hadoop.fs.Path(folder)
@@ -25,7 +25,7 @@ class StateFiles:
         self._files = self._folder.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
 
     def write(self, query: str, batch: int, text: str) -> None:
-        """What is remembered after a batch; `text` is JSON."""
+        """Write the state after a batch, and delete the query's files except the last two. `text` is JSON."""
         stream = self._files.create(self._path(self._folder, _name(query, batch)), True)
         stream.write(bytearray(text.encode()))
         stream.close()
@@ -33,7 +33,7 @@ class StateFiles:
             self._files.delete(self._path(self._folder, name), False)
 
     def read(self, query: str) -> Iterator[tuple[int, str]]:
-        """Batches and their texts, the last one first; none if nothing is remembered of this query."""
+        """Yield the numbers and the texts of a query's batches, the last one first. Incomplete files are skipped."""
         for name in reversed(self._names(query)):
             path = self._path(self._folder, name).toString()
             text = self._session.read.text(path, wholetext=True).collect()[0][0]

@@ -1,12 +1,12 @@
-"""Delta tables, by path or by their name in a catalog: what the sinks need, each step safe to repeat.
+"""Delta tables, by path or by their name in a catalog: the steps that sinks need, each safe to repeat.
 
-A micro-batch that fails half-way is given to the sink again. An append therefore carries the query's id and the batch's
-number, which Delta refuses to take twice; a merge is guarded by `_seq`, so that a second time changes nothing.
+After a failure in the middle of a micro-batch, the sink gets the batch again. An append therefore carries the query's id and the
+batch's number, and Delta appends each such pair only once. A merge compares `_seq`, so a repetition changes nothing.
 
-Every function here takes a `Table`: a path as a text, as ever, or a `CatalogTable`. A job that is to work with both asks its
-`Location` for tables (`options.location` of a `Job` with `takes_catalog`) instead of putting paths together: `location.of(space)`
-for one of several, `location.only(name)` for the only one that it has. Both kinds print as what an operator would call them,
-and `identifier(table)` is what SQL calls them.
+Every function here accepts a `Table`: either a path or a `CatalogTable`. A job that supports both gets its tables from its
+`Location` (`options.location` of a `Job` with `takes_catalog`) instead of building paths: `location.of(space)` for one of several
+tables, `location.only(name)` for its only table. Both kinds print as an operator would write them, and `identifier(table)` is the
+name in SQL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-# From where they are raised: without this module PySpark raises Java's error in their place.
+# Imported from the module that raises them: without it PySpark raises Java's error instead.
 from delta.exceptions.captured import (
     ConcurrentAppendException,
     ConcurrentDeleteDeleteException,
@@ -49,12 +49,12 @@ _Result = TypeVar("_Result")
 
 @dataclass(frozen=True)
 class CatalogTable:
-    """A table of a catalog; `parts` are the catalog, its schema (one name or several), and the table's own name."""
+    """Table of a catalog. `parts` are the catalog, its schema (one name or several), and the table's own name."""
 
     parts: tuple[str, ...]
 
     def __str__(self) -> str:
-        """As people write it."""
+        """Return the name as people write it."""
         return ".".join(self.parts)
 
 
@@ -64,10 +64,10 @@ Table = str | CatalogTable
 
 @dataclass(frozen=True)
 class Location:
-    """Where a job's tables are: under a path, or in a schema of a catalog, called by a template.
+    """Place of a job's tables: under a path, or in a schema of a catalog, with names by a template.
 
-    In a path each table is a folder (folders.py); in a catalog `{prefix}` of the template is the daemon's prefix and `{table}`
-    the table's name, both written so that every catalog takes them.
+    Under a path each table is a folder (folders.py). In a catalog, `{prefix}` in the template is the daemon's prefix and
+    `{table}` the table's name, both written so that every catalog accepts them.
     """
 
     path: str | None = None
@@ -76,25 +76,28 @@ class Location:
     template: str = DEFAULT_TEMPLATE
 
     def __str__(self) -> str:
-        """As people write it."""
+        """Return the path, or the schema as people write it."""
         return self.path if self.path is not None else ".".join(self.schema)
 
     def of(self, name: str) -> Table:
-        """One table of several, by the name of its space."""
+        """Return one table of several, by the name of its space."""
         return self.named(name) if self.path is None else f"{self.path.rstrip('/')}/{folder(name)}"
 
     def only(self, name: str) -> Table:
-        """The only table that a job has: the path itself, or the one that has this name in the catalog."""
+        """Return the only table of a job: the path itself, or the table with this name in the catalog."""
         return self.named(name) if self.path is None else self.path
 
     def named(self, name: str) -> CatalogTable:
-        """The table that has this name in the catalog."""
+        """Return the catalog's table for this name, by the template."""
         called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name))
         return CatalogTable((*self.schema, called))
 
 
 def qualified(session: SparkSession, path: str) -> str:
-    """The path with its file system's scheme, a relative one from the working directory: in SQL, `delta` takes no other."""
+    """Return an absolute path with its file system's scheme, the only form that `delta` accepts in SQL.
+
+    A relative path starts from the working directory.
+    """
     jvm: Any = session.sparkContext._jvm
     hadoop = jvm.org.apache.hadoop.fs.Path(path)
     if hadoop.toUri().getScheme() is not None:
@@ -104,31 +107,31 @@ def qualified(session: SparkSession, path: str) -> str:
 
 
 def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
-    """Raises JobError unless the schema of a catalog is there."""
+    """Raise JobError unless the schema exists in the catalog."""
     name = ".".join(map(_quoted, schema))
     try:
         session.sql(f"DESCRIBE SCHEMA {name}").collect()
     except AnalysisException as error:
         raise JobError(
-            f"The session has no schema {'.'.join(schema)} (--catalog CATALOG.SCHEMA): {str(error).splitlines()[0]} Make it with "
-            f"CREATE SCHEMA {name}, or set the catalog up with --spark-conf spark.sql.catalog.{schema[0]}=…"
+            f"The session has no schema {'.'.join(schema)} (--catalog CATALOG.SCHEMA): {str(error).splitlines()[0]} Create it "
+            f"with CREATE SCHEMA {name}, or configure the catalog with --spark-conf spark.sql.catalog.{schema[0]}=…"
         ) from error
 
 
 def schema_location(session: SparkSession, schema: Sequence[str]) -> str:
-    """Where the catalog keeps a schema's tables. Raises JobError if it doesn't say."""
+    """Return the location in which the catalog keeps a schema's tables. Raises JobError if the catalog reports none."""
     name = ".".join(map(_quoted, schema))
     for row in session.sql(f"DESCRIBE SCHEMA {name}").collect():
         if row["info_name"] == "Location" and row["info_value"]:
             return qualified(session, str(row["info_value"]).rstrip("/"))
     raise JobError(
-        f"The catalog doesn't say where the schema {'.'.join(schema)} is, so this job can't have its tables there. Make one with "
-        "CREATE SCHEMA … LOCATION '…', or start with --path."
+        f"The catalog reports no location for the schema {'.'.join(schema)}, so this job can't keep its tables there. Create a "
+        "schema with CREATE SCHEMA … LOCATION '…', or start with --path."
     )
 
 
 def register(session: SparkSession, path: str, table: CatalogTable) -> None:
-    """Give the table at a path a name in a catalog; nothing happens if it has it. Raises JobError if another table has."""
+    """Register the table at a path in a catalog, unless it has the name already. Raises JobError if another table has it."""
     session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {_literal(path)}")
     found = delta(session, table).detail().select("location").collect()[0][0] if is_delta(session, table) else "elsewhere"
     if qualified(session, found) != path:
@@ -138,23 +141,23 @@ def register(session: SparkSession, path: str, table: CatalogTable) -> None:
 
 
 def identifier(table: Table) -> str:
-    """What SQL calls the table."""
+    """Return the table's name in SQL."""
     if isinstance(table, str):
         return f"delta.{_quoted(table)}"
-    # Delta's own functions take no catalog before the schema, which for Spark's own catalog can be left out.
+    # Delta's own functions accept no catalog before the schema. For Spark's own catalog it can be left out.
     parts = table.parts[1:] if table.parts[0] == _OWN_CATALOG else table.parts
     return ".".join(map(_quoted, parts))
 
 
 def exists(session: SparkSession, table: Table) -> bool:
-    """Whether there is a Delta table. Raises JobError for one of a catalog that isn't Delta's."""
+    """Return whether there is a Delta table. Raises JobError if a catalog's table isn't a Delta table."""
     if isinstance(table, CatalogTable) and session.catalog.tableExists(identifier(table)) and not is_delta(session, table):
-        raise JobError(f"The table {table} isn't one of Delta. Choose another --table-template.")
+        raise JobError(f"The table {table} isn't a Delta table. Choose another --table-template.")
     return is_delta(session, table)
 
 
 def is_delta(session: SparkSession, table: Table) -> bool:
-    """Whether there is a table, and it is one of Delta."""
+    """Return whether there is a table and it is a Delta table."""
     if isinstance(table, str):
         return bool(DeltaTable.isDeltaTable(session, table))
     if not session.catalog.tableExists(identifier(table)):
@@ -164,19 +167,19 @@ def is_delta(session: SparkSession, table: Table) -> bool:
 
 
 def delta(session: SparkSession, table: Table) -> DeltaTable:
-    """Delta's handle of the table."""
+    """Return Delta's handle of the table."""
     return DeltaTable.forPath(session, table) if isinstance(table, str) else DeltaTable.forName(session, identifier(table))
 
 
 def read(session: SparkSession, table: Table, version: int | None = None) -> DataFrame:
-    """The table as it is now, or was in a version of it."""
+    """Return the table's rows, now or in an earlier version."""
     reader = session.read.format("delta")
     reader = reader if version is None else reader.option("versionAsOf", version)
     return reader.load(table) if isinstance(table, str) else reader.table(identifier(table))
 
 
 def version(session: SparkSession, table: Table) -> int:
-    """The number of the table's last commit."""
+    """Return the number of the table's last commit."""
     return int(delta(session, table).history(1).select("version").collect()[0][0])
 
 
@@ -188,7 +191,7 @@ def create(
     *,
     partition_by: Sequence[str] = (),
 ) -> None:
-    """An empty table, if there is none."""
+    """Create an empty table, unless there is one."""
     columns = ", ".join(f"{_quoted(field.name)} {_type(field.dataType)}" for field in schema.fields)
     partitions = f" PARTITIONED BY ({', '.join(map(_quoted, partition_by))})" if partition_by else ""
     settings = f" TBLPROPERTIES ({_settings(properties)})" if properties else ""
@@ -196,7 +199,7 @@ def create(
 
 
 def describe(session: SparkSession, table: Table) -> tuple[dict[str, str], bool]:
-    """The table's properties, and whether it may have rows."""
+    """Return the table's properties, and whether the table may have rows."""
     row = delta(session, table).detail().select("properties", "numFiles").collect()[0]
     return dict(row["properties"]), row["numFiles"] > 0
 
@@ -209,9 +212,9 @@ def set_properties(session: SparkSession, table: Table, changed: Mapping[str, st
 def append_once(
     frame: DataFrame, table: Table, *, partition_by: Sequence[str], application: str, batch: int, gets_columns: bool = False
 ) -> None:
-    """Append a micro-batch; nothing happens if this application has appended this batch, or a later one, before.
+    """Append a micro-batch, unless this application has already appended this batch or a later one.
 
-    With `gets_columns` the table gets the columns that it lacks, in the same commit.
+    With `gets_columns` the same commit adds the columns that the table lacks.
     """
     writer = frame.write.format("delta").mode("append").partitionBy(*partition_by)
     if gets_columns:
@@ -220,13 +223,16 @@ def append_once(
 
 
 def overwrite(frame: DataFrame, table: Table) -> None:
-    """Put these rows and columns in the place of all that are there, in one commit; `frame` may read the table itself."""
+    """Replace all rows and columns of the table with these, in one commit. `frame` may read the table itself."""
     writer = frame.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
     retried(lambda: _save(writer, table))
 
 
 def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:
-    """Take in rows by their `_key`: those marked `_deleted` go, the others are put in where they are newer by `_seq`."""
+    """Merge the newest rows of some keys into the table by `_key`, where their `_seq` is higher than the stored row's.
+
+    A row marked `_deleted` deletes the stored row. Any other row replaces it, or is inserted if there is none.
+    """
     values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in newest.columns if name != "_deleted"}
 
     def merge() -> None:
@@ -239,14 +245,14 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:
 
 
 def delete(session: SparkSession, table: Table, condition: str | Column) -> None:
-    """Take the rows out that meet the condition."""
+    """Delete the rows that meet the condition."""
     retried(lambda: delta(session, table).delete(condition))
 
 
 def retried(step: Callable[[], _Result]) -> _Result:
-    """Do a step that changes a table, again if somebody else (job `maintain`, another job) has changed the table meanwhile.
+    """Run a step that changes a table. Repeat it if another writer (task `maintain`, another job) changed the table meanwhile.
 
-    The step must read the table anew each time.
+    The step must read the table again each time.
     """
     for _ in range(_TRIES - 1):
         try:
@@ -268,7 +274,7 @@ def _settings(properties: Mapping[str, str]) -> str:
 
 
 def _type(kind: DataType) -> str:
-    """As SQL writes it: Spark's own text of a struct leaves names as they are."""
+    """Return a type as written in SQL. Spark's own text of a struct doesn't quote the names."""
     if isinstance(kind, StructType):
         return f"struct<{', '.join(f'{_quoted(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
     return kind.simpleString()

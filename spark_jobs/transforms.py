@@ -1,7 +1,7 @@
-"""What becomes of a row's text: columns, other names of its fields, another key, the row after patches.
+"""Conversions of a row's text: to typed columns, to other field names, to another key, and to the row after patches.
 
-Workers import this module to run its Python functions, so it may import nothing but this package, PySpark and Python's own:
-Delta's Python package is needed on the driver only.
+Workers import this module to run its Python functions. It may therefore import only this package, PySpark and Python's standard
+library. Delta's Python package is only required on the driver.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
-    """Adds the form's columns to rows with `_row`; what a column can't hold is null in it."""
+    """Return rows that have `_row` with the form's columns added. A value that a column can't hold is null."""
     read = rows.withColumn("_fields", fields_of(F.col("_row")))
-    unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" is no JSON object: "), "_row")
+    unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object: "), "_row")
     checked = F.when(F.col("_row").isNotNull() & F.col("_fields").isNull(), F.raise_error(unreadable))
     columns = [
         as_type(F.col("_fields")[field.name], kind).alias(name)
@@ -31,7 +31,7 @@ def typed(rows: DataFrame, form: Form) -> DataFrame:
 
 
 def relabel(form: Form) -> Any:
-    """A function of columns: a row's text with its fields called as in `form`, whatever they were called before."""
+    """Return a function of columns: a row's text → the text with the field names of `form`, whatever the names were before."""
 
     def renamed(text: str | None) -> str | None:
         return None if text is None else form.row_text(json_text.values(text))
@@ -40,10 +40,13 @@ def relabel(form: Form) -> Any:
 
 
 def rekey(form: Form, doomed_up_to: int) -> Any:
-    """A function of columns: (key, a row's text, its seq) → its key's text as `form` builds it.
+    """Return a function of columns: (key, a row's text, its seq) → the text of the row's key by `form`.
 
-    Null where the row has no such key, if it is known to be gone later, or if a snapshot told the form: the space can't have that
-    row any more, and the snapshot will say so. Else all that has happened to the row is in it, and such a row ends the query.
+    If the row lacks a value of the key, the result depends on the row:
+
+    * It is null if a later event is known to remove the row (its seq is at most `doomed_up_to`).
+    * It is null if the form comes from a snapshot: the space can't have that row any more, and the snapshot will sweep it.
+    * Otherwise the row contains all its changes, so such a row ends the query with a JobError.
     """
 
     def rekeyed(key: str, text: str, seq: int) -> str | None:
@@ -53,21 +56,21 @@ def rekey(form: Form, doomed_up_to: int) -> Any:
         if form.is_from_snapshot or seq <= doomed_up_to:
             return None
         raise JobError(
-            f"The row {key} of {form.space} has no value for the primary key {list(form.key)} that the space has now, so the "
-            'table and the space have parted. Let the daemon take a snapshot (snapshot.mode = "always" and a restart), and '
-            "start the job again once that is complete."
+            f"The row {key} of {form.space} has no value for the space's present primary key {list(form.key)}, so the table no "
+            'longer matches the space. Let the daemon take a snapshot (snapshot.mode = "always" and a restart), and start the '
+            "job again when the snapshot is complete."
         )
 
     return F.udf(rekeyed, "string")
 
 
 def fields_of(text: Column) -> Column:
-    """The values of a row's text by the names of its fields, as texts."""
+    """Return a map column: the values of a row's text, as texts, by field name."""
     return F.from_json(text, "map<string,string>")
 
 
 def as_type(text: Column, kind: str) -> Column:
-    """A value's text as a column's type; null if that can't hold it."""
+    """Return a value's text converted to a column type; null if the type can't hold the value."""
     if kind == "string":
         return text
     if kind == "binary":
@@ -76,16 +79,19 @@ def as_type(text: Column, kind: str) -> Column:
 
 
 class Fold:
-    """(key, base row or null, patches) → the row's text after them; what Spark's workers run for keys with patches."""
+    """Function that Spark's workers run for keys with patches: (key, base row or null, patches) → the row's text after them."""
 
     def __init__(self, form: Form, forms: Mapping[Version, Form], *, skips_missing: bool) -> None:
-        """`forms` are those that patches name; a patch without a row is an error or, skipped, null."""
+        """Set the function up. `forms` are the forms that the patches name.
+
+        An UPDATE without a row is an error; with `skips_missing` it is skipped.
+        """
         self._form = form
         self._forms = dict(forms)
         self._skips_missing = skips_missing
 
     def __call__(self, key: str, base: str | None, patches: Sequence[Any]) -> str | None:
-        """The row after the patches, as a text."""
+        """Return the text of the row after the patches, or None if there is no row. Raises JobError."""
         row = None if base is None else json_text.values(base)
         for change in patches:
             row = self._after(row, key, change)
@@ -101,15 +107,15 @@ class Fold:
                 return None
             raise JobError(
                 f"The UPDATE of {key} in {form.space} at seq {change['seq']} has no row to apply to: the job began after the "
-                "row's last whole image. Start it with --starting-offsets earliest, a new --path and a new --checkpoint; if "
-                "the topic no longer has its beginning, let the daemon take a snapshot, and pass --missing-row skip until "
-                "that has been read."
+                "last event with the complete row. Start the job with --starting-offsets earliest, a new --path and a new "
+                "--checkpoint. If the topic no longer has its beginning, let the daemon take a snapshot, and use --missing-row "
+                "skip until the job has read the snapshot."
             )
         try:
             carry_out = update if change["upsert"] is None else upsert
             return carry_out(row, patch, form, version_of(change["server_version"]))
         except PatchError as error:
             raise JobError(
-                f"The UPDATE of {key} in {form.space} at seq {change['seq']} doesn't fit the row that is stored: {error}. "
-                "The table and the stream have parted; build it anew with a new --path and a new --checkpoint."
+                f"The UPDATE of {key} in {form.space} at seq {change['seq']} doesn't fit the stored row: {error}. The table "
+                "no longer matches the stream. Build the table again with a new --path and a new --checkpoint."
             ) from error

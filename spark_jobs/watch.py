@@ -1,8 +1,8 @@
-"""Watching a query until it ends: its batches are told, and a signal ends it behind the batch that runs.
+"""Supervision of a query until it ends: report its batches, and on a signal stop it after the running batch.
 
-`query.stop()` alone cancels what runs, and the work of a long batch is lost. So a signal closes the gate that every batch comes
-through; the query is stopped when the batch that was inside is committed. A second signal, or a time that is too long, does
-cancel it: the batch is repeated at the next start.
+`query.stop()` alone cancels the running batch, and the work of a long batch is lost. Every batch therefore passes a gate. A
+signal closes the gate, and the query is stopped when the batch inside has been committed. A second signal, or a timeout, does
+cancel the batch; the next start repeats it.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ _FOREVER_MS: Final = 1 << 62
 
 
 class Listener(Protocol):
-    """Who is told of batches."""
+    """Receiver of reports on completed batches."""
 
     def batch(self, batch: Batch) -> None:
-        """One is done."""
+        """Report a completed batch."""
 
 
 class Gate:
-    """Lets batches in one after another, and when it is closed, none."""
+    """Gate that admits one batch after another, and none after it has been closed."""
 
     def __init__(self) -> None:
-        """Open."""
+        """Open the gate."""
         self._lock = threading.Lock()
         self._is_closed = False
         self.is_busy = False
         self.has_turned_away = False
 
     def close(self) -> None:
-        """Let none in from now on."""
+        """Admit no further batch."""
         with self._lock:
             self._is_closed = True
 
     @contextlib.contextmanager
     def batch(self, session: SparkSession) -> Iterator[None]:
-        """Hold the gate for a batch. One that finds it closed waits here until the query is stopped."""
+        """Occupy the gate during a batch. If the gate is closed, the batch waits here until the query is stopped."""
         with self._lock:
             self.has_turned_away |= self._is_closed
             self.is_busy = not self._is_closed
         if self.has_turned_away:
-            # In Java, on the thread of the query, so that the end of it is an interruption as Spark knows it, and no failure.
-            # To return instead would be to say that the batch is written.
+            # Sleep in Java, on the query's thread: stopping the query then interrupts the sleep, which Spark doesn't treat as a
+            # failure. Returning instead would tell Spark that the batch has been written.
             jvm: Any = session.sparkContext._jvm
             jvm.java.lang.Thread.sleep(_FOREVER_MS)
-            raise JobError("A batch came after the query was told to stop.")
+            raise JobError("A batch began after the query was asked to stop.")
         try:
             yield
         finally:
@@ -70,7 +70,7 @@ class Gate:
 
 
 class Watch:
-    """One query, its gate, and who is told."""
+    """Supervision of one query, with its gate and its listeners."""
 
     def __init__(
         self,
@@ -81,7 +81,11 @@ class Watch:
         stop_timeout_seconds: float | None = None,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """A query whose batches go through the gate; `check` raises what has failed beside it."""
+        """Set the supervision up. The query's batches must pass `gate`.
+
+        `check` raises the error of work that failed beside the query. After a signal, the running batch is canceled when
+        `stop_timeout_seconds` have passed; with None there is no limit.
+        """
         self._session = session
         self._query = query
         self._gate = gate
@@ -94,13 +98,14 @@ class Watch:
         self._has_failed = False
 
     def wait(self, *, is_one_batch: bool = False) -> bool:
-        """Until the query ends; whether it did so by itself, and not by a signal. Raises what it ended with.
+        """Wait until the query ends, and return whether it ended without a signal. Raises the error with which the query ended.
 
-        What has failed beside it ends it too, behind the batch that runs; so does the first batch if there is to be one alone.
+        If work beside the query fails, the query is stopped after the running batch, and the error is raised. With `is_one_batch`
+        the query is stopped after its first batch.
         """
 
         def count(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
-            # No more than this: the thread that is interrupted may be in the middle of a call to Java.
+            # Only count: the interrupted thread may be in the middle of a call to Java.
             self._signals += 1
 
         previous = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -109,7 +114,7 @@ class Watch:
                 self._tell()
                 self._check_beside()
                 if self._signals:
-                    print("Stopping when the batch that runs is done; a second signal cancels it.", file=sys.stderr)
+                    print("Stopping when the running batch is done; a second signal cancels it.", file=sys.stderr)
                     self._stop()
                 elif is_one_batch and self._query.lastProgress is not None:
                     self._stop()
@@ -135,7 +140,7 @@ class Watch:
         started = time.monotonic()
         while self._query.isActive:
             is_late = self._stop_timeout_seconds is not None and time.monotonic() - started >= self._stop_timeout_seconds
-            # Behind the gate Spark still commits the batch, as part of the trigger.
+            # After the batch has left the gate, Spark still commits it, as part of the trigger.
             is_done = not self._gate.is_busy and (self._gate.has_turned_away or not self._query.status["isTriggerActive"])
             self._is_canceled = not is_done and (is_late or self._signals > 1)
             if is_done or self._is_canceled:
@@ -145,14 +150,14 @@ class Watch:
             self._tell()
 
     def _java_ends(self) -> bool:
-        """Sent to all processes of a service, the signal ends Java at the same time, and with it the query."""
+        """Return whether Java is ending, too. A signal that all processes of a service get ends Java, and with it the query."""
         try:
             return bool(self._session.sparkContext._jsc.sc().isStopped())
         except (Py4JError, Py4JNetworkError, ConnectionError):
             return True
 
     def _tell(self) -> None:
-        """Tell of the batches that are done since the last time."""
+        """Report the batches that have been completed since the last report."""
         last = self._query.lastProgress
         if last is None or last["batchId"] == self._told:
             return

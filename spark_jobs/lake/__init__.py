@@ -1,1 +1,1 @@
-"""Append first, merge rarely: all events in one table, and what is made of it."""
+"""Append first, merge rarely: the table of all events, and the tables that are made from it."""

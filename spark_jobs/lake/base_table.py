@@ -1,15 +1,15 @@
-"""The table of one space: its rows as they were after some seq, one row per key.
+"""The table of one space: its merged rows as of some seq, one row per key.
 
 | column | |
 |---|---|
 | `_key` | the key's JSON text |
-| `_row` | the row's JSON text, exact |
-| `_seq` | `seq` of the change that made the row what it is |
+| `_row` | the row's JSON text, exactly as published |
+| `_seq` | `seq` of the change that produced the row's present state |
 | `_ts` | the master's time of that change |
 
-After them come the fields of a form (forms.py), which stands in the table's properties. Deleted rows aren't there. Up to which
-seq events are in it, the table's own transactions tell: each write carries the seq as the number of an application, which Delta
-keeps with the write and takes once.
+After these columns come those for the fields of a form (forms.py). The table's properties contain the form. The table has no
+deleted rows. The seq up to which events are merged is in the table's own transactions: each write carries the seq as the
+transaction number of an application. Delta stores this number in the same commit, and accepts it only once.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _SETTLED: Final = "tarantool_cdc.settled."
 _TRANSACTION_NAME: Final = "spark.databricks.delta.write.txnAppId"
 _TRANSACTION_NUMBER: Final = "spark.databricks.delta.write.txnVersion"
 _LAYOUT: Final = "tarantool_cdc.layout"
-"""Tables that an earlier version has made haven't got it until they are merged for the first time."""
+"""Property with the version of the table's layout. Tables of an earlier version of the job lack it until their first merge."""
 _FORMER_MARK: Final = "_deleted"
-"""They keep deleted rows, marked."""
+"""Column with which tables of an earlier version mark deleted rows, which they keep."""
 _FORMER_SETTLED: Final = "tarantool_cdc.settled"
-"""In this property they have the points that they have settled,"""
+"""Property of tables of an earlier version: the points that they have settled."""
 _FORMER_FLOOR: Final = "tarantool_cdc.floor"
-"""and here the seq of the last truncation: what is older and comes later is void."""
+"""Property of tables of an earlier version: the seq of the last truncation. Older events that arrive later are void."""
 
 _PROPERTIES: Final = {_LAYOUT: "1", "delta.enableDeletionVectors": "true"}
 
 
 class BaseTable:
-    """One table. Every method that writes may be repeated."""
+    """Merged rows of one space. Every method that writes may be repeated."""
 
     def __init__(self, session: SparkSession, path: str, prefix: str | None = None) -> None:
-        """Nothing is created yet. Raises JobError if the table at the path is of another prefix."""
+        """Read the table's state, and create nothing yet. Raises JobError if the table at the path has another prefix."""
         self.path = path
         self._session = session
         self._prefix = prefix
@@ -58,57 +58,58 @@ class BaseTable:
         found = None if self._state is None else self._state.properties.get(_PREFIX)
         if self._state is not None and (found is None or (prefix is not None and found != prefix)):
             raise JobError(
-                f"The table at {path} isn't of this job and {prefix!r} (its properties say {found!r}). Choose another --path."
+                f"The table at {path} doesn't belong to this job and the prefix {prefix!r}; the prefix in its properties is "
+                f"{found!r}. Choose another --path."
             )
 
     @property
     def exists(self) -> bool:
-        """Whether there is a table."""
+        """Whether the table exists."""
         return self._state is not None
 
     @property
     def version(self) -> int:
-        """Its version, as which it can be read later."""
+        """The table's version, with which it can be read later."""
         assert self._state is not None
         return self._state.version
 
     @property
     def merged(self) -> int:
-        """The seq up to which events are in it."""
+        """The seq up to which events are merged into the table, -1 if there are none."""
         return -1 if self._state is None else self._state.transactions.get(_MERGED, -1)
 
     def merged_at(self, seconds: float) -> int:
-        """The seq up to which events were in it at a time, in seconds since 1970."""
+        """Return the seq up to which events were merged at a time, in seconds since 1970; -1 if there were none."""
         state = delta_log.state_at(self._session, self.path, seconds)
         return -1 if state is None else state.transactions.get(_MERGED, -1)
 
     @property
     def is_former(self) -> bool:
-        """Whether it is as an earlier version of this job has left it: with events that aren't in the table of events."""
+        """Whether an earlier version of this job left the table, with merged events that aren't in the table of events."""
         return self._state is not None and _LAYOUT not in self._state.properties
 
     def former_points(self) -> list[str]:
-        """The points (`Form.point`) that an earlier version has settled, all events before which it had applied."""
+        """Return the points (`Form.point`) that an earlier version has settled. It had applied all events before them."""
         return [] if self._state is None else self._state.properties.get(_FORMER_SETTLED, "").strip(",").split(",")
 
     def former_seqs(self) -> tuple[int, int]:
-        """Of a table of an earlier version: up to which events are void, and the newest that is in it."""
+        """Return two seqs of a table of an earlier version: the one up to which events are void, and the newest in the table."""
         assert self._state is not None
         last = tables.read(self._session, self.path).agg({"_seq": "max"}).collect()[0][0]
         return int(self._state.properties.get(_FORMER_FLOOR, "-1")), -1 if last is None else int(last)
 
     @property
     def form(self) -> Form:
-        """The form whose columns it has."""
+        """The form whose columns the table has."""
         assert self._state is not None
         return Form.from_json(self._state.properties[_FORM])
 
     def refresh(self) -> None:
-        """Look at it anew."""
+        """Read the table's state again."""
         self._state = delta_log.state(self._session, self.path)
 
     def as_of(self, seq: int) -> BaseTable:
-        """The last version that has nothing behind a seq."""
+        """Return the last version of the table that contains no event after a seq."""
         then = copy(self)
         while then._state is not None and then.merged > seq:
             version = then._state.version
@@ -116,7 +117,7 @@ class BaseTable:
         return then
 
     def base(self, version: int | None = None) -> Base | None:
-        """Its rows, now or as they were."""
+        """Return the table's rows, now or in a version; None if there is no table."""
         if self._state is None:
             return None
         rows = tables.read(self._session, self.path, self._state.version if version is None else version)
@@ -125,11 +126,11 @@ class BaseTable:
         return Base(rows, self.form)
 
     def count(self) -> int:
-        """How many rows it has."""
+        """Return the number of rows."""
         return 0 if self._state is None else tables.read(self._session, self.path).count()
 
     def create(self, form: Form) -> None:
-        """An empty table with this form's columns, if there is none."""
+        """Create an empty table with this form's columns, unless the table exists."""
         if self._state is None:
             assert self._prefix is not None
             schema = typed(self._session.createDataFrame([], META_SCHEMA), form).schema
@@ -138,12 +139,12 @@ class BaseTable:
             self.refresh()
 
     def replace(self, rows: DataFrame, form: Form, merged: int) -> None:
-        """Put these rows in the place of all others: those after a seq."""
+        """Replace all rows with these, the rows as of the seq `merged`."""
         self._overwrite(rows, form, _MERGED, merged)
 
     def merge(self, newest: DataFrame, merged: int) -> None:
-        """Take in the newest rows of some keys (`current_rows.newest_rows`): those after a seq."""
-        # The number of a merge's transaction is a setting of the session, so each table has a session of its own.
+        """Merge the newest rows of some keys (`current_rows.newest_rows`), as of the seq `merged`."""
+        # The transaction number of a MERGE is a setting of the session, so each table has its own session.
         self._own_session = self._own_session or self._session.newSession()
         self._own_session.conf.set(_TRANSACTION_NAME, _MERGED)
         self._own_session.conf.set(_TRANSACTION_NUMBER, str(merged))
@@ -151,22 +152,25 @@ class BaseTable:
         self.refresh()
 
     def advance(self, merged: int) -> None:
-        """Remember that nothing else has happened to its rows up to a seq."""
+        """Record that the rows haven't changed up to the seq `merged`."""
         empty = tables.read(self._session, self.path).limit(0)
         tables.append_once(empty, self.path, partition_by=(), application=_MERGED, batch=merged)
         self.refresh()
 
     def sweep(self, seq: int) -> None:
-        """Take out all rows up to a seq; only once what is before the sweep is merged, or older versions would lack them."""
+        """Delete all rows up to a seq. All events before the sweep must be merged, or older versions would lack these rows."""
         tables.delete(self._session, self.path, f"_seq <= {seq}")
         self.refresh()
 
     def is_settled(self, form: Form) -> bool:
-        """Whether the table has done what this form's other name or primary key means for it."""
+        """Return whether the table has applied the change of name or primary key that came with this form."""
         return self._state is not None and f"{_SETTLED}{form.point}" in self._state.transactions
 
     def settle(self, rows: DataFrame | None, columns: Form, form: Form) -> None:
-        """Do it: put these rows in the place of all others, or, with None, only remember that it is done."""
+        """Apply this form's change of name or primary key: replace all rows with these, or with None only record the change.
+
+        `columns` is the form whose columns `rows` have. A change that is settled already is skipped.
+        """
         if self.is_settled(form):
             return
         if rows is None:
@@ -177,22 +181,23 @@ class BaseTable:
             self._overwrite(rows, columns, f"{_SETTLED}{form.point}", 1)
 
     def awaits(self, form: Form) -> int | None:
-        """The version of the other table from which it is to take over the rows of this form; None if it isn't."""
+        """Return the version of the other table from which this one must take over this form's rows; None if it needn't."""
         assert self._state is not None
         point, _, version = self._state.properties.get(_AWAITS, "").partition("@")
         return int(version) if point == form.point else None
 
     def await_rows(self, form: Form, version: int) -> None:
-        """Remember that it is, whatever becomes of the other table meanwhile."""
+        """Record from which version of the other table this one must take over the rows, even if that table changes meanwhile."""
         tables.set_properties(self._session, self.path, {_AWAITS: f"{form.point}@{version}"})
         self.refresh()
 
     def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")
         writer = writer.option("txnAppId", application).option("txnVersion", number)
-        # The rows are of a version that stays what it is, whoever compacts the table meanwhile.
+        # The rows come from a fixed version of the table, so it doesn't matter if `maintain` compacts the table meanwhile.
         tables.retried(lambda: writer.save(self.path))
-        # If it stops in between, the columns are those of another form than the properties say, and are made anew from `_row`.
+        # If the process stops between these two commits, the columns don't match the form in the properties. They are then made
+        # again from `_row`.
         if self.form != form or self.is_former:
             tables.set_properties(self._session, self.path, {_FORM: form.to_json(), **_PROPERTIES})
         self.refresh()

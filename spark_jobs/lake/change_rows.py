@@ -1,11 +1,11 @@
-"""The columns of the table `changes`, which has one row per event, and of the `changelog`, which has more of them.
+"""The columns of the table `changes`, which has one row per event, and of the `changelog`, which has more columns.
 
-`before`, `after`, `patch` and `upsert` are texts exactly as they were published: of JSON's numbers and of fields past the
-format no typed column holds all, a form can be another one in the next event, and a text needs no form to be written. What is
-typed is made from them where it is read, by the form that is then the latest.
+`before`, `after`, `patch` and `upsert` are texts exactly as they were published. No typed column could hold all of JSON's numbers
+and the fields past the format. Also, the form may change with the next event, and a text can be written without knowing the form.
+Readers make typed columns from the texts, by the form that is then the latest.
 
-`seq` orders all rows of one daemon; it is unique, and the table has each event once. A truncation, which is sent to every
-partition of its topic, is its record in partition 0.
+`seq` orders all rows of one daemon. It is unique, and the table has each event once. A truncation is sent to every partition of
+its topic; its row comes from the record in partition 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 DATE: Final = "date_from_unix_date(cast(floor(source.ts_us / 86400000000) as int))"
-"""The day of an event: of UTC, whatever the session's zone is."""
+"""SQL expression for the day of an event, in UTC, independent of the session's time zone."""
 
 CHANGES_COLUMNS: Final[Mapping[str, str]] = {
     "space": "source.table",
@@ -46,7 +46,7 @@ CHANGES_COLUMNS: Final[Mapping[str, str]] = {
     "kafka_offset": "offset",
     "kafka_timestamp": "timestamp",
 }
-"""The columns of `changes` and what of a parsed event they are made of; the number of its micro-batch, `batch`, comes last."""
+"""The columns of `changes`, with their SQL expressions over a parsed event. Last comes `batch`, the micro-batch's number."""
 
 SOURCE_FIELDS_OF_CHANGES: Final = (
     "name",
@@ -59,7 +59,7 @@ SOURCE_FIELDS_OF_CHANGES: Final = (
     "server_version",
     "snapshot_id",
 )
-"""What `CHANGES_COLUMNS` needs of `source` beside what is always parsed."""
+"""Fields of `source` that `CHANGES_COLUMNS` needs beside those that are always parsed."""
 
 CHANGELOG_COLUMNS: Final[Mapping[str, str]] = {
     "space": "source.table",
@@ -95,18 +95,18 @@ CHANGELOG_COLUMNS: Final[Mapping[str, str]] = {
     "kafka_offset": "offset",
     "kafka_timestamp": "timestamp",
 }
-"""The columns of the changelog and what they are made of."""
+"""The columns of the changelog, with their SQL expressions over a parsed event."""
 
 
 ONCE: Final = "op <> 't' or kafka_partition = 0"
-"""Of rows in which a truncation is as often as there are partitions, each event once."""
+"""SQL condition that keeps each event once, for rows that contain a truncation once per partition."""
 
 
 def event_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:
-    """One row per event of what `envelope.parse` gave; with more columns at the end."""
+    """Return one row per event of the result of `envelope.parse`, with the columns `more` at the end."""
     return record_rows(events.where("op <> 't' or partition = 0"), columns, *more)
 
 
 def record_rows(events: DataFrame, columns: Mapping[str, str], *more: Column) -> DataFrame:
-    """One row per record: as `event_rows`, but a truncation is there for each partition, at its place in that one."""
+    """Return one row per record: like `event_rows`, but with a row for a truncation's record in each partition."""
     return events.select(*(F.expr(expression).alias(name) for name, expression in columns.items()), *more)

@@ -1,8 +1,8 @@
-"""Job `changes`: every event as a row of one append-only Delta table, partitioned by space, for other tables to be made of.
+"""Job `changes`: appends every event as a row to one Delta table, partitioned by space, as a source for other tables.
 
-The records of a batch are read and parsed once, and appended; nothing in that depends on how large a table is. Beside them the
-job keeps what the control topics tell (control.py). What reads the records, `event_rows` of `parse`, is the only part that knows
-how they are encoded.
+The job reads and parses the records of a batch once, and appends them. The cost doesn't depend on the size of a table. Beside the
+events the job keeps the records of the control topics (control.py). Only the step that reads the records (`parse`, then
+`event_rows`) knows how they are encoded.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.source import Topics
 
 _PROPERTIES: Final = {
-    # Files are chosen by these; of the long texts, which come first, no smallest and greatest is wanted.
+    # Delta skips files by the minimum and maximum of these columns. The long texts, which come first, need no such statistics.
     "delta.dataSkippingStatsColumns": "seq,space_id,op,schema_version,source_ts,batch",
 }
 
 
 _FEW: Final = 10_000
-"""So many records of a batch take less time than the tasks do, of which there would be one for each partition of Kafka."""
+"""Number of records up to which a batch is small: one task per Kafka partition would then take longer than the records do."""
 
 
 class Changes(Job):
-    """See the module."""
+    """The job `changes`: its options and its sink."""
 
     name = "changes"
-    summary = "append every event to one Delta table, partitioned by space, for other tables to be made of"
+    summary = "append every event to one Delta table, partitioned by space, as a source for other tables"
     control_topics = KINDS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ class Changes(Job):
         parser.add_argument("--partition-by-date", action="store_true", help="partition by the day (UTC) of the change as well")
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> ChangesSink:
-        """As `Job.sink`."""
+        """See `Job.sink`."""
         return ChangesSink(
             session,
             topics,
@@ -60,7 +60,7 @@ class Changes(Job):
 
 
 class ChangesSink(Sink):
-    """Appends batches, each once."""
+    """Sink that appends each batch to the table of events once."""
 
     def __init__(
         self,
@@ -73,7 +73,11 @@ class ChangesSink(Sink):
         by_date: bool = False,
         may_begin_late: bool = False,
     ) -> None:
-        """`always` looks for each event in the table first; `by_date` partitions by day too; `may_begin_late` as `EventTable`."""
+        """Set the sink up.
+
+        With `always` it looks up each event in the table before writing it. With `by_date` the table is also partitioned by day.
+        `may_begin_late` is that of `EventTable`.
+        """
         self._columns = {**CHANGES_COLUMNS, "date": DATE} if by_date else CHANGES_COLUMNS
         partitions = ("space", "date") if by_date else ("space",)
         self._table = EventTable(
@@ -94,12 +98,12 @@ class ChangesSink(Sink):
         self._read: tuple[int, Ends] | None = None
 
     def tables(self) -> Mapping[str, str]:
-        """As `Sink.tables`."""
+        """See `Sink.tables`."""
         return {Changes.name: self._path}
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
-        # First, so that no event is there whose form isn't.
+        """See `Sink.write`."""
+        # Written before the events, so that the table has no event whose form is missing.
         ends = self._positions.ends(KINDS)
         if ends != self._control_ends:
             self._control.write(self._positions.control_records())
@@ -110,7 +114,7 @@ class ChangesSink(Sink):
         self._table.append(event_rows(events, self._columns, varying(batch).alias("batch")), batch, query)
 
     def _is_small(self, batch: int) -> bool:
-        """Whether a batch has few records; not of the first one, as only the end of a batch is known."""
+        """Return whether a batch has few records. It is False for a run's first batch, as only the end of a batch is known."""
         before, read = self._read, self._positions.read_up_to(batch)
         self._read = batch, read
         return before is not None and before[0] == batch - 1 and distance(before[1], read) <= _FEW

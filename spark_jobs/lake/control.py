@@ -1,7 +1,7 @@
-"""What the topics beside the spaces' tell: the forms of spaces, and which snapshots are complete.
+"""The contents of the control topics: the forms of spaces, and the completed snapshots.
 
-Kept beside the table of events, in `_control`, so that who reads the lake needs no Kafka. Both topics are small, and are written
-there whole whenever there is something new in them.
+They are kept beside the table of events, in `_control`, so that readers of the lake need no Kafka. Both topics are small. The job
+writes all of their records again whenever a topic has new ones.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ _COLUMNS: Final = "kind string, position bigint, value string"
 
 
 class Control:
-    """All that the control topics have told so far."""
+    """Contents of the control topics so far."""
 
     def __init__(self, schema: Iterable[str], snapshot: Iterable[str]) -> None:
-        """The values of both topics, in order. Raises JobError for what is no record of them."""
+        """Read the values of both topics, in order. Raises JobError for a value that isn't a record of its topic."""
         self.forms = Forms("<prefix>.schema", schema)
         self.completed: Sequence[Completed] = completed(snapshot, "<prefix>.snapshot")
 
     @property
     def last_seq(self) -> int:
-        """The highest seq that a record tells of."""
+        """The highest seq in a record, -1 if there is none."""
         return max((self.forms.last_seq, *(ended.seq for ended in self.completed)))
 
     def swept(self, space_id: int, up_to: int) -> int:
-        """The seq up to which a space's rows were gone at a seq, as completed snapshots told; -1 if none has told any.
+        """Return the seq up to which snapshots completed by `up_to` have swept a space's rows; -1 if none has.
 
-        By the space's id: its name may have been another space's before, with sweeps of its own.
+        The space is identified by its id, because another space, with its own sweeps, may have had its name before.
         """
         known = (ended for ended in self.completed if ended.seq <= up_to)
         return max((sweep.up_to for ended in known for sweep in ended.sweeps if sweep.space_id == space_id), default=-1)
 
 
 _READ: Final[dict[str, tuple[tuple[str, int], Control]]] = {}
-"""What each table told when it was read last: it changes seldom, and readers come often."""
+"""Cache of each table's contents, with the version that was read. The tables change rarely, but are read often."""
 
 
 class ControlTable:
-    """The records of the control topics in the lake."""
+    """Table with the records of the control topics."""
 
     def __init__(self, session: SparkSession, changes_path: str) -> None:
-        """`changes_path` is that of the table of events."""
+        """Name the table. `changes_path` is the path of the table of events."""
         self._session = session
         self._path = f"{changes_path}/_control"
 
     def write(self, records: Iterable[tuple[str, int, str]]) -> None:
-        """Put all records (kind, position in the topic, value) in the place of those that are there."""
+        """Replace the table's records with these (kind, position in the topic, value)."""
         frame = self._session.createDataFrame(list(records), _COLUMNS)
         frame.coalesce(1).write.format("delta").mode("overwrite").save(self._path)
 
     def read(self) -> Control:
-        """What they tell. Raises JobError."""
+        """Return the contents of the control topics. Raises JobError."""
         state = delta_log.state(self._session, self._path)
         if state is None:
             return Control((), ())

@@ -1,7 +1,7 @@
-"""The rows of a space as they are after some of its events: what is merged, with what isn't yet on top. Pure frames.
+"""The rows of a space as of some event: the merged rows, combined with the unmerged events. This module only transforms frames.
 
-`changes` has the columns of the table of events; `latest` boils them down to one row per key, and `current_rows` puts these in
-the place of the merged ones. What a view shows and what a merge writes is the same frame.
+Frames of events have the columns of the table of events. `latest` reduces them to one row per key. `current_rows` replaces the
+merged rows of these keys with them. Reads and merges use the same frame.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ META_SCHEMA = StructType(
 )
 
 _FEW: Final = 50_000
-"""So many keys are sent to all who read merged rows, rather than have these sent to where the keys are."""
+"""Number of events up to which their keys are sent to all tasks that read merged rows. With more, these rows are shuffled."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """The merged rows of a space, with the form whose columns they have."""
+    """Merged rows of a space, with the form whose columns they have."""
 
     rows: DataFrame
     form: Form
@@ -40,10 +40,10 @@ class Base:
 
 @dataclass(frozen=True)
 class Unmerged:
-    """Events of a space that aren't merged, all above `floor`, up to which its rows are gone.
+    """Unmerged events of a space. All are above the seq `floor`, up to which the space's rows are gone.
 
-    `forms` has those that their versions name. Without patches each event tells a whole row, and with `is_latest` only the newest
-    one of each key is there. `count` includes what is up to the floor.
+    `forms` has the forms that the events name. Without patches each event contains a complete row. With `is_latest` there is only
+    the newest event of each key. `count` also counts the events up to the floor.
     """
 
     events: DataFrame
@@ -55,11 +55,11 @@ class Unmerged:
 
 
 def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> DataFrame:
-    """One row per key, whatever the order of the events.
+    """Return one row per key. The order of the events doesn't matter.
 
-    Columns: key, image, patches. `image` is the last change that tells the whole row or deletes it (seq, deleted, row, ts,
-    space_id, schema_version), or null; `patches` those after it, in order (seq, patch, upsert, ts, space_id, schema_version,
-    server_version).
+    Columns: key, image, patches. `image` is the last change that contains the complete row or deletes it (seq, deleted, row, ts,
+    space_id, schema_version), or null. `patches` are the patches after it, in order (seq, patch, upsert, ts, space_id,
+    schema_version, server_version). Without patches, the column `patches` is missing.
     """
     time = F.col("source_ts").alias("ts")
     version = ("space_id", "schema_version")
@@ -74,7 +74,7 @@ def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> 
         events.groupBy("key")
         .agg(
             F.max(F.when(is_image, image)).alias("image"),
-            # Distinct: a stream that is delivered at least once may have a patch twice, and that must not count twice.
+            # A set: with at-least-once delivery a patch may occur twice, and must not be applied twice.
             F.array_sort(F.collect_set(F.when(~is_image, patch))).alias("patches"),
         )
         .withColumn("patches", F.expr("filter(patches, patch -> image is null or patch.seq > image.seq)"))
@@ -82,7 +82,10 @@ def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> 
 
 
 def newest_rows(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool) -> DataFrame:
-    """The rows that events make, by key: META_COLUMNS, `_deleted` and the form's columns."""
+    """Return the rows that result from the events, one per key: META_COLUMNS, `_deleted` and the form's columns.
+
+    `base` are the merged rows, to which patches are applied. With `fails_without_row` an UPDATE without a row ends the query.
+    """
     boiled = latest(unmerged.events, has_patches=unmerged.has_patches, is_latest=unmerged.is_latest)
     whole = boiled if not unmerged.has_patches else boiled.where("image is not null and size(patches) = 0")
     rows = whole.select(
@@ -98,12 +101,12 @@ def newest_rows(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails
 
 
 def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fails_without_row: bool) -> DataFrame:
-    """The rows of a space: META_COLUMNS and the form's columns."""
+    """Return the rows of a space: META_COLUMNS and the form's columns. `fails_without_row` is as in `newest_rows`."""
     columns = [*META_COLUMNS, *(f"`{name}`" for name in form.columns())]
     merged = None if base is None else in_form(base, form)
     if unmerged is None:
         if merged is None:
-            raise ValueError("a space has merged rows or others")
+            raise ValueError("a space needs merged rows or unmerged events")
         return merged.select(*columns)
     kept = None if merged is None else merged.where(F.col("_seq") > unmerged.floor)
     newest = newest_rows(kept, unmerged, form, fails_without_row=fails_without_row)
@@ -111,7 +114,7 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
     if kept is None:
         return shown
     if unmerged.count <= _FEW:
-        # Working them out a second time is cheaper than moving the merged rows.
+        # Computing the newest rows a second time is cheaper than shuffling the merged rows.
         return kept.join(F.broadcast(newest.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
     both = kept.alias("kept").join(newest.alias("newest"), F.col("kept._key") == F.col("newest._key"), "full")
     is_new = F.col("newest._key").isNotNull()
@@ -120,7 +123,7 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
 
 
 def in_form(base: Base, form: Form) -> DataFrame:
-    """The merged rows with the columns and the names of fields that `form` has."""
+    """Return the merged rows with the columns and the field names of `form`."""
     if base.form.columns() == form.columns() and base.form.fields == form.fields:
         return base.rows
     text = _relabelled(F.col("_row"), form, base.form)
@@ -128,7 +131,10 @@ def in_form(base: Base, form: Form) -> DataFrame:
 
 
 def _relabelled(text: Column, form: Form, written: Form | Mapping[Version, Form]) -> Column:
-    """The row's text with its fields called as in `form`, written in one form or in those that `image` names."""
+    """Return a column: the row's text with the field names of `form`.
+
+    `written` is the form in which the text was written, or the forms that `image` names.
+    """
     if isinstance(written, Form):
         known, is_other = [written], F.lit(not written.writes_as(form))
     else:
@@ -137,7 +143,7 @@ def _relabelled(text: Column, form: Form, written: Form | Mapping[Version, Form]
             if not stale.writes_as(form):
                 is_other |= (F.col("image.space_id") == space_id) & (F.col("image.schema_version") == version)
     if any(len(shorter.fields) < len(form.fields) for shorter in known):
-        is_other |= text.contains('"field_')  # what was past the format then
+        is_other |= text.contains('"field_')  # fields that were past the format then
     elif all(same.writes_as(form) for same in known):
         return text
     return F.when(is_other, relabel(form)(F.when(is_other, text))).otherwise(text)
@@ -146,9 +152,9 @@ def _relabelled(text: Column, form: Form, written: Form | Mapping[Version, Form]
 def _folded(
     boiled: DataFrame, base: DataFrame | None, forms: Mapping[Version, Form], form: Form, *, fails_without_row: bool
 ) -> DataFrame:
-    """Rows of `latest` with patches, applied to the row among the events or else to the merged one.
+    """Apply the patches of `latest`, each key's to the row among the events, or else to the merged row.
 
-    Only patches after it count. One without a row ends the query, or changes nothing.
+    Only patches after that row count. An UPDATE without a row ends the query or, without `fails_without_row`, changes nothing.
     """
     patched = boiled.where("size(patches) > 0")
     if base is None:
@@ -175,5 +181,5 @@ def _folded(
 
 
 def above(events: DataFrame, floor: int) -> DataFrame:
-    """Of a space's events, the changes of rows that came after the floor."""
+    """Return the row changes of a space's events that come after the floor."""
     return events.where((F.col("op") != "t") & (F.col("seq") > floor))

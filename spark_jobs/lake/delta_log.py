@@ -1,4 +1,4 @@
-"""What a Delta table's log says of it, without a Spark job: version, properties, and which transactions of whom it has taken."""
+"""A Delta table's state from its log, without a Spark job: version, properties, and the applications' transaction numbers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from pyspark.sql import SparkSession
 
 
 class TableState:
-    """A version of a table; what else is known of it is asked for when it is needed, as it costs time."""
+    """A version of a table. Its other properties are read only when they are needed, because that takes time."""
 
     def __init__(self, session: SparkSession, snapshot: Any) -> None:
-        """`snapshot` is Delta's."""
+        """Read the version of `snapshot`, Delta's Java object for a version of the table."""
         self.version: int = snapshot.version()
         self._snapshot = snapshot
         jvm: Any = session.sparkContext._jvm
@@ -21,7 +21,7 @@ class TableState:
 
     @property
     def identity(self) -> tuple[str, int]:
-        """What no other version of a table has, at any path."""
+        """The table's id and the version: unique among all versions of all tables, at any path."""
         return str(self._snapshot.metadata().id()), self.version
 
     @cached_property
@@ -31,8 +31,8 @@ class TableState:
 
     @cached_property
     def transactions(self) -> Mapping[str, int]:
-        """The highest number that each application has written with."""
-        # The checksum beside each commit has them, as long as they are few; else Delta reads the log, which is a Spark job.
+        """The highest transaction number of each application that has written to the table."""
+        # The checksum beside each commit contains them as long as they are few. Otherwise Delta reads the log, with a Spark job.
         checksum = self._snapshot.checksumOpt()
         known = checksum.get().setTransactions() if checksum.isDefined() else checksum
         if known.isEmpty():
@@ -41,7 +41,7 @@ class TableState:
 
 
 def state(session: SparkSession, path: str, version: int | None = None) -> TableState | None:
-    """The table as it is now, or was in a version; None if there is no table."""
+    """Return the table's present state, or its state in a version; None if there is no table."""
     jvm: Any = session.sparkContext._jvm
     none = jvm.scala.Option.empty()
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)
@@ -50,12 +50,12 @@ def state(session: SparkSession, path: str, version: int | None = None) -> Table
 
 
 def state_at(session: SparkSession, path: str, seconds: float) -> TableState | None:
-    """The table as it was at a time (seconds since 1970); None if there was none, or the log doesn't reach back so far."""
+    """Return the table's state at a time (seconds since 1970); None if it didn't exist, or its log doesn't reach back so far."""
     jvm: Any = session.sparkContext._jvm
     log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(session._jsparkSession, path)
     if log.update(False, jvm.scala.Option.empty(), jvm.scala.Option.empty()).version() < 0:
         return None
     moment = jvm.java.sql.Timestamp(int(seconds * 1000))
-    # The last one and the first one are answers too, and only versions that can still be read.
+    # The arguments allow the last commit and the first commit as answers, and only versions that can still be read.
     commit = log.history().getActiveCommitAtTime(moment, jvm.scala.Option.empty(), True, True, True)
     return state(session, path, commit.version()) if commit.timestamp() <= moment.getTime() else None

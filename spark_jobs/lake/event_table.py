@@ -1,12 +1,12 @@
-"""A Delta table with one row per event, to which batches are appended, each once.
+"""A Delta table with one row per event, to which each batch is appended once.
 
-Nothing in that depends on the table's size. Exactly once as long as the checkpoint is kept: Delta takes a batch of a query only
-once. A lost checkpoint makes a new query that reads from the beginning; then events whose `seq` is not above the highest that
-the table had are looked up in it and written only if they are missing. A stream that itself repeats events
-(`kafka.delivery = "at_least_once"`) can have all of them looked up.
+The cost of an append doesn't depend on the table's size. Each event is written exactly once as long as the checkpoint is kept,
+because Delta accepts each batch of a query only once. If the checkpoint is lost, a new query reads from the beginning. It then
+looks up the events whose `seq` isn't above the highest one in the table, and writes only missing ones. If the stream itself
+repeats events (`kafka.delivery = "at_least_once"`), the query can look up all events.
 
-The table is that query's which has begun last: one before it that is still running would write each event a second time, so it
-ends. Queries of other spaces may share the table.
+The table belongs to the query that began last. An earlier query that is still running would write each event a second time, so it
+ends. Queries for other spaces may share the table.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from spark_jobs.lake import delta_log
 
 _QUERY: Final = "tarantool_cdc.query"
 PREFIX: Final = "tarantool_cdc.prefix"
-"""The property that says whose events a table has."""
+"""Table property with the prefix of the daemon whose events the table has."""
 _KNOWN_SEQ: Final = "tarantool_cdc.known_seq"
 _SPACES: Final = "tarantool_cdc.spaces"
-"""Of which spaces that query's events are, as `--spaces` says it."""
+"""Table property with the `--spaces` of the query to which the table belongs."""
 
 
 class EventTable:
-    """See the module."""
+    """Table of events to which the batches of one query at a time are appended."""
 
     def __init__(
         self,
@@ -45,9 +45,11 @@ class EventTable:
         may_begin_late: bool = False,
         properties: Mapping[str, str] | None = None,
     ) -> None:
-        """`spaces` are those whose events come, as `--spaces` says it; `looks_for_all` looks for each event in the table before
-        it is written; with `gets_columns` rows may bring columns that the table lacks; with `may_begin_late` it may be made later
-        than with a query's first batch; a new table gets these properties.
+        """Name the table, and create nothing yet.
+
+        `spaces` is the regular expression of `--spaces` for the query's events. With `looks_for_all` each event is looked up in
+        the table before it is written. With `gets_columns` rows may have columns that the table lacks. With `may_begin_late` the
+        table may be created after a query's first batch. A new table gets `properties`.
         """
         self.path = path
         self._session = session
@@ -61,7 +63,10 @@ class EventTable:
         self._known_seq: dict[str, int | None] = {}
 
     def append(self, rows: DataFrame, batch: int, query: str) -> None:
-        """Append a micro-batch of a query; each has all of the table's columns. Raises JobError for another daemon's table."""
+        """Append a micro-batch of a query; `rows` must have all of the table's columns.
+
+        Raises JobError if the table has another daemon's events, if it is gone, or if another query has taken it over.
+        """
         if query not in self._known_seq:
             self._check_there(batch)
             self._known_seq = {query: self._adopt(rows, query)}
@@ -82,20 +87,20 @@ class EventTable:
         )
 
     def _check_there(self, batch: int) -> None:
-        """Raises JobError if the table is gone that earlier batches made: what they brought would never come again."""
+        """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
         if batch and not self._may_begin_late and not self._is_there():
             raise JobError(
-                f"The table at {self.path} is gone, and the checkpoint goes on behind batch {batch - 1}, written to it. "
-                "Put the table back where it was, or begin anew with an empty --checkpoint."
+                f"The table at {self.path} is gone, but the checkpoint resumes after batch {batch - 1}, which was written to it. "
+                "Put the table back where it was, or start from the beginning with an empty --checkpoint."
             )
 
     def _check_own(self, query: str) -> None:
-        """Raises JobError if another query of the same events has made the table its own since."""
+        """Raise JobError if another query for the same events has taken the table over."""
         found = self._properties_now()
         if found.get(_QUERY) != query and found.get(_SPACES) == self._spaces:
             raise JobError(
-                f"Another job has begun to write the same events to the table at {self.path}, or this one again with another "
-                "--checkpoint: it would have them twice. Run only one of the two; what is in the table stays as it is."
+                f"Another job, or this job with another --checkpoint, has begun to write the same events to the table at "
+                f"{self.path}, which would then have them twice. Run only one of the two; the rows in the table stay unchanged."
             )
 
     def _properties_now(self) -> Mapping[str, str]:
@@ -105,17 +110,17 @@ class EventTable:
         return {} if found is None else found.properties
 
     def _adopt(self, rows: DataFrame, query: str) -> int | None:
-        """Make the table this query's; the highest seq that others may have written, if there is one."""
+        """Make the table belong to this query; return the highest seq that other queries may have written, or None."""
         if isinstance(self.path, tables.CatalogTable):
             tables.create(self._session, self.path, rows.schema, self._properties, partition_by=self._partition_by)
         elif not self._is_there():
-            # Delta's own function to make a table would find the folder not empty: of other tables in it.
+            # Delta's own function to create a table would fail if the folder already contains other tables.
             empty = self._session.createDataFrame([], rows.schema).write.format("delta").partitionBy(*self._partition_by)
             empty.options(**self._properties).mode("append").save(self.path)
         found, _ = tables.describe(self._session, self.path)
         if found.get(PREFIX, self._prefix) != self._prefix:
             raise JobError(
-                f"The table at {self.path} holds the events of {found[PREFIX]!r}, whose seq is counted apart from that of "
+                f"The table at {self.path} holds the events of the prefix {found[PREFIX]!r}, whose seq is independent of that of "
                 f"{self._prefix!r}. Choose another --path."
             )
         if found.get(_QUERY) == query:
@@ -129,11 +134,11 @@ class EventTable:
     def _is_there(self) -> bool:
         if isinstance(self.path, tables.CatalogTable):
             return tables.exists(self._session, self.path)
-        # Delta's own function takes every folder in a table for the table.
+        # Delta's own function would treat every folder inside a table as that table.
         return delta_log.state(self._session, self.path) is not None
 
     def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
-        """The rows whose event the table doesn't have; those above `known` surely aren't there."""
+        """Return the rows whose event isn't in the table. The table has no events with a seq above `known`."""
         same = [*self._partition_by, "seq"]
         written = tables.read(self._session, self.path).select(*same)
         if known is not None:

@@ -1,8 +1,8 @@
-"""The events of a space that aren't merged, fetched to this process where they are few.
+"""The unmerged events of a space, fetched to this process if they are few.
 
-To plan a query, to compile it and to start its tasks takes longer than to fetch a few thousand events, so no more than one query
-looks at the table of events. Of events that each tell the whole row the newest one of each key is picked here, which saves Spark
-a shuffle wherever they are used.
+Planning a query, compiling it and starting its tasks takes longer than fetching a few thousand events. So only one query reads
+the table of events. If each event contains the complete row, this module also picks the newest event of each key, which saves
+Spark a shuffle wherever the events are used.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spark_jobs.lake.current_rows import Unmerged
 FEW: Final = 5_000
 
 _TIME: Final = "ts_us"
-"""Times come and go as numbers: Python's know no second hour when clocks are put back."""
+"""Column with times as numbers. Python's times can't represent the repeated hour when clocks are put back."""
 _SCHEMA: Final = (
     f"key string, seq bigint, op string, after string, patch string, upsert string, {_TIME} bigint, space_id bigint,"
     " schema_version bigint, server_version string"
@@ -29,14 +29,17 @@ _COLUMNS: Final = tuple(column.split()[0] for column in _SCHEMA.split(", "))
 
 
 def fetch(events: DataFrame) -> list[Row] | None:
-    """These events, unless they are many."""
+    """Return these events, or None if there are more than FEW."""
     columns = (F.unix_micros("source_ts").alias(_TIME) if column == _TIME else F.col(column) for column in _COLUMNS)
     found = events.select(*columns).limit(FEW + 1).collect()
     return found if len(found) <= FEW else None
 
 
 def unmerged(session: SparkSession, rows: Sequence[Row], swept: int, control: Control) -> Unmerged | None:
-    """What was fetched, as a frame of this session; None if it is nothing. Up to `swept` a snapshot has told rows to be gone."""
+    """Return the fetched events as a frame of this session; None if there are none.
+
+    `swept` is the seq up to which snapshots have swept the space's rows.
+    """
     if not rows:
         return None
     floor = max([swept, *(row["seq"] for row in rows if row["op"] == "t")])
@@ -51,9 +54,9 @@ def unmerged(session: SparkSession, rows: Sequence[Row], swept: int, control: Co
 
 
 def _frame(session: SparkSession, rows: Sequence[Row]) -> DataFrame:
-    """Rows as a frame that Spark's planner works out itself; those of `createDataFrame` come from a Python worker each time."""
+    """Return the rows as a frame that Spark computes during planning. `createDataFrame` would need a Python worker each time."""
     jvm: Any = session.sparkContext._jvm
-    # One text crosses over to Java, and not each value by itself.
+    # One text is passed to Java, instead of each value separately.
     lines = "\n".join(json.dumps(row.asDict()) for row in rows)
     texts = jvm.org.apache.commons.io.IOUtils.readLines(jvm.java.io.StringReader(lines))
     stored = session._jsparkSession.createDataset(texts, jvm.org.apache.spark.sql.Encoders.STRING())

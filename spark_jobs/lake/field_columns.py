@@ -1,11 +1,11 @@
-"""Which columns the fields of a space's rows have, over all forms that the space goes through.
+"""The typed columns for the fields of a space's rows, over all forms that the space has had.
 
-A column is of one field name and one type, for good: its values mean what they meant when they were written. So a new field is a
-new column, one that is dropped or renamed leaves its column behind, and one of another type gets a second column, called by its
-type (`size__string`). Nothing is ever cast to another type, and no form ends the job.
+A column permanently belongs to one field name and one type, so its values keep the meaning that they had when they were written.
+A new field gets a new column. A dropped or renamed field leaves its column. A field with another type gets a second column, named
+after the type (`size__string`). No value is ever cast to another type, and no form ends the job.
 
-What Delta's tables can't call a column is called otherwise, and two fields whose names differ only in case are two columns; so
-the table's properties say which column is whose.
+If Delta doesn't accept a field's name for a column, the column has another name. Two fields whose names differ only in case have
+two columns. The table's properties therefore list the field of each column.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from spark_jobs.forms import COLUMN_TYPES, Form, Version, column_name, same_name
 from spark_jobs.transforms import as_type, fields_of
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
-"""Columns with typed fields, and the texts that they are made of."""
+"""Struct columns with typed fields, and the text columns from which they are made."""
 
 _FIELDS: Final = "_fields_of_"
 
 
 @dataclass(frozen=True)
 class FieldColumn:
-    """What values of a field name and a Spark type are called."""
+    """Column name for a field name and a Spark type."""
 
     field: str
     type: str
@@ -38,12 +38,12 @@ class FieldColumn:
 
 @dataclass(frozen=True)
 class FieldColumns:
-    """The columns of a space, in the order in which they came."""
+    """Columns of a space, in the order in which they were added."""
 
     columns: tuple[FieldColumn, ...] = ()
 
     def with_forms(self, forms: Iterable[Form]) -> FieldColumns:
-        """These, and those that the forms need beside them."""
+        """Return these columns, and after them the columns that the forms need in addition."""
         columns = list(self.columns)
         for form in forms:
             for field, kind in _typed_fields(form):
@@ -52,24 +52,24 @@ class FieldColumns:
         return FieldColumns(tuple(columns))
 
     def add_to(self, events: DataFrame, forms: Mapping[Version, Form]) -> DataFrame:
-        """Events with `old` and `new`: the rows `before` and `after` as structs of these columns, by the form of each event.
+        """Return events with `old` and `new`: the rows `before` and `after` as structs of these columns.
 
-        `forms` are those that events with rows name.
+        Each event is typed by its own form. `forms` are those that events with rows name.
         """
         if not self.columns:
             return events
-        # A step of its own, as Spark would else read a text again for each column.
+        # A separate step, because Spark would otherwise parse a text again for each column.
         read = events.select("*", *(fields_of(F.col(text)).alias(f"{_FIELDS}{text}") for text in _IMAGES.values()))
         images = [F.when(F.col(text).isNotNull(), self._struct(text, forms)).alias(name) for name, text in _IMAGES.items()]
         return read.select(*events.columns, *images)
 
     def to_json(self) -> str:
-        """For a table's properties."""
+        """Return the columns as JSON, for a table's properties."""
         return json.dumps([[column.field, column.type, column.name] for column in self.columns])
 
     @classmethod
     def from_json(cls, text: str) -> FieldColumns:
-        """The inverse of `to_json`."""
+        """Return the columns that `to_json` wrote."""
         return cls(tuple(FieldColumn(*column) for column in json.loads(text)))
 
     def _struct(self, text: str, forms: Mapping[Version, Form]) -> Column:
@@ -89,7 +89,7 @@ def _typed_fields(form: Form) -> list[tuple[str, str]]:
 
 
 def _free_name(field: str, kind: str, columns: Iterable[FieldColumn]) -> str:
-    """Spark tells names apart without regard to case."""
+    """Return a free column name for a field. Spark ignores case in names, so names that differ only in case aren't free."""
     taken = {same_name(column.name) for column in columns}
     name = column_name(field)
     if any(column.field == field for column in columns):

@@ -1,11 +1,11 @@
 """The lake of one daemon: the table of events, and beside it the merged rows of each space.
 
-    <path>/_changes      all events (change_rows.py), unless they are elsewhere
-    <path>/_watermark    in its properties: the seq up to which everything can be read consistently, and where the events are
+    <path>/_changes      all events (change_rows.py), unless another job's table has them
+    <path>/_watermark    in its properties: the seq up to which reads are consistent, and the place of the events
     <path>/<folder>      the merged rows of a space (base_table.py, folders.py)
 
-A space's rows are what is merged, with the events behind it on top. What another name or another primary key of a space means
-for its merged rows is done by the job; until then nobody looks behind that point.
+A space's rows are the merged rows combined with the later events. If a space gets another name or another primary key, the job
+changes the merged rows accordingly. Until then readers see nothing after that point.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ _WATERMARK: Final = "_watermark"
 _SEQ: Final = "tarantool_cdc.watermark"
 _EVENTS: Final = "tarantool_cdc.changes"
 LAST: Final = 2**63 - 1
-"""Behind every seq."""
+"""A seq after all others."""
 
 
 @dataclass(frozen=True)
 class SpaceRows:
-    """What a space's rows after some event are made of. `is_truncated` if a truncation is among the events."""
+    """The parts from which a space's rows as of some event are made. `is_truncated` if a truncation is among the events."""
 
     base: Base | None
     unmerged: Unmerged | None
@@ -46,15 +46,18 @@ class SpaceRows:
     is_truncated: bool
 
     def rows(self, *, fails_without_row: bool = False) -> DataFrame:
-        """The rows: META_COLUMNS and the form's columns."""
+        """Return the rows: META_COLUMNS and the form's columns."""
         return current_rows(self.base, self.unmerged, self.form, fails_without_row=fails_without_row)
 
 
 class Lake:
-    """See the module."""
+    """The tables under one path, and the table of events from which they are made."""
 
     def __init__(self, session: SparkSession, path: str, changes_path: str | None = None) -> None:
-        """`changes_path` where the events are elsewhere; else what the watermark says of them, or the usual place."""
+        """Find the table of events. `changes_path` is its path if another job's table is used.
+
+        Otherwise the path comes from the watermark's properties, or is the usual one.
+        """
         self.session = session
         self.path = path.rstrip("/")
         self._published = f"{self.path}/{_WATERMARK}"
@@ -65,24 +68,24 @@ class Lake:
         self.control_table = ControlTable(session, self.changes_path)
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
-        """The table of a space's merged rows."""
+        """Return the table of a space's merged rows."""
         return BaseTable(self.session, self.table_path(space), prefix)
 
     def table_path(self, space: str) -> str:
-        """Where that is."""
+        """Return the path of that table."""
         return f"{self.path}/{lake_folder(space)}"
 
     def check_changes(self, chosen: str | None) -> None:
-        """Raises JobError if the tables have been made from other events than those at the path; None is the usual place."""
+        """Raise JobError if the tables were made from other events than those at the path `chosen` (None: the usual place)."""
         if self._told != chosen and self.has_watermark():
             before, now = (f"--changes {found}" if found else "a table of its own" for found in (self._told, chosen))
             raise JobError(
                 f"The tables in {self.path} have been made from {before}, and now they would be from {now}, which may lack "
-                "events. Start the job as it was, or with a new --path and a new --checkpoint."
+                "events. Start the job with the former option, or with a new --path and a new --checkpoint."
             )
 
     def changes(self, version: int | None = None, session: SparkSession | None = None) -> DataFrame | None:
-        """All events, now or as they were; None before the first one."""
+        """Return all events, now or in a version of their table; None if there is no such table yet."""
         version = self._changes_version() if version is None else version
         return None if version is None else tables.read(session or self.session, self.changes_path, version)
 
@@ -91,17 +94,20 @@ class Lake:
         return None if found is None else found.version
 
     def forgettable(self, seconds: float) -> dict[str, int]:
-        """By space: up to which seq no version of its table needs the events that was current at a time or later."""
+        """Return, by space, the seq up to which events may be deleted.
+
+        No version of the space's table that was current at the time `seconds` (since 1970) or later needs these events.
+        """
         mark = self.watermark()
         names = self.control_table.read().forms.names()
         return {space: seq for space in names if (seq := min(mark, self.table(space).merged_at(seconds))) >= 0}
 
     def has_watermark(self) -> bool:
-        """Whether one is published."""
+        """Return whether a watermark is published."""
         return delta_log.state(self.session, self._published) is not None
 
     def is_former(self) -> bool:
-        """Whether all tables here are of an earlier version of the job, which has kept no events."""
+        """Return whether all tables here come from an earlier version of the job, which kept no events."""
         if self.has_watermark():
             return False
         jvm: Any = self.session.sparkContext._jvm
@@ -111,7 +117,7 @@ class Lake:
         return any(files.exists(jvm.org.apache.hadoop.fs.Path(one.getPath(), "_delta_log")) for one in found)
 
     def watermark(self) -> int:
-        """The published watermark. Raises JobError if none is."""
+        """Return the published watermark. Raises JobError if there is none."""
         published = delta_log.state(self.session, self._published)
         if published is None:
             raise JobError(
@@ -125,45 +131,49 @@ class Lake:
         if self.has_watermark():
             tables.set_properties(self.session, self._published, {_SEQ: str(seq)})
             return
-        # The usual place isn't said, so that the whole folder can be moved.
+        # The usual place of the events isn't recorded, so that the complete folder can be moved.
         elsewhere = {} if self._elsewhere is None else {_EVENTS: self._elsewhere}
         columns = StructType([StructField("unused", LongType())])
         tables.create(self.session, self._published, columns, {_SEQ: str(seq), **elsewhere})
 
     def space_of(self, name: str) -> str:
-        """The space whose folder has this name. Raises JobError."""
+        """Return the space whose folder has this name. Raises JobError if there is none."""
         for space in self.control_table.read().forms.names():
             if lake_folder(space) == name:
                 return space
         if self._changes_version() is None:
             raise JobError(
                 f"There is no table {self.path}/{name}, nor any other of the job `current` in {self.path}. Name one as"
-                " <--path>/<space>, and --path as that job was given it, once it has processed a batch."
+                " <--path>/<space>, with the --path of that job, after the job has processed a batch."
             )
-        raise JobError(f"No space has its table in {self.path}/{name}: the events in {self.changes_path} know no such one.")
+        raise JobError(f"No space has its table in {self.path}/{name}: the events in {self.changes_path} have no such space.")
 
     def check_folder(self, space: str) -> None:
-        """Raises JobError if an earlier version has made the table in a folder that other spaces might share."""
+        """Raise JobError if an earlier version created the space's table in a folder that other spaces might share."""
         former, path = topic_suffix(space), f"{self.path}/{lake_folder(space)}"
         former_path = f"{self.path}/{former}"
         if former in (folder(space), ".", "..") or delta_log.state(self.session, path) is not None:
             return
         if delta_log.state(self.session, former_path) is not None and BaseTable(self.session, former_path).form.space == space:
             raise JobError(
-                f"The table of space {space!r} is in {former_path}, where an earlier version of this job has made it; its folder "
-                f"is called {path} now. Rename the folder and start the job again."
+                f"The table of space {space!r} is in {former_path}, where an earlier version of this job created it; its folder "
+                f"must now be {path}. Rename the folder and start the job again."
             )
 
     def space_rows(
         self, space: str, up_to: int | None = None, table: BaseTable | None = None, form: Form | None = None
     ) -> SpaceRows:
-        """The rows of a space after an event, or after all that are there; in a form, or in its form then. Raises JobError."""
-        # In this order: whatever is written meanwhile, what the events lack is in the table, and both have their forms.
+        """Return the rows of a space as of the event `up_to`, or with all events, in `form` or the form of that event.
+
+        Raises JobError.
+        """
+        # The order of these reads matters. Whatever is written meanwhile, the space's table has the events that this version of
+        # the table of events lacks, and the control table has the forms of both.
         version = self._changes_version()
         newest = table or self.table(space)
         table = newest if up_to is None else newest.as_of(up_to)
         control = self.control_table.read()
-        # Also for rows as they were it is the newest version that tells what is done of other names and keys.
+        # Also for earlier rows, the table's newest version shows which changes of names and keys have been applied.
         known, bound = self.form_at(space, LAST if up_to is None else up_to, newest)
         form = form or known
         base = table.base()
@@ -183,26 +193,30 @@ class Lake:
         return SpaceRows(base, unmerged, form, is_truncated=unmerged is not None and unmerged.floor > swept)
 
     def form_at(self, space: str, up_to: int, table: BaseTable) -> tuple[Form, int]:
-        """The space's form after an event, and the event up to which its rows can be told by this table. Raises JobError."""
+        """Return the space's form as of an event, and the seq up to which this table can show its rows. Raises JobError."""
         forms = self.control_table.read().forms
         settled = _settled_up_to(space, forms, table)
         bound = min(up_to, settled)
         form = forms.at(space, bound - 1 if bound == settled else bound)
         if form is None:
             raise JobError(
-                f"The topic <prefix>.schema has no form of space {space!r}, which the columns of its table are made from. It "
-                "must be compacted, never deleted: let the daemon take a new snapshot, which writes it anew."
+                f"The topic <prefix>.schema has no form of space {space!r}, from which the columns of its table are made. This "
+                "topic must be compacted; its records must not be deleted by retention. Let the daemon take a new snapshot, "
+                "which writes the form again."
             )
         return form, bound
 
 
 def lake_folder(space: str) -> str:
-    """The folder of a space's table (folders.py), but for spaces that are called as the lake's own."""
+    """Return the folder of a space's table (folders.py), distinct from the lake's own folders."""
     return folder(space, (CHANGES, _WATERMARK))
 
 
 def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
-    """The seq behind which a space's rows can't be told yet: its name or key changes there, and that isn't done."""
+    """Return the seq of the space's first change of name or key that its table hasn't applied; LAST if there is none.
+
+    The space's rows can't be shown after that seq yet.
+    """
     for changes in forms.bounds():
         for former, form in changes:
             if space in (former.space, form.space) and form.seq >= table.merged and not table.is_settled(form):
@@ -211,7 +225,10 @@ def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
 
 
 def _unmerged(asked: DataFrame, events: DataFrame, swept: int, control: Control) -> Unmerged | None:
-    """What these events of a space are; None if there are none. `asked` are the same, for questions about them."""
+    """Return these events of a space with their floor and forms; None if there are none.
+
+    `asked` is the same frame in a session that doesn't compile queries, for small queries.
+    """
     few = few_events.fetch(asked)
     if few is not None:
         return few_events.unmerged(events.sparkSession, few, swept, control)

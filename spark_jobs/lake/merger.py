@@ -1,12 +1,13 @@
-"""Merges events into the tables of the spaces, seldom and many at once, and publishes the watermark.
+"""Merges of events into the tables of the spaces, rarely and many events at once; also publishes the watermark.
 
-Only what the watermark says is complete is merged, so nothing can come late: an event up to what is merged is one that came
-before. That is why the tables need no marks of deleted rows.
+The merger only merges events up to the watermark. These are complete, so no event can arrive late. That is why the tables need no
+marks of deleted rows.
 
-A space is merged when enough has gathered, a share of its rows, so that what a change costs stays the same as a table grows; or
-when some time has passed. A large share is put in by writing the table anew; a small one by MERGE, which marks the rows it
-replaces in deletion vectors and leaves their files.
-Where a space gets another name or another primary key, its rows are brought over before anything behind that is merged.
+A space is merged when its unmerged events have reached a share of its rows, or when some time has passed. Because of the share,
+the cost per change stays the same as a table grows. If the share is large, the merger rewrites the table. If it is small, the
+merger uses MERGE, which marks replaced rows in deletion vectors and leaves their files.
+
+If a space gets another name or another primary key, the merger moves its rows before it merges any later event.
 """
 
 from __future__ import annotations
@@ -36,27 +37,27 @@ from spark_jobs.source import Topics
 from spark_jobs.transforms import rekey, typed
 
 SHARE: Final = 0.5
-"""Of a table's rows: so many changes are merged before it is time for that."""
+"""Share of a table's rows: with so many unmerged changes, a space is merged before the interval has passed."""
 SHARE_OF_BACKLOG: Final = 2.0
-"""The same where a backlog is worked off: nobody waits for what is in between, and each merge keeps it waiting."""
+"""The same share with --available-now. Nobody waits for intermediate states of a backlog, and each merge delays its batches."""
 LEAST: Final = 100_000
-"""Fewer changes aren't worth a merge before its time, however small the table is."""
+"""Number of unmerged changes below which a space isn't merged before the interval has passed, however small its table is."""
 _REWRITTEN: Final = 0.2
-"""Of a table's rows: so many changes are worth writing it anew."""
+"""Share of a table's rows: with so many changes, the table is rewritten instead of merged."""
 
 _PARALLEL: Final = 4
 _PAUSE: Final = 4
-"""A merge that took long comes again after this many times as long, however short the interval is; and not before it took once
-more as long, however much has gathered.
+"""Lower limit for the interval, as a multiple of the duration of the space's last merge.
+
+Even if enough changes have gathered, a space isn't merged again before that duration has passed once more.
 """
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """That the table of events has all batches up to one, in a version of it, and so all events up to some offsets; and where the
-    topics ended afterwards.
+    """Evidence that a version of the table of events has all batches up to one, and thus all events up to the offsets `read`.
 
-    `control` is what the control topics had told before.
+    `ends` are the ends of the topics, read afterwards. `control` has the contents of the control topics, read before `ends`.
     """
 
     batch: int
@@ -67,13 +68,17 @@ class Evidence:
 
     @property
     def is_all(self) -> bool:
-        """Whether nothing was left to read."""
+        """Whether the job had nothing left to read."""
         return covers(self.read, self.ends)
 
 
 @dataclass
 class _Space:
-    """What is known of a space's table between two steps; `swept` tells which sweeps it has had, by the space's id."""
+    """State of a space's table between two steps. `swept` has the seq of the last applied sweep, by the space's id.
+
+    `unmerged` is the number of unmerged events. `merged_at` (monotonic clock) and `took_seconds` describe the last merge.
+    `counted` caches the number of rows.
+    """
 
     table: BaseTable
     unmerged: int
@@ -84,7 +89,7 @@ class _Space:
 
     @property
     def rows(self) -> int:
-        """How many the table has."""
+        """The number of rows in the table."""
         if self.counted is None:
             self.counted = self.table.count()
         return self.counted
@@ -92,7 +97,7 @@ class _Space:
 
 @dataclass
 class Merger:
-    """See the module."""
+    """Watermark of a lake, and the state of its spaces' tables, with the steps that advance and merge them."""
 
     lake: Lake
     topics: Topics
@@ -112,11 +117,11 @@ class Merger:
     _looked_at: Evidence | None = None
 
     def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> None:
-        """Advance the watermark and do what is due; with `merges_all`, merge whatever isn't. Raises JobError."""
+        """Advance the watermark and merge the spaces that are due, or with `merges_all` all unmerged events. Raises JobError."""
         try:
             self._step(evidence, merges_all=merges_all)
         except (PySparkException, Py4JError) as error:
-            # Which of the two it is depends on what Spark was at.
+            # Which of the two errors is raised depends on the step in which Spark was.
             known = of_worker(error)
             if known is None:
                 raise
@@ -131,17 +136,17 @@ class Merger:
         self._merge_all(due, self._settled)
 
     def _look(self, evidence: Evidence | None) -> bool:
-        """See what has come, and what it means for the watermark and for names and keys; whether anything is there at all."""
-        # Of a batch that comes behind one that was looked at, only what is new is read.
+        """Read the new events, and apply them to the watermark, and to names and keys. Return whether there are any events."""
+        # After a batch that has been examined already, only the events of later batches are read.
         is_next = evidence is not None and 0 <= self._batch < evidence.batch
         version = None if evidence is None or is_next else evidence.version
         events = self.lake.changes(version, interpreting(self.lake.session))
         if events is None:
             return False
-        # Not what has come since: of that, the events may not be there.
+        # Control records that arrived after the evidence don't count, because their events may be missing.
         control = self.lake.control_table.read() if evidence is None else evidence.control
         if self._mark < 0:
-            # Nothing is merged that isn't published, so what an earlier run has merged is not behind it.
+            # Events are merged only up to the published watermark, so an earlier run has merged none after it.
             self._published = self.lake.watermark() if self.lake.has_watermark() else -1
             self._mark = max(self._published, 0)
             self._take_over(control)
@@ -162,10 +167,10 @@ class Merger:
         return True
 
     def _advance(self, control: Control, evidence: Evidence | None) -> bool:
-        """Raise the watermark; whether all topics are read to their ends."""
+        """Raise the watermark, and return whether all topics have been read to their ends."""
         found = self._behind.seqs(self._mark)
         is_quiet = evidence is not None and evidence.is_all
-        # Control records tell of events in topics that aren't read, too.
+        # Control records also contain seqs of events in topics that the job doesn't read.
         known = max(found.last, evidence.control.last_seq, self._taken_over) if evidence is not None and is_quiet else -1
         if evidence is not None and not is_quiet:
             if self._candidate is not None and covers(evidence.read, self._candidate[1]):
@@ -174,15 +179,15 @@ class Merger:
         completed = [ended.seq for ended in control.completed]
         if found.after == self._mark or known >= found.after:
             mark = advance(found, completed, known, is_all=is_quiet)
-            # Before that the tables have what is behind it.
+            # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.
             self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
         return is_quiet
 
     def _look_at(self, events: DataFrame, control: Control, since: int) -> None:
-        """Count what is there to merge, and make tables of spaces that have none."""
+        """Count the events to merge, and create missing tables."""
         wanted = {space for space in control.forms.alive() if self._is_chosen(space)}
         if not self._spaces:
-            # An earlier run may have left something to do in tables of spaces that are gone.
+            # An earlier run may have left work in the tables of spaces that no longer exist.
             names = control.forms.names() - wanted
             wanted |= {space for space in names if self._is_chosen(space) and self.lake.table(space).exists}
         counts = {space: count for space, count in self._behind.pass_by(since, self._mark).items() if self._is_chosen(space)}
@@ -220,13 +225,16 @@ class Merger:
         return has_enough and waited >= known.took_seconds
 
     def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
-        """Several at a time; each has its own table. `forms` are those of spaces where they aren't the latest."""
+        """Merge spaces up to an event, several at a time; each has its own table.
+
+        `forms` has the forms of spaces that aren't merged in their latest form.
+        """
         if spaces:
             with ThreadPoolExecutor(min(_PARALLEL, len(spaces))) as threads:
                 list(threads.map(lambda space: self._merge(space, up_to, (forms or {}).get(space)), spaces))
 
     def _merge(self, space: str, up_to: int, form: Form | None) -> None:
-        """Merge a space up to an event: nothing else may be there before it that isn't complete."""
+        """Merge a space up to an event. All events up to it must be complete."""
         self.lake.session.sparkContext.setLocalProperty("spark.scheduler.pool", "merge")
         known = self._spaces[space]
         started = time.monotonic()
@@ -234,7 +242,7 @@ class Merger:
         control = self.lake.control_table.read()
         swept = control.swept(form.space_id, up_to)
         if known.table.merged < up_to:
-            # In one commit with the events between which it came: who reads the table by its path sees no half of a snapshot.
+            # The sweep is in one commit with the events around it, so a reader of the table by its path sees no half snapshot.
             is_swept = swept > control.swept(form.space_id, known.table.merged)
             self._take_in(space, up_to, form, is_swept=is_swept)
         if swept > known.swept.get(form.space_id, -1):
@@ -246,7 +254,7 @@ class Merger:
         known.took_seconds = known.merged_at - started
 
     def _take_in(self, space: str, up_to: int, form: Form, *, is_swept: bool) -> None:
-        """Put the events up to one into a space's table; `is_swept` if rows are gone without an event that says so."""
+        """Put the events up to `up_to` into a space's table. `is_swept` if a sweep has removed rows without events."""
         known = self._spaces[space]
         found = self.lake.space_rows(space, up_to, known.table, form)
         fails = not self.skips_missing_rows
@@ -263,23 +271,24 @@ class Merger:
     # Other names and other primary keys.
 
     def _settle(self, control: Control, *, is_quiet: bool) -> int:
-        """Bring rows over where that is due; the seq up to which all is done."""
+        """Move rows for changes of names and keys that are due, and return the seq up to which all changes are applied."""
         for changes in control.forms.bounds():
             seq = changes[0][1].seq
             if all(self._is_settled(former, form, control) for former, form in changes):
                 continue
-            # What the change itself brings, the truncation of a new primary key, comes right behind it.
+            # The truncation that belongs to a new primary key comes directly after the change.
             if seq > self._mark or (seq == self._mark and not is_quiet):
                 return min(seq, self._mark)
-            # All of them, also if a former run has done one: only all tell which table's rows have gone where.
+            # All changes of this moment together, even if an earlier run has applied one of them: only together they show which
+            # rows went to which table.
             self._carry_out(changes, control)
         return self._mark
 
     def _take_over(self, control: Control) -> None:
-        """Find tables of an earlier version of this job, which has merged events that aren't in the table of events.
+        """Take over tables of an earlier version of this job, with merged events that aren't in the table of events.
 
-        Of those that it has applied, some may be read once more, or now for the first time by another partition: they are void
-        where it had emptied a table, or had brought its rows over to another name or key.
+        This job may read some of these events again, or read older events of another partition for the first time. Such events
+        are void if the earlier version had emptied the table after them, or had moved its rows to another name or key.
         """
         names = [space for space in control.forms.names() if self._is_chosen(space)]
         former = {space: table for space in names if (table := self.lake.table(space, self.topics.prefix)).is_former}
@@ -310,9 +319,9 @@ class Merger:
         return self._spaces[space].table
 
     def _carry_out(self, changes: Sequence[tuple[Form, Form]], control: Control) -> None:
-        """Bring rows of forms over to those that followed them. Of several spaces at one time: they may swap their names.
+        """Move the rows of forms to the forms that followed them, for several spaces at once, as these may swap their names.
 
-        Each step may be repeated: which version of the other table is taken over is kept before any of them is changed.
+        Each step may be repeated: before any table is changed, each one records which version of the other table it takes over.
         """
         spaces = {form.space for change in changes for form in change if self._is_chosen(form.space)}
         before = {former.space: former for former, _ in changes}
@@ -336,7 +345,7 @@ class Merger:
                 is_known = former.space in spaces
                 base = self._known(former.space, control).base(table.awaits(form)) if is_known else table.base()
                 assert base is not None
-                # Of a space that isn't read the rows aren't known.
+                # The rows of a space that the job doesn't read are unknown.
                 rows = base if is_known else Base(base.rows.limit(0), base.form)
                 taken[form.point] = self._brought_over(rows, former, form)
         for _, form in targets:
@@ -355,22 +364,22 @@ class Merger:
             self._spaces[space].counted = None
 
     def _brought_over(self, base: Base, former: Form, form: Form) -> DataFrame:
-        """A space's rows under its next name or primary key."""
+        """Return a space's rows under its next name or primary key."""
         rows = in_form(base, form).where(F.col("_seq") <= form.seq).select(*META_COLUMNS)
         if former.key_writing != form.key_writing:
             void, doomed = self._void_up_to(form)
             kept = rows.where(F.col("_seq") > void)
-            # What will be gone anyway needs no key; until then it has one where that is possible, as patches may refer to it.
+            # A row that a later event removes needs no key. Until then it keeps one where possible, as patches may refer to it.
             keyed = kept.withColumn("_key", rekey(form, doomed)("_key", "_row", "_seq")).where("_key is not null")
-            # If the stream has a gap, rows that are gone since may stand here beside others that got their values.
+            # If the stream has a gap, rows deleted in it may still be here, beside newer rows with the same key values.
             rows = keyed.groupBy("_key").agg(F.max_by(F.struct(*META_COLUMNS), "_seq").alias("newest")).select("newest.*")
         return typed(rows, form)
 
     def _void_up_to(self, form: Form) -> tuple[int, int]:
-        """The seqs up to which rows from before this form are gone with it, and later, as far as that is known.
+        """Return two seqs: up to which rows from before this form are gone with the form, and up to which they are gone later.
 
-        With images, a truncation follows the form and all rows come again: then there is nothing to bring over, nor need it be
-        possible.
+        The latter covers only removals that are known already. With images, a truncation follows the form and all rows are sent
+        again. Then no rows need to be moved, and it doesn't matter whether they could be.
         """
         events = self.lake.changes()
         assert events is not None
@@ -385,17 +394,17 @@ class Merger:
 def _collated(form: Form) -> JobError:
     columns = ", ".join(form.collated)
     return JobError(
-        f"The primary key of space {form.space!r} has a collation ({columns}), by which the server takes different texts for one"
-        " key. This job doesn't know which, so its table may have several rows where the space has one. Leave the space out with"
-        " --spaces, or start with --collated-keys apart if rows whose key is written differently may stand apart."
+        f"The primary key of space {form.space!r} has a collation ({columns}), so the server may treat different texts as the"
+        " same key. This job doesn't know which ones, so its table may have several rows where the space has one. Leave the"
+        " space out with --spaces, or start with --collated-keys apart to keep a row for each way in which a key is written."
     )
 
 
 def evidence(lake: Lake, positions: Positions, batch: int) -> Evidence:
-    """Of the table of events as it is now, after a batch."""
+    """Return the evidence for the present table of events, after a batch."""
     read = positions.read_up_to(batch)
     state = delta_log.state(lake.session, lake.changes_path)
     assert state is not None
     control = lake.control_table.read()
-    # Where the topics end is asked for last, so that all that is known by now lies before.
+    # The ends of the topics are read last, so that everything read above comes before them.
     return Evidence(batch, state.version, read, positions.ends(), control)

@@ -1,4 +1,4 @@
-"""How far a query has read, and where its topics end: what Kafka and the checkpoint say without a Spark job."""
+"""The offsets up to which a query has read, and the ends of its topics, from Kafka and the checkpoint without a Spark job."""
 
 from __future__ import annotations
 
@@ -16,21 +16,24 @@ from spark_jobs.source import Topics
 
 
 class Positions(Protocol):
-    """What a sink asks of its source, beside the records."""
+    """Information that a sink needs from its source beside the records."""
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
-        """Where the partitions of the spaces' topics end, those of open transactions included; or those of control topics."""
+        """Return the ends of the partitions of the spaces' topics, or of the control topics `kinds`.
+
+        The ends include records of open transactions.
+        """
 
     def read_up_to(self, batch: int) -> Ends:
-        """Where a batch's records end."""
+        """Return the offsets at which a batch's records end."""
 
     def control_records(self) -> Iterable[tuple[str, int, str]]:
-        """All values of the control topics: kind, position, value."""
+        """Return all values of the control topics: kind, position, value."""
 
 
 @dataclass
 class KafkaPositions:
-    """Those of Kafka."""
+    """Positions of a query that reads from Kafka."""
 
     session: SparkSession
     topics: Topics
@@ -38,7 +41,7 @@ class KafkaPositions:
     _consumer: Any = None
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
-        """As `Positions.ends`."""
+        """See `Positions.ends`."""
         jvm: Any = self.session.sparkContext._jvm
         consumer = self._connected(jvm)
         pattern = jvm.java.util.regex.Pattern.compile(self.topics.pattern())
@@ -52,7 +55,7 @@ class KafkaPositions:
         return {(place.topic(), place.partition()): int(end) for place, end in found.items()}
 
     def read_up_to(self, batch: int) -> Ends:
-        """As `Positions.read_up_to`: from the checkpoint, where Spark has written it before the batch began."""
+        """See `Positions.read_up_to`. The offsets come from the checkpoint, where Spark wrote them before the batch began."""
         jvm: Any = self.session.sparkContext._jvm
         path = jvm.org.apache.hadoop.fs.Path(f"{self.checkpoint}/offsets/{batch}")
         stream = path.getFileSystem(self.session.sparkContext._jsc.hadoopConfiguration()).open(path)
@@ -73,7 +76,7 @@ class KafkaPositions:
         return found
 
     def _connected(self, jvm: Any) -> Any:
-        """A consumer that sees what isn't committed too: what is to come belongs to the ends."""
+        """Return a consumer that also sees uncommitted records: records that will be committed later belong to the ends."""
         if self._consumer is None:
             settings = jvm.java.util.HashMap()
             for name, value in self.topics.kafka_options.items():

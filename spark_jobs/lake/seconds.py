@@ -1,4 +1,4 @@
-"""A length of time as people write it."""
+"""Durations as people write them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ _TEXT: Final = re.compile(r"(\d+(?:\.\d+)?)\s*(second|minute|hour)s?")
 
 
 def seconds(text: str) -> float:
-    """For `add_argument(type=…)`: "90 seconds", "1 minute"."""
+    """Return the seconds of a text such as "90 seconds" or "1 minute". For `add_argument(type=…)`."""
     found = _TEXT.fullmatch(text.strip())
     if found is None:
-        raise argparse.ArgumentTypeError(f'{text!r} is no length of time such as "90 seconds" or "1 minute"')
+        raise argparse.ArgumentTypeError(f'{text!r} isn\'t a duration such as "90 seconds" or "1 minute"')
     return float(found[1]) * _UNITS[found[2]]

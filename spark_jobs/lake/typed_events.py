@@ -1,7 +1,7 @@
-"""Tables of events with typed rows, one per space: what `changelog --typed` writes.
+"""The tables of `changelog --typed`: events with typed rows, one table per space.
 
-Each has the changelog's columns as they are, and beside the texts `before` and `after` the same rows typed, as `old` and `new`
-(field_columns.py). Its columns grow with the forms of its space, in the very write that brings the first row of a form.
+Each table has the changelog's columns. Beside the texts `before` and `after` it has the same rows as typed structs, `old` and
+`new` (field_columns.py). The write that adds the first row of a form also adds the form's new columns.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _PARALLEL: Final = 4
 
 
 class TypedEventsSink(Sink):
-    """Appends batches to the tables of their spaces, each once."""
+    """Sink that appends each batch to the tables of its spaces once."""
 
     def __init__(
         self,
@@ -41,9 +41,10 @@ class TypedEventsSink(Sink):
         always: bool = False,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`always` looks for each event in its table first; `read_topic` gives all records of a topic, instead of Kafka.
+        """Set the sink up. Raises JobError if the location's path is itself a table.
 
-        Raises JobError.
+        With `always` the sink looks up each event in its table before writing it. `read_topic` returns all records of a topic; by
+        default they come from Kafka.
         """
         self._session = session
         self._topics = topics
@@ -55,12 +56,12 @@ class TypedEventsSink(Sink):
         self._tables: dict[str, TypedEventTable] = {}
         if location.path is not None and tables.is_delta(session, location.path):
             raise JobError(
-                f"{location.path} is a table itself, maybe of a changelog without --typed, and tables can't be inside of it. "
+                f"{location.path} is a table itself, maybe of a changelog without --typed, and can't contain other tables. "
                 "Choose another --path and another --checkpoint."
             )
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
-        """As `Sink.write`."""
+        """See `Sink.write`."""
         rows = event_rows(parse(records), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             forms = self._forms_of(rows)
@@ -70,7 +71,7 @@ class TypedEventsSink(Sink):
 
             if forms:
                 with ThreadPoolExecutor(min(_PARALLEL, len(forms))) as threads:
-                    # With the query's properties, by which Spark's jobs are told to stop.
+                    # The threads inherit the query's properties, by which Spark cancels its jobs.
                     list(threads.map(inheritable_thread_target(self._session)(append), forms))
         finally:
             rows.unpersist()
@@ -82,7 +83,7 @@ class TypedEventsSink(Sink):
         return self._tables[space]
 
     def _forms_of(self, rows: DataFrame) -> dict[str, dict[Version, Form]]:
-        """By space, the forms that rows of a batch have. Raises JobError where the schema topic lacks one."""
+        """Return, by space, the forms of a batch's rows. Raises JobError if the schema topic lacks one."""
         has_row = F.max(F.col("before").isNotNull() | F.col("after").isNotNull()).alias("has_row")
         found = rows.groupBy("space", "space_id", "schema_version").agg(has_row).collect()
         needed = [(row["space"], row["space_id"], row["schema_version"]) for row in found if row["has_row"]]
@@ -95,10 +96,10 @@ class TypedEventsSink(Sink):
 
 
 class TypedEventTable:
-    """The table of one space."""
+    """Table of one space's events, with typed rows."""
 
     def __init__(self, session: SparkSession, table: tables.Table, topics: Topics, *, always: bool = False) -> None:
-        """Nothing is made yet."""
+        """Name the table, and create nothing yet. With `always` each event is looked up before it is written."""
         self._session = session
         self._table = table
         self._events = EventTable(
@@ -107,11 +108,11 @@ class TypedEventTable:
         self._columns: FieldColumns | None = None
 
     def append(self, rows: DataFrame, forms: Mapping[Version, Form], batch: int, query: str) -> None:
-        """As `EventTable.append`; `forms` are those that rows name. Raises JobError."""
+        """Append a batch like `EventTable.append`. `forms` are the forms that the rows name. Raises JobError."""
         known = self._columns if self._columns is not None else self._known()
         columns = (known or FieldColumns()).with_forms(forms.values())
         typed = columns.add_to(rows, forms)
-        # What columns mean is said before they are there: if it stops in between, the next write makes them.
+        # The property with the columns is written before the columns. If the process stops in between, the next write adds them.
         properties = {_COLUMNS: columns.to_json()}
         if known is None:
             tables.create(self._session, self._table, typed.schema, properties, partition_by=_PARTITIONS)
@@ -121,7 +122,7 @@ class TypedEventTable:
         self._events.append(typed, batch, query)
 
     def _known(self) -> FieldColumns | None:
-        """The columns of the table that is there; None if none is. Raises JobError for another job's table."""
+        """Return the columns of the existing table; None if there is none. Raises JobError for another job's table."""
         if not tables.exists(self._session, self._table):
             return None
         properties, _ = tables.describe(self._session, self._table)

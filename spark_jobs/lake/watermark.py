@@ -1,18 +1,20 @@
-"""The watermark: a seq S such that all events up to it are there, and none of them is of a transaction that goes on behind it.
+"""The watermark: a seq S up to which all events are present, and which doesn't split a source transaction.
 
-Topics are read partition by partition, and these get ahead of each other; a source transaction has rows in several. So what has
-been read up to some moment may be half of a transaction. Two things tell what is complete:
+A job reads the topics partition by partition, and some partitions are read faster than others. A source transaction has rows in
+several partitions, so at any moment only half of a transaction may have been read. Two facts show which events are complete:
 
-* `source.seq` has no gaps over all topics. From a seq that is known to be complete on, all is there up to the first one missing.
-* Where all partitions have been read up to the ends that they had after an event was seen, everything before that event is
-  there, gaps or not: the daemon writes its Kafka transactions one after another. That is so whenever the job has nothing left to
-  read, and it is how a stream begins whose first events Kafka no longer has, or of which only some spaces are read.
+* `source.seq` has no gaps over all topics. After a seq that is known to be complete, all events up to the first missing one are
+  present.
+* Suppose that an event has been seen, and that all partitions have then been read up to the ends that they had after that. Then
+  every event before it is present, even if there are gaps, because the daemon writes its Kafka transactions one after another.
+  This holds whenever the job has nothing left to read. It is also how the watermark begins if Kafka no longer has the stream's
+  first events, or if the job reads only some spaces.
 
-A transaction ends where the next one begins (`total_order` 1), or, with nothing left to read, at the last event: the daemon
-writes a source transaction in one Kafka transaction. A snapshot is one unit: S stays before its first row until its COMPLETED is
-there.
+A transaction ends where the next one begins (`total_order` 1). If nothing is left to read, the last event is an end, too, because
+the daemon writes a source transaction in one Kafka transaction. A snapshot is one unit: S stays before its first row until its
+COMPLETED has been read.
 
-Here is what decides; merger.py reads what it needs from the table of events.
+This module only decides; merger.py reads the data for it from the table of events.
 """
 
 from __future__ import annotations
@@ -25,10 +27,10 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 _BUCKET_BITS: Final = 32768
-"""Of Spark's bitmap functions: bucket n (from 1) has the numbers from (n - 1) * 32768 + 1 on."""
+"""Size of a bucket in Spark's bitmap functions: bucket n (from 1) has the numbers from (n - 1) * 32768 + 1 on."""
 
 Bits = tuple[int, int, int]
-"""Of the seqs of a bucket, a bit each: which events are there, begin a transaction, are a snapshot's."""
+"""Bitmaps over the seqs of a bucket: events that are present, that begin a transaction, and that belong to a snapshot."""
 
 Ends = Mapping[tuple[str, int], int]
 """Offsets by topic and partition."""
@@ -36,7 +38,10 @@ Ends = Mapping[tuple[str, int], int]
 
 @dataclass(frozen=True)
 class Seqs:
-    """The events behind a seq, one bit each (bit 0: the next seq): which are there, begin a transaction, are a snapshot's."""
+    """Bitmaps over the events after a seq (bit 0: the next seq).
+
+    They mark the events that are present, that begin a transaction, and that belong to a snapshot.
+    """
 
     after: int
     present: int
@@ -45,25 +50,25 @@ class Seqs:
 
     @property
     def last(self) -> int:
-        """The highest seq that is there; `after` if none is."""
+        """The highest seq that is present, `after` if none is."""
         return self.after + self.present.bit_length()
 
 
 class Behind:
-    """The events behind the watermark that have been seen so far, by space. What comes is added, so nothing is read twice."""
+    """Bitmaps of the events seen so far after the watermark, by space. New events are added, so no event is read twice."""
 
     def __init__(self) -> None:
-        """None so far."""
+        """Begin without events."""
         self._found: dict[tuple[str, int], Bits] = {}
 
     def add(self, space: str, bucket: int, *bits: bytes) -> None:
-        """What a row of `bitmaps` tells."""
+        """Add a row of `bitmaps`."""
         new = (int.from_bytes(piece, "little") for piece in bits)
         present, begins, from_snapshot = self._found.get((space, bucket), (0, 0, 0))
         self._found[space, bucket] = (present | next(new), begins | next(new), from_snapshot | next(new))
 
     def seqs(self, mark: int) -> Seqs:
-        """All that is behind the watermark."""
+        """Return all events seen after the watermark `mark`."""
         buckets: dict[int, Bits] = {}
         for (_, bucket), found in self._found.items():
             known = buckets.get(bucket, (0, 0, 0))
@@ -71,7 +76,10 @@ class Behind:
         return seqs(max(mark, seq_before(buckets)), buckets)
 
     def pass_by(self, mark: int, up_to: int) -> dict[str, int]:
-        """How many events each space has behind the watermark and up to a new one; they are forgotten."""
+        """Return each space's number of events after the watermark `mark` and up to the new one, `up_to`.
+
+        Buckets that end at or before the new watermark are dropped.
+        """
         counts: dict[str, int] = {}
         for (space, bucket), found in list(self._found.items()):
             before = (bucket - 1) * _BUCKET_BITS
@@ -84,7 +92,10 @@ class Behind:
 
 
 def bitmaps(events: DataFrame) -> DataFrame:
-    """Of a frame of events: per space and bucket of their seq, which are there, begin a transaction, are a snapshot's."""
+    """Return the bitmaps of a frame of events, per space and bucket of `seq`.
+
+    They mark the events that are present, that begin a transaction, and that belong to a snapshot.
+    """
     place = "bitmap_bit_position(seq)"
     return events.groupBy("space", F.expr("bitmap_bucket_number(seq)").alias("bucket")).agg(
         F.expr(f"bitmap_construct_agg({place})").alias("present"),
@@ -94,15 +105,16 @@ def bitmaps(events: DataFrame) -> DataFrame:
 
 
 def seq_before(buckets: Iterable[int]) -> int:
-    """The seq behind which the numbers of the first of these buckets come; 0 without any.
+    """Return the seq before the numbers of the first of these buckets; 0 without buckets.
 
-    A stream whose beginning Kafka no longer has begins far behind the watermark: bits for all that is missing would be too many.
+    If Kafka no longer has a stream's beginning, the stream begins far after the watermark. Bits for all missing events would then
+    be too many.
     """
     return max(min(buckets, default=1) - 1, 0) * _BUCKET_BITS
 
 
 def seqs(after: int, buckets: Mapping[int, Bits]) -> Seqs:
-    """What buckets tell of the events behind `after`; none may end before it."""
+    """Return the events after `after` from buckets, none of which may end before it."""
     pieces = [bytearray(), bytearray(), bytearray()]
     first = after // _BUCKET_BITS
     for bucket, found in sorted(buckets.items()):
@@ -116,41 +128,41 @@ def seqs(after: int, buckets: Mapping[int, Bits]) -> Seqs:
 
 
 def advance(found: Seqs, completed: Sequence[int], complete_up_to: int, *, is_all: bool) -> int:
-    """The new watermark, where `found.after` was one (0 before the first event).
+    """Return the new watermark. `found.after` is the previous one (0 before the first event).
 
-    `completed` are the seqs of ended snapshots. Of events up to `complete_up_to` it is known that none is missing, even if the
-    last ones aren't there; with `is_all` there is nothing behind it either.
+    `completed` are the seqs of completed snapshots. No event up to `complete_up_to` is missing, even if some seqs have no event.
+    With `is_all` there are no events after that either.
     """
     run = (~found.present & (found.present + 1)).bit_length() - 1
     if complete_up_to > found.after:
-        # What is behind it may go on without a gap.
+        # The events after it may continue without a gap.
         known = complete_up_to - found.after
         rest = found.present >> known
         run = max(run, known + (~rest & (rest + 1)).bit_length() - 1)
-    # Ends are where the next event begins a transaction; the one at the last event only if there is nothing behind.
+    # A transaction ends where the next event begins one. The last event counts as an end only if nothing follows it.
     is_tail = is_all and run >= found.last - found.after
     end = run if is_tail else _last_bit(found.begins, run)
     closed = max((seq for seq in completed if seq <= found.after + end), default=0) - found.after
     open_rows = _first_bits(found.from_snapshot >> max(closed, 0), max(end - max(closed, 0), 0))
     if open_rows:
         end = max(closed, 0) + (open_rows & -open_rows).bit_length() - 1
-        # Before the snapshot's first row there must be an end, too.
+        # The watermark before the snapshot's first row must be the end of a transaction, too.
         end = end if (found.begins >> end) & 1 else _last_bit(found.begins, end)
     return found.after + max(end, 0)
 
 
 def covers(read: Ends, ends: Ends) -> bool:
-    """Whether partitions have been read up to these ends."""
+    """Return whether all partitions have been read up to these ends."""
     return all(end == 0 or read.get(partition, 0) >= end for partition, end in ends.items())
 
 
 def distance(start: Ends, end: Ends) -> int:
-    """How many offsets lie between."""
+    """Return the number of offsets between two positions."""
     return sum(offset - start.get(partition, 0) for partition, offset in end.items())
 
 
 def _last_bit(bits: int, below: int) -> int:
-    """The highest bit that is set among the first ones; 0 if none is."""
+    """Return the place of the highest set bit among the first `below` bits; 0 if none is set."""
     return max(_first_bits(bits, below).bit_length() - 1, 0)
 
 

@@ -12,7 +12,7 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
-        ("Caused by: java.io.IOException: No space left on device", "A disk is full"),
+        ("Caused by: java.io.IOException: No space left on device", "The disk of the tables"),
         (
             "java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: "
             "Timed out waiting for a node assignment. Call: describeTopics",
@@ -21,10 +21,10 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
         ("org.apache.kafka.common.errors.SaslAuthenticationException: Authentication failed", "Kafka refuses this job"),
         (
             "java.lang.IllegalStateException: Partitions Set(shop.users-0) were gone. Some data may have been missed.",
-            "Kafka no longer has what the checkpoint goes on from",
+            "Kafka no longer has the records from which the checkpoint resumes",
         ),
-        ("Caused by: java.io.IOException: Mkdirs failed to create file:/lake/changes/space=users", "A folder can't be made"),
-        ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table has other columns"),
+        ("Caused by: java.io.IOException: Mkdirs failed to create file:/lake/changes/space=users", "A folder can't be created"),
+        ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table's columns differ"),
         ("org.apache.hadoop.hive.ql.metadata.HiveException: Unable to instantiate", "The catalog doesn't answer"),
         ("java.lang.ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found", "Spark has no file system"),
     ],
@@ -48,7 +48,7 @@ def test_what_kafka_no_longer_has_is_named() -> None:
             )
         )
     )
-    assert told.startswith("Kafka no longer has what the checkpoint goes on from")
+    assert told.startswith("Kafka no longer has the records from which the checkpoint resumes")
     assert told.endswith("until the job has caught up. (Reason: Partitions Set(shop.schema-0) have been deleted.)")
 
 

@@ -71,7 +71,7 @@ def test_a_schema_that_is_not_there_and_a_table_of_another_kind(spark: SparkSess
     with pytest.raises(JobError, match=r"no schema unity\.lake .*spark\.sql\.catalog\.unity="):
         tables.check_schema(spark, ("unity", "lake"))
     spark.sql("CREATE TABLE `lake_1`.other (a int) USING parquet")
-    with pytest.raises(JobError, match="other isn't one of Delta"):
+    with pytest.raises(JobError, match="other isn't a Delta table"):
         tables.exists(spark, CatalogTable((*schema, "other")))
 
 
