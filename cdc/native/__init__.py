@@ -1,7 +1,7 @@
-"""Which row path runs: the compiled one (the Rust crate in this folder), or the Python one, which is its specification.
+"""Choice of the row path: the compiled one (the Rust crate in this folder), or the Python one, which is its specification.
 
 The compiled module is optional: an installation without a Rust toolchain has none, and does the same work more slowly.
-TARANTOOL_CDC_PURE=1 selects the Python path where there are both. This is decided here, once, and nowhere else.
+TARANTOOL_CDC_PURE=1 selects the Python path if both exist. Only this module makes the choice, once, on import.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar
 
 if TYPE_CHECKING:
-    # For annotations: at run time they are there only if they are chosen.
+    # For annotations: at run time the classes exist only if the compiled module is chosen.
     from cdc._native import CompiledMessages as CompiledMessages
     from cdc._native import CompiledRowPath as CompiledRowPath
     from cdc._native import FrameReader as FrameReader
@@ -33,16 +33,19 @@ def _choose() -> tuple[RowPath, str, Any]:
     try:
         from cdc import _native
     except ImportError as error:
-        # Nothing was built, or for another platform: the reason is shown, and the daemon works.
+        # The module wasn't built, or was built for another platform: the daemon logs the reason and runs on the Python path.
         why = f"the compiled module isn't there ({error}): install a Rust toolchain (cargo) and install this again"
         return "python", why, None
     if getattr(_native, "SOURCES_CRC32", "") != _sources_crc32():
-        return "python", "the compiled module was built of other sources than these: install this again (make setup)", None
+        return "python", "the compiled module was built from other sources: install this again (make setup)", None
     return "native", "the compiled module is there", _native
 
 
 def _sources_crc32() -> str:
-    """As cdc/native/build.rs tells it: a module that was left from before an update lacks what Python expects of it."""
+    """Return the sources' checksum, computed as in cdc/native/build.rs.
+
+    It detects a module that is older than an update, and lacks functions that Python needs.
+    """
     sources = sorted((Path(__file__).parent / "src").glob("*.rs"))
     return str(zlib.crc32(b"".join(source.read_bytes() for source in sources)))
 
@@ -50,22 +53,22 @@ def _sources_crc32() -> str:
 _CHOICE: Final = _choose()
 
 ROW_PATH: Final = _CHOICE[0]
-"""Which one runs."""
+"""The row path in use."""
 
 TAKES_TURNS: Final = ROW_PATH == "python"
-"""Whether the threads that work on rows had better do it in turns, because every row needs the interpreter's lock."""
+"""Whether the threads that process rows should take turns, because each row needs the interpreter's lock."""
 
 REASON: Final = _CHOICE[1]
-"""Why, as a clause."""
+"""Reason of the choice, as a clause."""
 
 
 def choose(name: str, python: _T) -> _T:
-    """What the compiled module has under this name, if that is the path that runs, else the Python one, which does the same."""
+    """Return the compiled module's object with this name if the compiled path is in use, otherwise `python`, its equivalent."""
     chosen: _T = python if _CHOICE[2] is None else getattr(_CHOICE[2], name)
     return chosen
 
 
 def plug_in(client_library: str) -> Any:
-    """The compiled module, if the librdkafka that this library is linked with takes it as a plug-in; else None."""
+    """Return the compiled module if the librdkafka that `client_library` is linked with accepts it as a plug-in, else None."""
     module = _CHOICE[2]
     return module if module is not None and module.ProducerHandle.bind(client_library, module.__file__) else None

@@ -1,4 +1,4 @@
-"""`python -m cdc.native`: says which row path an installation has."""
+"""`python -m cdc.native`: prints which row path an installation uses, and why."""
 
 from cdc import native
 

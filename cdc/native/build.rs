@@ -1,4 +1,4 @@
-//! Has the module know of which sources it was built: cdc.native takes none that was built of others.
+//! Records in the module the checksum of its sources: cdc.native rejects a module that was built from other sources.
 
 use std::path::PathBuf;
 use std::{env, fs, io};

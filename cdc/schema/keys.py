@@ -13,9 +13,9 @@ greater. If the number isn't equal to the double, its exact digits follow. The s
 decimals. It compares a double with a decimal by the double's first 15 digits, so that double 0.1 and decimal 0.1 are one key.
 This module therefore encodes a double as those 15 digits, if they convert back to the same double. Otherwise (0.1 + 0.2, or
 doubles that are integers of 16 or more digits) the server's comparison isn't transitive: decimal 0.3 equals two different
-doubles. No encoding can reproduce that. Here such a double equals no decimal, unless it is an integer between -2^64 and 2^64: then
-it equals exactly that integer. NaN is less than all numbers. In a part of the type `double`, the server (2.6) considers NaN equal
-to whatever value it is compared with; here NaN is a separate key.
+doubles. No encoding can reproduce that. Here such a double equals no decimal, unless it is an integer between -2^64 and 2^64:
+then it equals exactly that integer. NaN is less than all numbers. In a part of the type `double`, the server (2.6) considers NaN
+equal to whatever value it is compared with; here NaN is a separate key.
 
 In a HASH index, equal numbers and points in time in different notations are different keys (`KeyPart.is_as_written`). There the
 key contains a decimal's digits and exponent, a NaN's bits, and a point in time's zone. Such an index has no order.

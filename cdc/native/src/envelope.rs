@@ -1,4 +1,4 @@
-//! Events as bytes: the pieces of docs/events.md's envelope, as cdc.events.envelope and cdc.stream.fragments put them together.
+//! Events as bytes: the pieces of the envelope in docs/events.md, built as in cdc.events.envelope and cdc.stream.fragments.
 
 use crate::json::{push_signed, push_unsigned};
 use crate::plan::Plan;
@@ -11,7 +11,7 @@ pub const OPEN_PATCH: &[u8] = br#"{"op":"u","before":null,"after":null,"patch":"
 pub const THEN_UPSERT: &[u8] = br#","upsert":"#;
 pub const OPEN_DELETE: &[u8] = br#"{"op":"d","before":null,"after":null"#;
 
-/// The vclock, and the texts that hold while one origin's transactions follow each other.
+/// The vclock, and its JSON before and after one origin's lsn, cached while that origin's transactions follow each other.
 #[derive(Default)]
 pub struct Origins {
     vclock: Vec<(u64, u64)>,
@@ -40,7 +40,7 @@ impl Origins {
         &self.vclock
     }
 
-    /// Transactions of this origin come up to this lsn.
+    /// Set the lsn up to which this origin's transactions were processed.
     pub fn advance(&mut self, origin: u64, lsn: u64) {
         match self.vclock.iter_mut().find(|(other, _)| *other == origin) {
             Some(component) => component.1 = lsn,
@@ -82,10 +82,10 @@ fn push_component(out: &mut Vec<u8>, origin: u64, lsn: u64) {
     push_unsigned(out, lsn);
 }
 
-/// What the events of one transaction share.
+/// Pieces that all events of one transaction share.
 #[derive(Default)]
 pub struct Shared {
-    /// From the source to the open quote of the lsn in `sequence`.
+    /// From the source to the opening quote of the lsn in `sequence`.
     time: Vec<u8>,
     origin: Vec<u8>,
     tsn: Vec<u8>,
@@ -94,7 +94,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Of the transaction that has this first and last lsn, and was written then.
+    /// Build the pieces for a transaction, given its first lsn (`tsn`), its last lsn, and its time in seconds.
     pub fn begin(
         &mut self,
         source: &[u8],
@@ -140,7 +140,7 @@ impl Shared {
         tail.extend_from_slice(br#"","total_order":"#);
     }
 
-    /// What follows a row's content: to the end of its event.
+    /// Append the part of an event after the row's content, up to the event's end.
     #[inline]
     pub fn push_rest(&self, out: &mut Vec<u8>, plan: &Plan, place: &Place, suffix: &[u8]) {
         let mut buffer = itoa::Buffer::new();
@@ -163,7 +163,7 @@ impl Shared {
     }
 }
 
-/// Where a row stands: in its log, in its transaction, among the events.
+/// Position of a row in its log, in its transaction, and among the events.
 pub struct Place {
     pub lsn: u64,
     pub row: u64,
@@ -172,10 +172,10 @@ pub struct Place {
     pub order: u64,
 }
 
-/// A transaction's number of events by space, whose names are JSON.
+/// A transaction's numbers of events by space; the spaces' names are JSON.
 pub type Counts<'a> = [(&'a [u8], u64)];
 
-/// Key and values of a transaction's BEGIN and END.
+/// Return the key of a transaction's records, and the values of BEGIN and END.
 pub fn transaction_records(
     origin: u64,
     tsn: u64,

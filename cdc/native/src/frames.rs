@@ -1,7 +1,7 @@
-//! Bytes of a stream into frames, and of each frame what its header says; as cdc.protocol.codec and the assembler's columns.
+//! Splitting a stream's bytes into frames, and reading each frame's header; as cdc.protocol.codec and the assembler's columns.
 //!
-//! A frame that is anything but a header map with plain keys and at most one body map is none of this module's business: then the
-//! whole feed is decoded in Python, which names what is wrong with it.
+//! This module reads only frames that consist of a header map with plain keys and at most one body map. If a feed contains any
+//! other (odd) frame, Python decodes the entire feed and reports what is wrong with it.
 
 use crate::wire::{Reader, Value};
 
@@ -19,12 +19,12 @@ const FLAGS: u8 = 0x09;
 
 pub const COMMIT: u64 = 1;
 const ORIGIN_MAX: u64 = 31;
-/// Past the year 5000: no clock shows it, and its microseconds must stay a number of 64 bits.
+/// Upper bound of a time, in seconds: after the year 5000, so no clock shows it; in microseconds it must fit into 64 bits.
 const TIMESTAMP_MAX: f64 = 1e11;
-/// Types of the rows of a log: INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP; PROMOTE, DEMOTE, CONFIRM, ROLLBACK.
+/// Types of a log's rows: INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP; PROMOTE, DEMOTE, CONFIRM, ROLLBACK.
 const ROW_KINDS: [u64; 10] = [2, 3, 4, 5, 9, 12, 31, 32, 40, 41];
 
-/// One frame: where it lies, and its header.
+/// One frame: its place in the data, and its header.
 #[derive(Clone, Debug)]
 pub struct Row {
     pub begin: usize,
@@ -33,13 +33,13 @@ pub struct Row {
     pub kind: u64,
     pub origin: u64,
     pub lsn: u64,
-    /// What the header has as TSN: the lsn less that of the transaction's first row. None: a transaction by itself.
+    /// TSN as in the header: the lsn minus that of the transaction's first row. None if the row is a transaction of its own.
     pub tsn: Option<u64>,
     pub flags: u64,
     pub timestamp: f64,
-    /// Whether the header names a group: the row may be a local one.
+    /// Whether the header names a group; the row may then be a local one.
     pub has_group: bool,
-    /// Whether the header is what each row of a stream has, with values of the types and in the ranges that they should have.
+    /// Whether the header has all fields of a stream's row, with values of the right types and in the allowed ranges.
     pub is_sound: bool,
 }
 
@@ -69,7 +69,7 @@ impl Row {
             && (1.0..TIMESTAMP_MAX).contains(&self.timestamp);
     }
 
-    /// What identifies the transaction.
+    /// Return the transaction's identity: its origin, and the lsn of its first row.
     pub fn transaction(&self) -> (u64, u64) {
         (self.origin, self.lsn.wrapping_sub(self.tsn.unwrap_or(0)))
     }
@@ -79,7 +79,7 @@ impl Row {
     }
 }
 
-/// The ends of the whole frames, and how many bytes there must be before another is whole. None: a length that isn't one.
+/// Return the ends of the complete frames, and how many bytes one more needs in all. None if a length is malformed or too large.
 pub fn walk(data: &[u8], frame_bytes_max: usize) -> Option<(Vec<usize>, usize)> {
     let mut ends = Vec::new();
     let mut at = 0;
@@ -102,7 +102,7 @@ pub fn walk(data: &[u8], frame_bytes_max: usize) -> Option<(Vec<usize>, usize)> 
     Some((ends, at + LENGTH_BYTES))
 }
 
-/// The headers of frames that lie one behind the other. None if one isn't a header map with plain keys and at most one body map.
+/// Read the headers of consecutive frames. None if a frame isn't a header map with plain keys and at most one body map.
 pub fn scan(data: &[u8], ends: &[usize]) -> Option<Vec<Row>> {
     let mut rows = Vec::with_capacity(ends.len());
     let mut begin = 0;
@@ -113,8 +113,8 @@ pub fn scan(data: &[u8], ends: &[usize]) -> Option<Vec<Row>> {
     Some(rows)
 }
 
-/// Rows as a log file has them, without lengths: as frames of a stream they are put behind each other in `wire`. Returns the rows,
-/// and where the last one that is whole ends; what follows may be odd.
+/// Read rows of a log file, which have no lengths, and append them to `wire` as frames of a stream. Return the rows, and the end
+/// of the last complete one; the bytes after it may be incomplete or malformed.
 pub fn scan_log(data: &[u8], wire: &mut Vec<u8>) -> (Vec<Row>, usize) {
     let mut rows = Vec::new();
     let mut at = 0;
@@ -135,7 +135,7 @@ pub fn scan_log(data: &[u8], wire: &mut Vec<u8>) -> (Vec<Row>, usize) {
     (rows, at)
 }
 
-/// One row of a log file, and where it ends. Only a NOP has no body there.
+/// Read one row of a log file; return it and its end. In a log file, only a NOP has no body.
 fn log_row(data: &[u8], begin: usize) -> Option<(Row, usize)> {
     let mut reader = Reader::new(data, begin);
     let mut row = Row::new(begin, 0);
@@ -151,7 +151,7 @@ fn log_row(data: &[u8], begin: usize) -> Option<(Row, usize)> {
     Some((row, reader.at))
 }
 
-/// A map of short keys.
+/// Skip a body: a map with one-byte keys.
 #[inline]
 fn body(reader: &mut Reader) -> Option<()> {
     let count = short_map(reader)?;
@@ -225,13 +225,13 @@ fn short_key(reader: &mut Reader) -> Option<u8> {
     (key < 0x80).then_some(key)
 }
 
-/// Where a transaction that begins with row `at` ends.
+/// End of a transaction that begins with a given row.
 pub enum Extent {
-    /// Behind this row.
+    /// Complete; the index after its last row.
     Whole(usize),
-    /// Its last row isn't there yet.
+    /// Its last row hasn't arrived.
     Open,
-    /// It is interrupted by this row, of another one.
+    /// Interrupted; the index of the interrupting row, which is unsound or belongs to another transaction.
     Broken(usize),
 }
 
@@ -241,7 +241,7 @@ pub fn extent(rows: &[Row], at: usize) -> Extent {
     }
     let transaction = rows[at].transaction();
     for (index, row) in rows.iter().enumerate().skip(at) {
-        // What isn't sound may say anything: the Python path looks at it.
+        // An unsound row can't be trusted: leave it to the Python path.
         if row.tsn.is_none() || row.transaction() != transaction || !row.is_sound {
             return Extent::Broken(index);
         }
@@ -252,7 +252,8 @@ pub fn extent(rows: &[Row], at: usize) -> Extent {
     Extent::Open
 }
 
-/// Behind up to so many rows' whole transactions from row `at` on, at least one if there is a whole one; a broken one ends it.
+/// Return the end of a run of complete transactions from row `at` on. The run ends once it has `count_max` rows, and has at least
+/// one transaction if that is complete. A broken transaction ends the run and is included, with the interrupting row.
 pub fn whole_until(rows: &[Row], at: usize, count_max: usize) -> usize {
     let mut until = at;
     while until < rows.len() && (until == at || until - at < count_max) {
@@ -265,7 +266,7 @@ pub fn whole_until(rows: &[Row], at: usize, count_max: usize) -> usize {
     until
 }
 
-/// Behind the row that ends the transaction which is open at row `at`; as far as the rows go, if none does.
+/// Return the index after the row that ends the transaction open at row `at`; the number of rows if no row ends it.
 pub fn end_of_open(rows: &[Row], at: usize) -> usize {
     for (index, row) in rows.iter().enumerate().skip(at) {
         if row.tsn.is_none() || row.flags & COMMIT != 0 {
@@ -275,7 +276,7 @@ pub fn end_of_open(rows: &[Row], at: usize) -> usize {
     rows.len()
 }
 
-/// Whether these rows are all of a transaction that `before` left open, and leave it open.
+/// Return whether all these rows belong to the open transaction of `before`, and none of them ends it.
 pub fn go_on(rows: &[Row], before: &Row) -> bool {
     let transaction = before.transaction();
     rows.iter().all(|row| {

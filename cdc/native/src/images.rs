@@ -1,5 +1,5 @@
-//! A row of a space that has images: its event's content, and what it does to the images; as cdc.images.image_events, for what is
-//! common. What is rare, or wrong, is refused, and the transaction is handed back.
+//! Rows of spaces with images: the event's content, and the change of the images; as cdc.images.image_events, for common rows.
+//! Rare or wrong rows are refused, and their transaction is returned to the Python path.
 
 use crate::envelope::{OPEN_CREATE, OPEN_DELETE_IMAGE, OPEN_UPDATE_IMAGE};
 use crate::frames::Row;
@@ -26,16 +26,16 @@ const OPS: u8 = 0x28;
 const AFTER: &[u8] = b",\"after\":";
 const NO_AFTER: &[u8] = b",\"after\":null";
 
-/// What a space's images are kept by.
+/// Everything needed to maintain one space's images.
 #[derive(Debug)]
 pub struct ImagePlan {
     pub keys: KeyPlan,
     pub format: Format,
-    /// Whether an UPSERT is carried out as an UPDATE is, or by rules of its own.
+    /// Whether UPSERTs are applied here, like an UPDATE; otherwise they have rules of their own, and are refused.
     pub takes_upserts: bool,
 }
 
-/// What a request's body has, as far as it matters here: where its values begin and end.
+/// The relevant contents of a request's body: begin and end of its values.
 #[derive(Default)]
 pub struct Body {
     pub base: u64,
@@ -45,7 +45,7 @@ pub struct Body {
 }
 
 impl Body {
-    /// Each key once, in one byte, and nothing behind the last value: no server reads such a body in another way.
+    /// Read a body with unique one-byte keys and nothing after the last value: all server versions read such a body alike.
     pub fn read(frame: &[u8], row: &Row) -> Option<Body> {
         let first = *frame.get(row.body)?;
         if first & 0xf0 != 0x80 {
@@ -79,7 +79,7 @@ fn slice(frame: &[u8], span: Option<(usize, usize)>) -> Result<&[u8], Refused> {
     frame.get(begin..end).ok_or(Refused)
 }
 
-/// Buffers of one row, kept for the next.
+/// Buffers for one row, reused for the next.
 #[derive(Default)]
 pub struct Work {
     store_key: Vec<u8>,
@@ -90,7 +90,7 @@ pub struct Work {
 }
 
 impl Work {
-    /// The key of a row whose event needs what the store has, if nothing has been heard of it.
+    /// Return a row's key if its event needs the stored tuple, and that tuple is still unknown.
     pub fn unknown_key<'a>(
         &'a mut self,
         images: &ImagePlan,
@@ -115,7 +115,7 @@ impl Work {
         (overlay.current(&self.store_key) == Found::Unknown).then_some(&self.store_key)
     }
 
-    /// Appends a row's opening and content, and changes the images; returns whether there is an event at all.
+    /// Append a row's opening and content, and change the images; return whether the row has an event.
     pub fn apply(
         &mut self,
         plan: &Plan,
@@ -141,7 +141,7 @@ impl Work {
             return Err(Refused);
         }
         let before = match row.kind {
-            // The server refuses an INSERT of a key that is there, so the store, which would have to be read for each, isn't asked.
+            // The server refuses an INSERT of an existing key, so the store needn't be read, which would be a read for each row.
             INSERT => match overlay.pending(&self.store_key) {
                 Some(Some(_)) => return Err(Refused),
                 _ => None,
@@ -183,7 +183,7 @@ impl Work {
                 )
                 .ok_or(Refused)?;
                 if kind == UPSERT {
-                    // An UPSERT that would change its key, or how the key is written, has rules of its own.
+                    // An UPSERT that would change its key, or the key's notation, has rules of its own.
                     self.key.clear();
                     images
                         .keys
@@ -334,17 +334,17 @@ mod tests {
         let mut overlay = Overlay::new();
         apply(&mut overlay, 2, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a").unwrap();
         for (kind, body) in [
-            (2, &b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a"[..]), // it is there
-            (3, b"\x82\x10\xcd\x02\x00\x21\x91\xa1a"),          // no key of this kind
-            (3, b"\x83\x10\xcd\x02\x00\x21\x91\x08\x21\x91\x08"), // a tuple twice
+            (2, &b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a"[..]), // an existing key
+            (3, b"\x82\x10\xcd\x02\x00\x21\x91\xa1a"),          // a key of another type
+            (3, b"\x83\x10\xcd\x02\x00\x21\x91\x08\x21\x91\x08"), // two tuples
             (
                 4,
                 b"\x83\x10\xcd\x02\x00\x20\x91\x07\x21\x91\x93\xa1!\x02\xa1c",
-            ), // an operation that is rare
+            ), // a rare operation
             (
                 9,
                 b"\x83\x10\xcd\x02\x00\x21\x92\x07\xa1x\x28\x91\x93\xa1+\x00\x01",
-            ), // it would change the key
+            ), // an UPSERT that would change the key
             (5, b"\x83\x10\xcd\x02\x00\x11\x01\x20\x91\x07"),   // by another index
             (14, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
         ] {

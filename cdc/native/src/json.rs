@@ -1,7 +1,7 @@
-//! Values as JSON: the type table of docs/events.md, as cdc.events.json_values and msgspec write them.
+//! Values as JSON by the type table of docs/events.md, as cdc.events.json_values and msgspec write them.
 //!
-//! What is rare (lengths of time, errors, maps with keys that aren't texts, deep nesting, unknown extensions) is `Refused`: the
-//! Python path writes it, or says why it can't be written.
+//! Rare values (lengths of time, errors, maps with keys that aren't texts, deep nesting, unknown extensions) are `Refused`: the
+//! Python path writes them, or reports why they can't be written.
 
 use std::collections::HashSet;
 
@@ -10,7 +10,7 @@ use base64::Engine;
 
 use crate::wire::{Reader, Value};
 
-/// Something that only the Python path handles.
+/// Error for input that only the Python path handles.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Refused;
 
@@ -27,7 +27,7 @@ const DAY_SECONDS: i64 = 86_400;
 /// The Gregorian calendar repeats every 400 years.
 const CYCLE_DAYS: i64 = 146_097;
 
-/// For each byte of a text how it is escaped: 0 not at all, `u` as \u00xx, else by this letter.
+/// Escape of each byte of a text: 0 for none, `u` for \u00xx, otherwise the letter after the backslash.
 const ESCAPES: [u8; 256] = escapes();
 
 const fn escapes() -> [u8; 256] {
@@ -57,7 +57,7 @@ pub fn push_signed(out: &mut Vec<u8>, number: i64) {
     out.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
-/// A text that is UTF-8.
+/// Append a text, which must be UTF-8, as a JSON string.
 #[inline]
 pub fn push_text(out: &mut Vec<u8>, text: &[u8]) {
     out.push(b'"');
@@ -124,9 +124,9 @@ pub fn push_uuid(out: &mut Vec<u8>, data: &[u8]) -> Written {
     Ok(())
 }
 
-/// A value that has one writing wherever it stands: nothing, a truth value, a whole number, a text, binary or a UUID.
+/// Append a value of a type with one notation in all places: nil, boolean, integer, text, binary or UUID.
 ///
-/// Fields of such types have hardly anything else, and what else they have JSON's encoder writes by rules of its own.
+/// Fields of such types rarely contain other values; the Python path's JSON encoder writes those by rules of its own.
 #[inline]
 pub fn push_simple(out: &mut Vec<u8>, reader: &mut Reader) -> Written {
     match reader.value().ok_or(Refused)? {
@@ -142,7 +142,7 @@ pub fn push_simple(out: &mut Vec<u8>, reader: &mut Reader) -> Written {
     Ok(())
 }
 
-/// Any value of the type table.
+/// Append any value of the type table, except the rare ones.
 pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written {
     if level > LEVELS_MAX {
         return Err(Refused);
@@ -164,7 +164,7 @@ pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written
         }
         Value::Map(count) => {
             out.push(b'{');
-            // Two keys that are the same have one value in Python.
+            // Of equal keys, Python keeps only one value.
             let mut seen = HashSet::new();
             for place in 0..count {
                 if place > 0 {
@@ -187,7 +187,7 @@ pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written
     Ok(())
 }
 
-/// Scale as an integer, then packed digits, the last nibble the sign; in plain notation.
+/// Append a decimal in plain notation. Its data: the scale as an integer, then packed digits, whose last nibble is the sign.
 fn push_decimal(out: &mut Vec<u8>, data: &[u8]) -> Written {
     let mut reader = Reader::new(data, 0);
     let scale = reader
@@ -233,13 +233,13 @@ fn push_padded(out: &mut Vec<u8>, number: i64, width: usize) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Seconds as int64, then, where one of them isn't zero, nanoseconds int32, offset int16, time zone int16; little-endian.
+/// Append a datetime. Its data (little-endian): seconds int64; unless all are zero, nanoseconds int32, offset int16, zone int16.
 fn push_datetime(out: &mut Vec<u8>, data: &[u8]) -> Written {
     let (seconds, nanosecond, offset) = datetime(data)?;
     push_time(out, seconds, nanosecond, offset)
 }
 
-/// As `push_datetime`, of which only the instant counts.
+/// Append only the instant of a datetime, in UTC.
 pub fn push_instant(out: &mut Vec<u8>, data: &[u8]) -> Written {
     let (seconds, nanosecond, _) = datetime(data)?;
     push_time(out, seconds, nanosecond, 0)
@@ -265,7 +265,7 @@ fn push_time(out: &mut Vec<u8>, seconds: i64, nanosecond: i32, offset: i64) -> W
     let local = seconds.checked_add(offset * 60).ok_or(Refused)?;
     let days = local.div_euclid(DAY_SECONDS);
     let second = local.rem_euclid(DAY_SECONDS);
-    // Days since 0000-03-01, in cycles of 400 years; the months of a year that begins in March have regular lengths.
+    // Days since 0000-03-01, in cycles of 400 years; in a year that begins in March, the months have regular lengths.
     let shifted = days + 719_468;
     let cycle = shifted.div_euclid(CYCLE_DAYS);
     let day_of_cycle = shifted.rem_euclid(CYCLE_DAYS);
@@ -355,7 +355,7 @@ mod tests {
     fn what_is_rare_is_left_to_python() {
         for data in [
             &b"\x81\x01\x02"[..],      // a key that isn't a text
-            b"\x82\xa1k\x01\xa1k\x02", // a key that is there twice
+            b"\x82\xa1k\x01\xa1k\x02", // a duplicate key
             b"\xd4\x05\x01",           // an unknown extension
             b"\xd4\x01\xff",           // a decimal with a negative scale, and no digits
             b"\xc7\x02\x02ab",         // half a UUID

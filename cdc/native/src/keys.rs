@@ -1,11 +1,11 @@
-//! Primary keys as the store has them, made of raw tuples; the specification is cdc.schema.keys.
+//! Primary keys in the store's encoding, made from raw tuples; the specification is cdc.schema.keys.
 //!
-//! None: a value that this doesn't write (decimals, NaN, infinity, what doesn't fit the part's type, keys that become hashes). The
-//! transaction is handed back then, and the Python way writes it or says what is wrong with it.
+//! Functions return None for values that this module doesn't encode: decimals, NaN, infinity, values that don't fit the part's
+//! type, keys that become hashes. The transaction is then returned to the Python path, which encodes it or reports the error.
 
 use crate::layout;
 
-/// Longer keys are hashes.
+/// Keys of at least this many bytes are stored as hashes.
 const KEY_BYTES_MAX: usize = 511;
 const SIGN_BIT: u64 = 1 << 63;
 const SAME: u8 = 0x80;
@@ -25,7 +25,7 @@ enum Kind {
     Scalar,
 }
 
-/// What makes one space's keys.
+/// Encoder of one space's keys.
 #[derive(Clone, Debug)]
 pub struct KeyPlan {
     prefix: [u8; 4],
@@ -34,7 +34,7 @@ pub struct KeyPlan {
 }
 
 impl KeyPlan {
-    /// `parts` are fields and types of the primary key. None for types whose keys are made elsewhere.
+    /// Compile the fields (from 0) and types of a primary key. None if Python must encode keys of these types.
     pub fn new(number: u32, parts: &[(usize, &str)]) -> Option<KeyPlan> {
         let parts: Option<Vec<(usize, Kind)>> = parts
             .iter()
@@ -49,12 +49,12 @@ impl KeyPlan {
         })
     }
 
-    /// Appends the key of a tuple.
+    /// Append the key of a tuple.
     pub fn of_tuple(&self, tuple: &[u8], out: &mut Vec<u8>) -> Option<()> {
         self.write(tuple, out, |place| self.parts[place].0)
     }
 
-    /// Appends the key of a key's values.
+    /// Append a key, given an array of its values.
     pub fn of_key(&self, key: &[u8], out: &mut Vec<u8>) -> Option<()> {
         let (count, _) = layout::header(key, 0).filter(|_| layout::is_array(key[0]))?;
         if count != self.parts.len() as u64 {
@@ -193,7 +193,7 @@ fn push_number(out: &mut Vec<u8>, data: &[u8], position: usize) -> Option<()> {
             let value = layout::integer(data, position)?;
             let double = value as f64;
             if double as i128 != value {
-                return None; // it lies beside its double
+                return None; // not equal to its nearest double
             }
             (double, SAME)
         }
@@ -211,7 +211,7 @@ fn push_number(out: &mut Vec<u8>, data: &[u8], position: usize) -> Option<()> {
     Some(())
 }
 
-/// The double, and whether a decimal equals it: the one of its first 15 digits, or the whole number that it is.
+/// Return the double, and a mark that says whether a decimal equals it: that of its first 15 digits, or its integer value.
 fn of_double(double: f64) -> Option<(f64, u8)> {
     if !double.is_finite() {
         return None;

@@ -1,6 +1,8 @@
-//! Where MessagePack values begin and end, without decoding them; as cdc.protocol.layout. None: not whole, or nothing begins so.
+//! The boundaries of MessagePack values, found without decoding them; as cdc.protocol.layout.
+//!
+//! Functions return None if a value is incomplete, of another type than expected, or begins with a byte with which none begins.
 
-/// By a value's first byte: how many bytes the value has, 0 where that byte alone doesn't tell.
+/// Size of a value in bytes, by its first byte; 0 if the first byte doesn't determine it.
 const SIZES: [u8; 256] = sizes();
 
 const fn sizes() -> [u8; 256] {
@@ -34,7 +36,7 @@ fn unsigned_at(data: &[u8], begin: usize, width: usize) -> Option<u64> {
     )
 }
 
-/// How many elements the array (or pairs the map) has, and where the first begins.
+/// Return the number of elements of the array (or of pairs of the map), and where the first one begins.
 pub fn header(data: &[u8], position: usize) -> Option<(u64, usize)> {
     let first = *data.get(position)?;
     match first {
@@ -53,7 +55,7 @@ pub fn is_map(first: u8) -> bool {
     matches!(first, 0x80..=0x8f | 0xde | 0xdf)
 }
 
-/// Where the content of the string, binary or extension begins, and its length. The content may still be cut off.
+/// Return where the content of the string, binary or extension begins, and its length. The content may be incomplete.
 pub fn content(data: &[u8], position: usize) -> Option<(usize, usize)> {
     let first = *data.get(position)?;
     let (width, more) = match first {
@@ -71,7 +73,7 @@ pub fn content(data: &[u8], position: usize) -> Option<(usize, usize)> {
     Some((position + 1 + width + more, length))
 }
 
-/// Where the value ends.
+/// Return the end of the value.
 pub fn end_of(data: &[u8], mut position: usize) -> Option<usize> {
     let mut left: u64 = 1;
     while left > 0 {
@@ -82,7 +84,7 @@ pub fn end_of(data: &[u8], mut position: usize) -> Option<usize> {
             position += size;
         } else if is_array(first) || is_map(first) {
             let (count, begin) = header(data, position)?;
-            // Each element has a byte at least, so that what a hostile header promises ends with the data.
+            // Each element has at least one byte, so a hostile count can't make the loop continue past the data.
             left = left.checked_add(if is_map(first) { count * 2 } else { count })?;
             position = begin;
         } else {
@@ -93,7 +95,7 @@ pub fn end_of(data: &[u8], mut position: usize) -> Option<usize> {
     (position <= data.len()).then_some(position)
 }
 
-/// The integer at `position`, of whichever type.
+/// Return the integer at `position`, in any of its encodings.
 pub fn integer(data: &[u8], position: usize) -> Option<i128> {
     let first = *data.get(position)?;
     Some(match first {
@@ -108,7 +110,7 @@ pub fn integer(data: &[u8], position: usize) -> Option<i128> {
     })
 }
 
-/// Where field `place` of an array begins.
+/// Return where field `place` of an array begins.
 pub fn element(data: &[u8], place: usize) -> Option<usize> {
     let (count, mut position) = header(data, 0).filter(|_| is_array(data[0]))?;
     if place as u64 >= count {
@@ -120,7 +122,7 @@ pub fn element(data: &[u8], place: usize) -> Option<usize> {
     Some(position)
 }
 
-/// An integer in its shortest form.
+/// Append an integer in its shortest form. None if it doesn't fit into 64 bits.
 pub fn push_integer(out: &mut Vec<u8>, value: i128) -> Option<()> {
     if value >= 0 {
         let value = u64::try_from(value).ok()?;

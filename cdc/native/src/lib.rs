@@ -1,7 +1,8 @@
-//! The row path in compiled form: what happens to every row, without Python's lock. The Python modules are the specification;
+//! The compiled row path: the processing of each row, without holding Python's lock. The Python modules are its specification;
 //! `cdc.native` decides which of the two runs.
 //!
-//! What crosses the border is a batch, never a row. Only `python` knows of Python; all other modules are tested by themselves.
+//! Only batches cross the border to Python, never single rows. Only the modules named `python…` depend on Python; the others have
+//! their own tests.
 
 pub mod envelope;
 pub mod frames;

@@ -1,9 +1,9 @@
-//! Which partition a key belongs to, as Kafka's own producers place it. Specification: `cdc/kafka/murmur2.py`.
+//! A key's partition, as Kafka's own producers choose it. Specification: `cdc/kafka/murmur2.py`.
 
 const SEED: u32 = 0x9747_b28c;
 const FACTOR: u32 = 0x5bd1_e995;
 
-/// The hash.
+/// Return the hash of a key.
 pub fn murmur2(data: &[u8]) -> u32 {
     let mut found = SEED ^ data.len() as u32;
     let mut words = data.chunks_exact(4);
@@ -23,7 +23,7 @@ pub fn murmur2(data: &[u8]) -> u32 {
     found ^ (found >> 15)
 }
 
-/// Where messages with this key are, of so many partitions; 0 of none.
+/// Return the partition of messages with this key, given the number of partitions; 0 if there are none.
 pub fn partition_of(key: &[u8], partition_count: u32) -> u32 {
     (murmur2(key) & 0x7fff_ffff)
         .checked_rem(partition_count)

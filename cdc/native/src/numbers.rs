@@ -1,10 +1,10 @@
-//! Sums of the server's kinds of numbers, with the types of their results; as cdc.tuples.arithmetic, but for what needs rounding.
+//! Sums of the server's kinds of numbers, with their result types; as cdc.tuples.arithmetic, except for sums that need rounding.
 
 use crate::layout;
 use crate::update::Width;
 
 const EXT_DECIMAL: u8 = 1;
-/// Decimals have so many digits, behind the point one less (from 3.5 on there are larger ones).
+/// Maximum number of a decimal's digits; at most one less may follow the point. (Decimals from 3.5 on can be larger.)
 const DIGITS_MAX: u32 = 38;
 const DECIMAL_END: i128 = 10i128.pow(DIGITS_MAX);
 
@@ -13,12 +13,12 @@ const DECIMAL_END: i128 = 10i128.pow(DIGITS_MAX);
 pub enum Number {
     Integer(i128),
     Float(f64),
-    /// Digits, with a sign, and how many of them are behind the point.
+    /// The digits as a signed integer, and the number of digits after the point.
     Decimal(i128, u32),
 }
 
 impl Number {
-    /// None if it is no number, or one that is seldom met.
+    /// Decode a number. None if the value isn't a number, or is a rare one.
     pub fn read(data: &[u8], position: usize) -> Option<Number> {
         let bytes = data.get(position + 1..)?;
         match *data.get(position)? {
@@ -59,7 +59,7 @@ fn decimal(data: &[u8], position: usize) -> Option<Number> {
         _ => return None,
     };
     if is_negative && digits == 0 {
-        return None; // a zero with a sign of its own
+        return None; // a negative zero
     }
     Some(Number::Decimal(
         if is_negative { -digits } else { digits },
@@ -67,7 +67,7 @@ fn decimal(data: &[u8], position: usize) -> Option<Number> {
     ))
 }
 
-/// Appends the sum, or the difference.
+/// Append the sum, or the difference if `minus`. None if the result doesn't fit, or must be rounded.
 pub fn push_sum(
     out: &mut Vec<u8>,
     left: Number,
@@ -140,7 +140,7 @@ fn float(number: Number) -> Option<f64> {
 
 fn push_float(out: &mut Vec<u8>, sum: f64, width: Width) -> Option<()> {
     if sum.is_nan() {
-        return None; // which of them it is, is the processor's matter
+        return None; // the bits of the NaN depend on the processor
     }
     let narrow = sum as f32;
     let fits = sum.abs() <= f64::from(f32::MAX) && f64::from(narrow) == sum;

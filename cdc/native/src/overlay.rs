@@ -1,13 +1,13 @@
-//! The changes of rows that the store hasn't got yet, by key and in order; the specification is cdc.images.pending.
+//! The row changes that the store doesn't have yet, by key and in order; the specification is cdc.images.pending.
 //!
 //! ```text
 //! put, delete, clear ─▶ open changes ──take──▶ a batch's changes, frozen ──written──▶ forgotten
 //!                           ▲                         ▲
-//!                 table: key ──────▶ where its last change is
+//!                 table: key ──────▶ place of its last change
 //! ```
 //!
-//! Keys and tuples lie one behind the other in their batch's bytes; the table has places, no bytes. Each change knows what its key
-//! had before, so that a transaction which is handed back in the middle leaves nothing.
+//! Keys and tuples are stored one after the other in their batch's bytes; the table contains places, not bytes. Each change
+//! refers to its key's previous change. Thus, if a partly processed transaction is handed back, its changes can be undone.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -25,14 +25,14 @@ static OVERLAYS: AtomicU64 = AtomicU64::new(1);
 struct Entry {
     begin: usize,
     key: u32,
-    /// How long the tuple is that follows the key; 0 says that all rows of a space are gone.
+    /// Length of the tuple that follows the key. 0: all rows of a space were deleted; GONE: the key's row was deleted.
     tuple: u32,
 }
 
 /// The changes of one batch, in order.
 #[derive(Debug, Default)]
 pub struct Changes {
-    /// Whose changes they are; 0 for nobody's.
+    /// Id of the overlay that the changes belong to; 0 for none.
     overlay: u64,
     number: u64,
     data: Vec<u8>,
@@ -48,12 +48,12 @@ impl Changes {
         self.entries.is_empty()
     }
 
-    /// Of keys and tuples.
+    /// Return the total size of keys and tuples, in bytes.
     pub fn byte_count(&self) -> usize {
         self.data.len()
     }
 
-    /// A key and its tuple, None if it is gone; an empty tuple says that all rows of the space are gone.
+    /// Return a change's key and its tuple: None if the row was deleted, an empty tuple if all rows of the space were deleted.
     pub fn get(&self, index: usize) -> (&[u8], Option<&[u8]>) {
         let Entry { begin, key, tuple } = self.entries[index];
         let middle = begin + key as usize;
@@ -85,7 +85,7 @@ impl Changes {
     }
 }
 
-/// Where a key's last change is.
+/// Place of a change: its batch's number, and its index in the batch.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Place {
     number: u64,
@@ -98,16 +98,16 @@ struct Slot {
     place: Place,
 }
 
-/// What a key has.
+/// Result of looking up a key's current tuple.
 #[derive(Debug, PartialEq)]
 pub enum Found<'a> {
     Tuple(&'a [u8]),
     Nothing,
-    /// The store has to be asked.
+    /// The store must be read.
     Unknown,
 }
 
-/// The changes of a batch, for whoever changes the table meanwhile; None if they are written.
+/// Return the changes of a batch, None if they were written. A free function, so that callers can change the table meanwhile.
 fn batch_of<'a>(
     open: &'a Changes,
     frozen: &'a VecDeque<Option<Arc<Changes>>>,
@@ -126,18 +126,18 @@ pub struct Overlay {
     id: u64,
     hasher: RandomState,
     table: HashTable<Slot>,
-    /// Batches that have been taken and aren't written; the first has the number `first_number`.
+    /// Batches that were taken, None once written; the first has the number `first_number`.
     frozen: VecDeque<Option<Arc<Changes>>>,
     first_number: u64,
     open: Changes,
-    /// Of each open change: where its key's change before it is.
+    /// For each open change, the place of its key's previous change.
     priors: Vec<Option<Place>>,
-    /// How many clearings of a space are pending: while there are any, what the store says about it is past.
+    /// Number of pending clearings by space. While there are any, the store's rows of the space are outdated.
     clearings: HashMap<Vec<u8>, usize>,
-    /// What the store has said, good until something is written to it.
+    /// Tuples read from the store, valid until the next write to it.
     fetched: HashMap<Box<[u8]>, Option<Box<[u8]>>>,
     fetched_bytes: usize,
-    /// Keys whose tuple isn't known.
+    /// Keys whose tuple is unknown.
     pub doubtful: HashSet<Vec<u8>>,
 }
 
@@ -185,13 +185,13 @@ impl Overlay {
             .is_some_and(|batch| batch.get(place.index as usize).0 == key)
     }
 
-    /// The tuple that a change has left which isn't in the store yet; None if there is no such change.
+    /// Return the tuple after a key's last pending change (None inside if it was deleted); None if no change is pending.
     pub fn pending(&self, key: &[u8]) -> Option<Option<&[u8]>> {
         let place = self.place(self.hasher.hash_one(key), key)?;
         Some(self.batch(place.number)?.get(place.index as usize).1)
     }
 
-    /// What a key has as of now, as far as it is known here.
+    /// Return a key's current tuple, from the pending changes or from tuples read earlier.
     pub fn current(&self, key: &[u8]) -> Found<'_> {
         let found = match self.pending(key) {
             Some(found) => found,
@@ -204,7 +204,7 @@ impl Overlay {
         found.map_or(Found::Nothing, Found::Tuple)
     }
 
-    /// Whether the store's rows of a key's space are past.
+    /// Return whether the store's rows of a key's space are outdated, because the space was cleared.
     pub fn is_cleared(&self, key: &[u8]) -> bool {
         !self.clearings.is_empty()
             && self
@@ -212,13 +212,13 @@ impl Overlay {
                 .contains_key(&key[..PREFIX_BYTES.min(key.len())])
     }
 
-    /// What the store has just said of a key.
+    /// Remember a key's tuple as just read from the store.
     pub fn fetched(&mut self, key: &[u8], tuple: Option<&[u8]>) {
         self.fetched_bytes += key.len() + tuple.map_or(0, <[u8]>::len);
         self.fetched.insert(key.into(), tuple.map(Into::into));
     }
 
-    /// Of the keys and tuples that the store has said.
+    /// Return the total size of the remembered keys and tuples, in bytes.
     pub fn fetched_bytes(&self) -> usize {
         self.fetched_bytes
     }
@@ -232,7 +232,7 @@ impl Overlay {
         self.fetched_bytes = 0;
     }
 
-    /// The key has this tuple from here on, none if it is None.
+    /// Add a change: the key's new tuple, None to delete it.
     pub fn put(&mut self, key: &[u8], tuple: Option<&[u8]>) {
         let place = Place {
             number: self.open.number,
@@ -267,7 +267,7 @@ impl Overlay {
         self.open.push(key, tuple);
     }
 
-    /// A space has no rows from here on.
+    /// Add a change that deletes all rows of a space.
     pub fn clear(&mut self, prefix: &[u8]) {
         let Overlay {
             table,
@@ -286,7 +286,7 @@ impl Overlay {
         self.open.push(prefix, Some(&[]));
     }
 
-    /// Keys of a space from behind `after` that have changes, and what they have, in order.
+    /// Return the changed keys of a space that are greater than `after`, in order, with their tuples.
     pub fn changed(&self, prefix: &[u8], after: &[u8]) -> Vec<(&[u8], Option<&[u8]>)> {
         let slots = self.table.iter().filter_map(|slot| {
             Some(
@@ -301,7 +301,7 @@ impl Overlay {
         found
     }
 
-    /// How many changes there have been since `take`; a mark to go back to.
+    /// Return the number of changes since `take`; it serves as a mark for `back_to`.
     pub fn change_count(&self) -> usize {
         self.open.len()
     }
@@ -335,18 +335,18 @@ impl Overlay {
         self.forget_after(mark);
     }
 
-    /// The changes after a mark won't be published. What is pending is wrong from here on: nothing may be read.
+    /// Drop the changes after a mark, which won't be published. The pending state is wrong afterwards and must not be read.
     pub fn forget_after(&mut self, mark: usize) {
         self.open.truncate(mark);
         self.priors.truncate(mark);
     }
 
-    /// The changes since the last call, in order.
+    /// Return the changes since the last call, in order.
     pub fn take(&mut self) -> Arc<Changes> {
         self.take_before(self.open.len())
     }
 
-    /// Those of them that there were at the mark.
+    /// Return those changes since the last call that precede the mark; keep the others open.
     pub fn take_before(&mut self, mark: usize) -> Arc<Changes> {
         if mark == 0 {
             return Arc::default();
@@ -394,7 +394,7 @@ impl Overlay {
         taken
     }
 
-    /// The store has these changes now.
+    /// Forget these changes, because the store has them now.
     pub fn written(&mut self, changes: &Changes) {
         self.forget_fetched();
         if changes.overlay != self.id || changes.is_empty() {
@@ -437,14 +437,14 @@ impl Overlay {
     }
 }
 
-/// A part of what is written to the store at once: rows of one space, or that it has none.
+/// Changes that are written to the store together: either rows, or the clearing of one space.
 #[derive(Debug, PartialEq)]
 pub struct Slice<'a> {
     pub changes: Vec<(&'a [u8], Option<&'a [u8]>)>,
 }
 
-/// The changes in slices, the specification is cdc.store.store: a clearing is a slice of its own; between two of them only the last
-/// change of a key counts, and they are sorted.
+/// Split changes into slices, as specified by cdc.store.store. A clearing is a separate slice. Between two clearings, changes are
+/// sorted, and only the last change of each key is kept.
 pub fn slices<'a>(parts: &[&'a Changes], changes_max: usize, bytes_max: usize) -> Vec<Slice<'a>> {
     let mut slices = Vec::new();
     let mut run: Vec<(&[u8], Option<&[u8]>)> =
@@ -469,7 +469,7 @@ fn cut<'a>(
     bytes_max: usize,
     slices: &mut Vec<Slice<'a>>,
 ) {
-    // The sort keeps the order of equal keys, of which the last one counts.
+    // The sort is stable, so the last of several equal keys is the latest change.
     run.sort_by_key(|(key, _)| *key);
     let mut slice: Vec<(&[u8], Option<&[u8]>)> = Vec::new();
     let mut size = 0;

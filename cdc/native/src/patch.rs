@@ -1,12 +1,12 @@
-//! UPDATE and UPSERT of a space without images: what the operations say; as cdc.events.row_encoder's `patch`, for what is common.
+//! UPDATE and UPSERT in a space without images: common operations as JSON, as cdc.events.row_encoder's `patch` writes them.
 //!
-//! Paths, splices, and what can't be read are refused.
+//! Paths, splices, and malformed operations are refused.
 
 use crate::json::{push_any, push_signed, Refused, Written};
 use crate::plan::Plan;
 use crate::wire::{Reader, Value};
 
-/// Appends the operations at `at` as a JSON array; returns where they end.
+/// Append the operations at `at` as a JSON array; return their end. `base` is the request's INDEX_BASE.
 pub fn push_patch(
     out: &mut Vec<u8>,
     plan: &Plan,

@@ -1,4 +1,4 @@
-//! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for what is common.
+//! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for common values.
 
 use crate::images::ImagePlan;
 use crate::json::{
@@ -7,26 +7,26 @@ use crate::json::{
 };
 use crate::wire::{Reader, Value};
 
-/// The kinds of values that a part of the primary key may have and that are written as they are, as bits.
+/// Bits for the kinds of values that a part of the primary key may have, as far as this module writes them.
 pub const NIL: u8 = 1;
 pub const BOOLEAN: u8 = 2;
 pub const INTEGER: u8 = 4;
 pub const TEXT: u8 = 8;
 pub const BINARY: u8 = 16;
 pub const UUID: u8 = 32;
-/// Written as the instant that it is, whatever its zone.
+/// Written as its instant, without regard to the zone.
 pub const DATETIME: u8 = 64;
 
 const EXT_UUID: i8 = 2;
 const EXT_DATETIME: i8 = 4;
 
-/// A field of the format: its name as JSON, and whether its type has none but simple values.
+/// A field of the format: its name as JSON, and whether its type has only simple values.
 pub struct Field {
     pub name: Vec<u8>,
     pub is_simple: bool,
 }
 
-/// A part of the primary key: its name as JSON, the field that it is, and what may stand there.
+/// A part of the primary key: its name as JSON, its field, and the allowed kinds of values.
 pub struct Part {
     pub name: Vec<u8>,
     pub field: usize,
@@ -36,18 +36,19 @@ pub struct Part {
 pub struct Plan {
     fields: Vec<(Vec<u8>, bool)>,
     parts: Vec<Part>,
-    /// Tuples with more fields would have two of one name.
+    /// Maximum number of a tuple's fields; a longer tuple would have two fields of one name.
     fields_max: usize,
-    /// What an event has between the lsn in `sequence` and the replica id, and before the vclock.
+    /// The event's piece between the lsn in `sequence` and the replica id.
     pub table: Vec<u8>,
+    /// The event's piece before the vclock.
     pub schema: Vec<u8>,
     /// The space's name as JSON.
     pub name: Vec<u8>,
-    /// Which of the topics.
+    /// Index of the space's topic.
     pub topic: usize,
-    /// Whether an UPSERT's event is made of the row alone, if it has no images.
+    /// Whether UPSERTs of a space without images are handled here, from the row alone.
     pub tells_upserts: bool,
-    /// By what its images are kept, if it has images.
+    /// How to maintain the space's images; None if it has none.
     pub images: Option<ImagePlan>,
 }
 
@@ -82,8 +83,8 @@ impl Plan {
         }
     }
 
-    /// The tuple at `at` as a JSON object, exactly the fields that it has; returns where it ends. Where the fields of the primary
-    /// key are is put into `places`.
+    /// Append the tuple at `at` as a JSON object with exactly its fields; return its end. Store the positions of the primary
+    /// key's fields in `places`.
     pub fn push_row(
         &self,
         out: &mut Vec<u8>,
@@ -134,7 +135,7 @@ impl Plan {
         Ok(reader.at)
     }
 
-    /// The name of a field as JSON.
+    /// Append the name of a field as JSON.
     pub fn push_field_name(&self, out: &mut Vec<u8>, place: u64) {
         let field = usize::try_from(place)
             .ok()
@@ -149,7 +150,7 @@ impl Plan {
         }
     }
 
-    /// The field that has a name.
+    /// Return the place of the field with this name.
     pub fn place_of(&self, name: &[u8]) -> Option<u64> {
         if !is_utf8(name) {
             return None;
@@ -163,7 +164,7 @@ impl Plan {
         Some(place as u64)
     }
 
-    /// The key of a tuple whose fields lie at `places`.
+    /// Append the key of a tuple, given the positions of the key's fields.
     pub fn push_key_of_row(&self, out: &mut Vec<u8>, data: &[u8], places: &[usize]) -> Written {
         for (part, &place) in self.parts.iter().zip(places) {
             if place == usize::MAX {
@@ -176,7 +177,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The key at `at`, as it stands in a DELETE or UPDATE; returns where it ends.
+    /// Append the key at `at`, encoded as in a DELETE or UPDATE; return its end.
     pub fn push_key(&self, out: &mut Vec<u8>, data: &[u8], at: usize) -> Result<usize, Refused> {
         let mut reader = Reader::new(data, at);
         match reader.value() {

@@ -1,4 +1,4 @@
-//! What Python sees. Each entry takes a batch; a panic in it becomes an exception (cdc.errors.CdcError).
+//! The module for Python. Its functions process batches; a panic in one becomes an exception (cdc.errors.CdcError).
 
 use pyo3::prelude::*;
 

@@ -1,4 +1,4 @@
-//! The messages that a run has made, as they lie in its bytes: Python carries them as one, and sees one only if it asks for it.
+//! The messages of a run, in one buffer: Python passes them on as one object, and creates a single message only on access.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Messages>()
 }
 
-/// A topic as Python has it; behind an Arc it is shared without Python's lock.
+/// A topic's name as a Python string; in an Arc it can be shared without holding Python's lock.
 pub struct Topic {
     pub name: Py<PyString>,
 }
@@ -26,7 +26,7 @@ impl Topic {
     }
 }
 
-/// Messages: tuples of topic, key and value, which are made when they are asked for.
+/// A sequence of messages: tuples of topic, key and value, which are created on access.
 #[pyclass(frozen, sequence, name = "CompiledMessages", module = "cdc._native")]
 pub struct Messages {
     pub bytes: Vec<u8>,
@@ -35,11 +35,11 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// What an outbox holds, which is empty then.
+    /// Take the messages out of an outbox, which is empty afterwards.
     pub fn take(outbox: &mut Outbox, topics: &Arc<Vec<Arc<Topic>>>) -> Self {
         let (mut bytes, messages) = outbox.take();
         if bytes.capacity() > bytes.len() + bytes.len() / 4 {
-            bytes.shrink_to_fit(); // it may wait long for its turn
+            bytes.shrink_to_fit(); // the messages may be queued for long
         }
         Messages {
             bytes,
@@ -48,7 +48,7 @@ impl Messages {
         }
     }
 
-    /// Key and value of a message.
+    /// Return key and value of a message.
     pub fn parts(&self, message: &Message) -> (&[u8], Option<&[u8]>) {
         let key = &self.bytes[message.key.0..message.key.1];
         let value = message.value.map(|(begin, end)| &self.bytes[begin..end]);
@@ -76,7 +76,7 @@ impl Messages {
         PyTuple::new(py, [topic, PyBytes::new(py, key).into_any(), value])
     }
 
-    /// The topics of the messages, each once.
+    /// Return the topics of the messages, each once.
     fn topics(&self, py: Python<'_>) -> Vec<Py<PyString>> {
         let mut found: Vec<usize> = Vec::new();
         for message in &self.messages {
@@ -88,7 +88,7 @@ impl Messages {
         found.into_iter().map(name).collect()
     }
 
-    /// The partitions that messages of these topics go to, each once; the numbers say how many partitions a topic has.
+    /// Return the partitions that receive messages, each once, for the topics in `counts`, which has their numbers of partitions.
     fn places(
         &self,
         py: Python<'_>,

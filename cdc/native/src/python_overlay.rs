@@ -1,4 +1,4 @@
-//! What Python sees of the pending changes, their keys, and UPDATE.
+//! Python's interface to the pending changes, their keys, and UPDATE.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn pair<'py>(
         .into_pyobject(py)
 }
 
-/// Changes on their way to the store, in order.
+/// Changes to be written to the store, in order.
 #[pyclass(name = "Changes", module = "cdc._native")]
 #[derive(Default)]
 pub struct PyChanges {
@@ -101,7 +101,7 @@ impl PyChanges {
         self.parts.iter().map(|part| part.byte_count()).sum()
     }
 
-    /// As lists of what is written at once: sorted, and of each key only its last change; a clearing by itself.
+    /// Return lists of changes that are written together: sorted, with only the last change of each key; a clearing is separate.
     fn slices<'py>(
         &self,
         py: Python<'py>,
@@ -130,9 +130,9 @@ impl PyChanges {
 #[derive(Default)]
 pub struct PendingChanges {
     pub overlay: Overlay,
-    /// How many changes there were after the one that can be undone.
+    /// Number of changes right after the one that can be undone.
     undo: Option<usize>,
-    /// As the overlay has them.
+    /// The overlay's doubtful keys, as the Python object that was set.
     doubtful: Option<Py<PyAny>>,
 }
 
@@ -208,7 +208,7 @@ impl PendingChanges {
     }
 
     fn undo_last(&mut self) {
-        // Otherwise that was another row's.
+        // If the counts differ, the last change belongs to another row.
         if let Some(count) = self
             .undo
             .take()
@@ -248,7 +248,7 @@ impl PendingChanges {
     }
 }
 
-/// What makes one space's keys (cdc.schema.keys); None for what is left to the Python way.
+/// Encoder of one space's keys (cdc.schema.keys). Functions return None for keys that only the Python path encodes.
 #[pyclass(module = "cdc._native")]
 struct StoreKeys {
     plan: KeyPlan,
@@ -256,7 +256,7 @@ struct StoreKeys {
 
 #[pymethods]
 impl StoreKeys {
-    /// Parts are fields from 0 and their types.
+    /// Compile the primary key's parts, given as fields (from 0) and their types.
     #[staticmethod]
     fn compile(number: u32, parts: Vec<(usize, String)>) -> Option<StoreKeys> {
         let parts: Vec<(usize, &str)> = parts
@@ -281,7 +281,7 @@ impl StoreKeys {
     }
 }
 
-/// A format by the names and types of its fields.
+/// Return a format, given the names and types of its fields.
 pub fn format_of(fields: Vec<(Vec<u8>, String)>) -> Format {
     let (names, types): (Vec<_>, Vec<_>) = fields.into_iter().unzip();
     Format {
@@ -290,7 +290,7 @@ pub fn format_of(fields: Vec<(Vec<u8>, String)>) -> Format {
     }
 }
 
-/// A tuple after an UPDATE; None for what is left to the Python way.
+/// Return a tuple after an UPDATE; None if only the Python path can compute it.
 #[pyfunction]
 fn updated<'py>(
     py: Python<'py>,

@@ -1,8 +1,8 @@
-//! Messages for librdkafka by the batch, through its own C interface: one call for many, outside of Python's lock.
+//! Batches of messages for librdkafka through its C interface: one call for many messages, without holding Python's lock.
 //!
-//! The producer is confluent_kafka's, which makes it, looks after it and ends it; only what comes by the hundred thousand goes past
-//! Python. librdkafka itself tells this module of the producer: as one of its plug-ins (`plugin.library.paths`), which are told of
-//! each client that is made with them, and when that ends. Partitions are chosen by librdkafka, as for all other messages.
+//! The producer is confluent_kafka's, which creates, polls and closes it; only the bulk of the messages bypasses Python.
+//! librdkafka itself passes the producer to this module, which is one of its plug-ins (`plugin.library.paths`): it notifies a
+//! plug-in of each client that is created with it, and of the client's end. It also chooses partitions, as for all messages.
 
 use std::cell::RefCell;
 use std::ffi::{c_char, c_int, c_void, CStr, CString};
@@ -17,7 +17,7 @@ use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 use crate::python_messages::Messages;
 use crate::python_rows::without_lock;
 
-/// So many messages are told of in one call.
+/// Maximum number of messages in one call.
 const CALL_COUNT: usize = 512;
 const NAME: &CStr = c"tarantool-cdc";
 
@@ -65,7 +65,7 @@ type TopicNew = unsafe extern "C" fn(*mut c_void, *const c_char, *mut c_void) ->
 type TopicDestroy = unsafe extern "C" fn(*mut c_void);
 type ProduceBatch = unsafe extern "C" fn(*mut c_void, i32, c_int, *mut Message, c_int) -> c_int;
 
-/// Of librdkafka, what is used here.
+/// The functions of librdkafka that this module uses.
 struct Library {
     add_on_new: AddOnNew,
     add_on_destroy: AddOnDestroy,
@@ -80,10 +80,10 @@ struct Library {
 static LIBRARY: OnceLock<Option<Library>> = OnceLock::new();
 
 impl Library {
-    /// The one that the module at `path` is linked with.
+    /// Find the librdkafka that the module at `path` is linked with.
     fn find(path: &CStr) -> Option<Self> {
-        // SAFETY: the library is loaded already, as Python has imported it, and these are functions of its public interface, of which
-        // none has changed since they are there.
+        // SAFETY: the library is already loaded, because Python has imported it. These functions belong to its public interface,
+        // and none has changed since it was introduced.
         unsafe {
             let library = dlopen(path.as_ptr(), RTLD_NOW);
             if library.is_null() {
@@ -116,10 +116,10 @@ impl Library {
         }
     }
 
-    /// Whether it takes this plug-in.
+    /// Return whether librdkafka accepts this plug-in.
     fn takes(&self, path: &CStr) -> bool {
         let mut reason = [0; 256];
-        // SAFETY: the configuration is made here, and nobody else has it.
+        // SAFETY: the configuration is created here, and not shared.
         unsafe {
             let conf = (self.conf_new)();
             let answer = (self.conf_set)(
@@ -139,20 +139,20 @@ impl Library {
     }
 }
 
-/// A producer of librdkafka's; null when it has ended.
+/// A producer of librdkafka; null once it was destroyed.
 struct Handle(*mut c_void);
 
-// SAFETY: librdkafka's clients may be used by any thread.
+// SAFETY: any thread may use librdkafka's clients.
 unsafe impl Send for Handle {}
 
 type Shared = Mutex<Handle>;
 
 thread_local! {
-    /// Of the client that this thread has made last.
+    /// Handle of the client that this thread created last.
     static NEWEST: RefCell<Option<Arc<Shared>>> = const { RefCell::new(None) };
 }
 
-/// What librdkafka calls of a plug-in, for each client that is configured with it.
+/// The plug-in's function that librdkafka calls for each client that is configured with it.
 #[no_mangle]
 pub extern "C" fn conf_init(
     conf: *mut c_void,
@@ -160,7 +160,7 @@ pub extern "C" fn conf_init(
     _: *mut c_char,
     _: usize,
 ) -> c_int {
-    // SAFETY: the configuration is librdkafka's own.
+    // SAFETY: librdkafka passes its own configuration.
     Library::get().map_or(0, |library| unsafe {
         (library.add_on_new)(conf, NAME.as_ptr(), on_new, null_mut())
     })
@@ -178,20 +178,20 @@ unsafe extern "C" fn on_new(
     };
     let handle = Arc::new(Mutex::new(Handle(client)));
     let kept = Arc::into_raw(Arc::clone(&handle));
-    // SAFETY: `on_destroy` is called once, and gives back what is kept for it here.
+    // SAFETY: `on_destroy` is called once, and releases the reference that is kept for it here.
     let error =
         unsafe { (library.add_on_destroy)(client, NAME.as_ptr(), on_destroy, kept as *mut c_void) };
     if error == 0 {
         NEWEST.with(|newest| newest.replace(Some(handle)));
     } else {
-        // SAFETY: nobody else has it.
+        // SAFETY: the reference wasn't passed on.
         drop(unsafe { Arc::from_raw(kept) });
     }
     0
 }
 
 unsafe extern "C" fn on_destroy(_: *mut c_void, kept: *mut c_void) -> c_int {
-    // SAFETY: it is what `on_new` has kept.
+    // SAFETY: this is the reference that `on_new` kept.
     let handle = unsafe { Arc::from_raw(kept as *const Shared) };
     handle
         .lock()
@@ -200,17 +200,17 @@ unsafe extern "C" fn on_destroy(_: *mut c_void, kept: *mut c_void) -> c_int {
     0
 }
 
-/// Messages of one topic that follow each other.
+/// Consecutive messages of one topic.
 #[derive(Default)]
 struct Stretch {
     topic: CString,
     messages: Vec<Message>,
 }
 
-// SAFETY: the pointers are to bytes that Python keeps while they are used.
+// SAFETY: the pointers refer to bytes that Python keeps alive while they are used.
 unsafe impl Send for Stretch {}
 
-/// A producer, for messages by the batch.
+/// A producer for batches of messages.
 #[pyclass(frozen, module = "cdc._native")]
 struct ProducerHandle {
     handle: Arc<Shared>,
@@ -218,8 +218,8 @@ struct ProducerHandle {
 
 #[pymethods]
 impl ProducerHandle {
-    /// Use the librdkafka that the module at `client` is linked with; returns whether it takes this module, which is at `own`, as a
-    /// plug-in. (One may have been built without plug-ins.)
+    /// Use the librdkafka that the module at `client` is linked with; return whether it accepts this module (the file `own`) as
+    /// a plug-in. librdkafka may have been built without plug-ins.
     #[staticmethod]
     fn bind(client: &str, own: &str) -> bool {
         let find = || Library::find(&CString::new(client).ok()?);
@@ -227,7 +227,7 @@ impl ProducerHandle {
         library.is_some_and(|library| CString::new(own).is_ok_and(|own| library.takes(&own)))
     }
 
-    /// The newest client that this thread has made with this module as a plug-in; once.
+    /// Return the newest client that this thread created with this module as a plug-in; None if it was returned before.
     #[staticmethod]
     fn newest() -> Option<Self> {
         NEWEST
@@ -235,11 +235,11 @@ impl ProducerHandle {
             .map(|handle| ProducerHandle { handle })
     }
 
-    /// Produce from message `within` of part `start` on, where a part is a message or a `Messages`; returns part and message behind
-    /// which it came to an end, and an error's code.
+    /// Produce from message `within` of part `start` on; a part is a message or a `Messages`. Return the part and message at
+    /// which this call stopped, and an error code.
     ///
-    /// It stops at what is neither, and where the producer takes no more, if nothing behind that was taken. If that is not so there
-    /// is an error's code, else it is 0. Nobody else may change the list meanwhile.
+    /// The call stops at a part of another type, or at a message that the producer didn't accept. The error code is 0, unless the
+    /// producer accepted messages after the refused one. The list must not be changed during the call.
     fn produce(
         &self,
         py: Python<'_>,
@@ -253,7 +253,7 @@ impl ProducerHandle {
             let ends = stretch.collect(parts, at)?;
             if stretch.messages.is_empty() {
                 match ends.last() {
-                    Some(end) => at = *end, // a part without messages
+                    Some(end) => at = *end, // an empty part
                     None => break,
                 }
                 continue;
@@ -270,7 +270,7 @@ impl ProducerHandle {
     }
 }
 
-/// A message: its part, and which of that part it is.
+/// Place of a message: its part, and its index in that part.
 #[derive(Clone, Copy)]
 struct Place {
     start: usize,
@@ -278,15 +278,15 @@ struct Place {
 }
 
 impl Place {
-    /// Behind so many messages; `ends` are the places behind each of them.
+    /// Return the place after `count` messages; `ends` are the places after each message.
     fn behind(self, ends: &[Place], count: usize) -> Self {
         count.checked_sub(1).map_or(self, |last| ends[last])
     }
 }
 
 impl Stretch {
-    /// Collect the next messages of one topic, and the place behind each. Nothing is found if there is no message to be taken
-    /// here; or only a place, behind a part that has none.
+    /// Collect the next messages of one topic, and return the place after each. If the next part is neither a message nor a
+    /// `Messages`, nothing is collected or returned. If it is an empty `Messages`, only the place after it is returned.
     fn collect(&mut self, parts: &Bound<'_, PyList>, at: Place) -> PyResult<Vec<Place>> {
         let mut ends = Vec::with_capacity(CALL_COUNT);
         let mut topic: Option<Bound<'_, PyString>> = None;
@@ -348,7 +348,7 @@ impl Stretch {
         Ok(ends)
     }
 
-    /// Whether this is the topic of the stretch, which the first message decides.
+    /// Return whether a topic is that of the stretch; the first message determines it.
     fn is_of<'py>(
         &mut self,
         known: &mut Option<Bound<'py, PyString>>,
@@ -383,7 +383,7 @@ fn place_of(bytes: Option<&[u8]>) -> (*mut c_void, usize) {
     })
 }
 
-/// Where bytes of Python's lie; null for None.
+/// Return the address and size of Python bytes; null for None.
 fn bytes(value: &Bound<'_, PyAny>) -> PyResult<(*mut c_void, usize)> {
     if value.is_none() {
         return Ok(place_of(None));
@@ -392,10 +392,10 @@ fn bytes(value: &Bound<'_, PyAny>) -> PyResult<(*mut c_void, usize)> {
 }
 
 impl ProducerHandle {
-    /// How many were taken, and an error's code if behind one that wasn't others were; None if the producer has ended.
+    /// Produce the messages; return as `outcome`, None if the producer has ended.
     fn hand_over(&self, stretch: &mut Stretch) -> Option<(usize, c_int)> {
         let library = Library::get()?;
-        // It is held meanwhile, so that the producer doesn't end.
+        // Hold the lock during the call, so that the producer isn't destroyed meanwhile.
         let handle = self
             .handle
             .lock()
@@ -403,13 +403,13 @@ impl ProducerHandle {
         if handle.0.is_null() {
             return None;
         }
-        // SAFETY: the client lives, the topic is given back, and librdkafka copies what the messages point to.
+        // SAFETY: the client is alive, the topic is released, and librdkafka copies the messages' keys and values.
         let good = unsafe {
             let topic = (library.topic_new)(handle.0, stretch.topic.as_ptr(), null_mut());
             if topic.is_null() {
                 return Some((0, 0));
             }
-            let count = stretch.messages.len() as c_int; // CALL_COUNT at most
+            let count = stretch.messages.len() as c_int; // at most CALL_COUNT
             let good = (library.produce_batch)(
                 topic,
                 UNASSIGNED,
@@ -427,7 +427,7 @@ impl ProducerHandle {
     }
 }
 
-/// Of messages' errors, where the first is, and which, if others behind it were taken nevertheless.
+/// Return the number of messages accepted before the first error, and its code if later messages were accepted, else 0.
 fn outcome(mut errors: impl Iterator<Item = c_int>, good: usize) -> (usize, c_int) {
     let mut count = 0;
     let first = errors.find(|error| {
@@ -435,7 +435,7 @@ fn outcome(mut errors: impl Iterator<Item = c_int>, good: usize) -> (usize, c_in
         *error != 0
     });
     match first {
-        // librdkafka takes nothing more in the same call when its queue is full.
+        // Once its queue is full, librdkafka accepts no more messages in the same call.
         Some(error) if good > count && error != QUEUE_FULL => (count, error),
         _ => (count, 0),
     }

@@ -1,4 +1,4 @@
-//! The row path as Python sees it: frames of a stream (`FrameReader`, `Rows`) and what their events are made with (`RowPath`).
+//! Python's interface to the row path: frames of a stream (`FrameReader`, `Rows`), and the conversion to events (`RowPath`).
 
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::Arc;
@@ -26,7 +26,7 @@ pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     Ok(())
 }
 
-/// Work without Python's lock. A fault in it is an error as all others are: it must not end the daemon without a word.
+/// Run `work` without Python's lock. A panic becomes a CdcError, so that it can't end the daemon without a message.
 pub fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> PyResult<T> {
     py.detach(|| catch_unwind(AssertUnwindSafe(work))).map_err(|fault| {
         let reason = fault
@@ -47,7 +47,7 @@ pub fn without_lock<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) ->
     })
 }
 
-/// Cuts a byte stream into frames and reads their headers.
+/// Splits a byte stream into frames and reads their headers.
 #[pyclass(module = "cdc._native")]
 struct FrameReader {
     frame_bytes_max: usize,
@@ -66,7 +66,7 @@ impl FrameReader {
         }
     }
 
-    /// The frames that are whole now; None if a length isn't one, which `rest` then has.
+    /// Add received bytes; return the frames that are now complete. None if a length is malformed: see `rest`.
     fn feed(&mut self, py: Python<'_>, data: &[u8]) -> PyResult<Option<Rows>> {
         self.buffer.extend_from_slice(data);
         if self.buffer.len() < self.needed {
@@ -100,7 +100,7 @@ impl FrameReader {
     }
 }
 
-/// Whole frames, and what their headers say; nothing of that if one of them is odd.
+/// Complete frames, and their headers; without headers if one of the frames is odd (see frames.rs).
 #[pyclass(frozen, module = "cdc._native")]
 struct Rows {
     data: Py<PyBytes>,
@@ -124,7 +124,7 @@ impl Rows {
 
 #[pymethods]
 impl Rows {
-    /// Of these bytes, which are whole frames.
+    /// Read these bytes, which must be complete frames.
     #[staticmethod]
     fn of(py: Python<'_>, data: Bound<'_, PyBytes>) -> PyResult<Option<Self>> {
         let bytes = data.as_bytes();
@@ -140,8 +140,8 @@ impl Rows {
         }))
     }
 
-    /// Of bytes of a log file, and how many of these whole rows have. None if one of the blocks, whose ends are given, doesn't
-    /// end with a row.
+    /// Read bytes of a log file; return the complete rows, and how many of the bytes they occupy. None if one of the blocks,
+    /// whose ends are given, doesn't end with a row.
     #[staticmethod]
     fn of_log(
         py: Python<'_>,
@@ -151,7 +151,7 @@ impl Rows {
         let mut wire = Vec::with_capacity(data.len() + data.len() / 8);
         let (rows, end) = without_lock(py, || scan_log(data, &mut wire))?;
         let ends: Vec<usize> = rows.iter().map(|row| row.end).collect();
-        // Each frame is longer than its row by its length's bytes.
+        // Each frame is LENGTH_BYTES longer than its row in the file.
         let in_file: Vec<usize> = (1..)
             .zip(&ends)
             .map(|(count, end)| end - count * LENGTH_BYTES)
@@ -170,7 +170,7 @@ impl Rows {
         Ok(Some((rows, end)))
     }
 
-    /// By origin, the lsn of its last row; None if a row's isn't told.
+    /// Return the lsn of each origin's last row; None if a header is unsound or wasn't read.
     fn lsns(&self) -> Option<Vec<(u64, u64)>> {
         let mut found: Vec<(u64, u64)> = Vec::new();
         for row in self.rows.as_ref()? {
@@ -185,7 +185,7 @@ impl Rows {
         Some(found)
     }
 
-    /// Whether a header names a group: rows of local spaces do.
+    /// Whether a header names a group, as those of local spaces' rows do.
     #[getter]
     fn has_group(&self) -> bool {
         self.known().iter().any(|row| row.has_group)
@@ -217,7 +217,7 @@ impl Rows {
             .is_some_and(|rows| rows.iter().all(Row::is_row))
     }
 
-    /// The frames from `start` up to `stop`.
+    /// Return the frames from `start` (inclusive) to `stop` (exclusive).
     fn part(&self, py: Python<'_>, start: usize, stop: usize) -> PyResult<Self> {
         let stop = stop.min(self.ends.len());
         if start >= stop {
@@ -249,24 +249,24 @@ impl Rows {
         })
     }
 
-    /// Behind whole transactions of up to so many rows from row `at` on, but one at least if there is one.
+    /// Return the index after complete transactions from row `at` on, once they have `count_max` rows; see frames.rs.
     fn whole_until(&self, at: usize, count_max: usize) -> usize {
         whole_until(self.known(), at, count_max)
     }
 
-    /// Whether these rows are all of the transaction that `open` ends within, and leave it open.
+    /// Return whether all these rows belong to the transaction that is open at the end of `open`, and none of them ends it.
     fn go_on(&self, open: &Bound<'_, Rows>) -> bool {
         let before = open.get().known().last();
         before.is_some_and(|before| go_on(self.known(), before))
     }
 
-    /// Behind the row that ends the transaction which is open at row `at`, or behind the last row.
+    /// Return the index after the row that ends the transaction open at row `at`, or after the last row.
     fn end_of_open(&self, at: usize) -> usize {
         end_of_open(self.known(), at)
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 #[pyclass(frozen, get_all, module = "cdc._native")]
 struct Run {
     at: usize,
@@ -280,7 +280,7 @@ struct Run {
     is_full: bool,
 }
 
-/// What the events of one connection are made with.
+/// Converter of one connection's rows to events.
 #[pyclass(name = "CompiledRowPath", module = "cdc._native")]
 struct RowPath {
     path: run::RowPath,
@@ -305,10 +305,10 @@ impl RowPath {
     }
 }
 
-/// The pending changes, and what gives the tuple that the store has of a key.
+/// The pending changes, and a Python function that returns the stored tuple of a key, or None.
 type PendingAndGet<'py> = Option<(PyRefMut<'py, PendingChanges>, Py<PyAny>)>;
 
-/// Work without Python's lock, but for reading the store.
+/// Run `work` without Python's lock, except while it reads the store.
 fn with_images<T: Send>(
     py: Python<'_>,
     images: PendingAndGet<'_>,
@@ -334,7 +334,7 @@ fn with_images<T: Send>(
     failure.map_or(Ok(found), Err)
 }
 
-/// What the store has of these keys, or of some of them if it is much.
+/// Read the tuples of these keys from the store; stop after about FETCH_BYTES bytes.
 fn fetch(py: Python<'_>, get: &Py<PyAny>, overlay: &mut Overlay, keys: &[Vec<u8>]) -> PyResult<()> {
     let get = get.bind(py);
     let bytes_max = overlay.fetched_bytes() + FETCH_BYTES;
@@ -355,7 +355,8 @@ fn fetch(py: Python<'_>, get: &Py<PyAny>, overlay: &mut Overlay, keys: &[Vec<u8>
 
 #[pymethods]
 impl RowPath {
-    /// `records_from`: a transaction with so many events has records of its own, in this topic; None: none has.
+    /// `records_from` is the number of events from which a transaction has BEGIN and END records, in `transaction_topic`; None
+    /// if no transaction has them.
     #[new]
     fn new(
         source: Vec<u8>,
@@ -378,12 +379,16 @@ impl RowPath {
         })
     }
 
-    /// Take a space's rows from here on: its topic; its name as JSON; the envelope's two pieces of it; for each field of its format
-    /// the name as JSON and whether it has simple values; for each part of its key the name as JSON, its field, and the kinds of
-    /// values that it may have. Tuples of more fields than `fields_max` are handed back. If it has images: what its keys in the store
-    /// begin with, the fields and types that they are made of, the names and types of its fields, and whether UPSERTs are taken;
-    /// `tells_upserts` is whether they are if it has none.
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)] // it is one form, told once
+    /// Handle a space's rows from here on.
+    ///
+    /// - `name`: the space's name as JSON; `table` and `schema`: the envelope's pieces for the space.
+    /// - `fields`: for each field of the format, its name as JSON, and whether its type has only simple values.
+    /// - `parts`: for each part of the primary key, its name as JSON, its field, and the allowed kinds of values.
+    /// - `fields_max`: tuples with more fields are handed back.
+    /// - `images`, if the space has images: the number with which its keys in the store begin, the keys' fields and types, the
+    ///   names and types of the format's fields, and whether UPSERTs are handled.
+    /// - `tells_upserts`: whether UPSERTs are handled if the space has no images.
+    #[allow(clippy::too_many_arguments, clippy::type_complexity)] // a space's form, passed in a single call
     fn take(
         &mut self,
         space_id: u64,
@@ -405,7 +410,7 @@ impl RowPath {
                     .map(|(field, kind)| (*field, kind.as_str()))
                     .collect();
                 let Some(keys) = KeyPlan::new(number, &parts) else {
-                    return Ok(()); // its keys are made in Python
+                    return Ok(()); // Python must encode its keys
                 };
                 Some(ImagePlan {
                     keys,
@@ -430,7 +435,7 @@ impl RowPath {
         Ok(())
     }
 
-    /// Pass over a space's rows from here on, which have no events.
+    /// Skip a space's rows from here on, because they have no events.
     fn pass_over(&mut self, space_id: u64) {
         self.path.plans.insert(space_id, None);
     }
@@ -444,8 +449,8 @@ impl RowPath {
         self.path.plans.clear();
     }
 
-    /// Handle whole transactions from row `at` on. `vclock`, `seq` and `byte_count` are what has been reached; the run tells what
-    /// of them has moved.
+    /// Handle complete transactions from row `at` on. `vclock`, `seq` and `byte_count` are the current values; the result
+    /// contains the new ones.
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
@@ -486,13 +491,13 @@ impl RowPath {
         })
     }
 
-    /// A snapshot begins.
+    /// Forget the rows of a previous snapshot, because a snapshot begins.
     fn begin_snapshot(&mut self) {
         self.path.shown = Shown::default();
     }
 
-    /// For rows of a snapshot from here on: by space, what stands between a row and its seq, and what follows that. Spaces that
-    /// aren't among them are handed back.
+    /// Set the pieces for rows of a snapshot from here on: by space, the piece between a row and its seq, and the piece after the
+    /// seq. Rows of other spaces are handed back.
     fn show_spaces(&mut self, pieces: Vec<(u64, Vec<u8>, Vec<u8>)>) {
         self.path.shown.pieces = pieces
             .into_iter()
@@ -541,12 +546,12 @@ impl RowPath {
         })
     }
 
-    /// The Python path has handled rows of a snapshot that weren't read here.
+    /// Record that the Python path has handled rows of a snapshot that weren't read here.
     fn shown_unread(&mut self) {
         self.path.shown.pass_unread();
     }
 
-    /// The Python path has handled the rows of a snapshot from `start` up to `stop`.
+    /// Record that the Python path has handled the rows of a snapshot from `start` (inclusive) to `stop` (exclusive).
     fn shown(&mut self, py: Python<'_>, rows: &Bound<'_, Rows>, start: usize, stop: usize) {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
@@ -555,13 +560,13 @@ impl RowPath {
     }
 }
 
-/// What showing a snapshot's rows came to.
+/// Result of `show`.
 #[pyclass(frozen, get_all, module = "cdc._native")]
 struct Showing {
     at: usize,
     messages: Py<Messages>,
     byte_count: usize,
     seq: u64,
-    /// Rows by space.
+    /// Number of rows by space.
     counts: Py<PyDict>,
 }

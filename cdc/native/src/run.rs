@@ -1,8 +1,9 @@
-//! Whole transactions of the stream → events, in order: the hot path, as cdc.stream.stream_events, for what is common.
+//! Conversion of the stream's complete transactions to events, in order; as cdc.stream.stream_events, for common rows. This is
+//! the hot path.
 //!
-//! A transaction is handled whole or not at all. One with anything in it that isn't common (rows of the schema, of the cluster's
-//! own talk, of a space without a plan, values that have no plain writing) is handed back as it was, and so is what anybody would
-//! have to say something about: the Python path handles it, or refuses it in words.
+//! A transaction is handled completely or not at all. If it contains anything uncommon (rows of the schema, the cluster's
+//! internal rows, rows of a space without a plan, values that json.rs refuses), it is handed back unchanged to the Python path. The
+//! same holds for anything that must be reported. The Python path handles the transaction, or reports why it can't.
 
 use std::collections::HashMap;
 
@@ -31,51 +32,51 @@ const INDEX_ID: u8 = 0x11;
 const KEY: u8 = 0x20;
 pub const TUPLE: u8 = 0x21;
 
-/// For so many rows at a time, at most, the store is asked for what they need.
+/// Maximum number of rows for which the store is read at a time.
 pub const FETCH_ROWS: usize = 1024;
-/// With more than this it is asked for no more at once: the tuples may be as large as they like.
+/// A read of the store stops once it has returned more bytes than this, because tuples have no maximum size.
 pub const FETCH_BYTES: usize = 4 * 1024 * 1024;
-/// Buffers that have become larger for once are made smaller again.
+/// Size in bytes to which buffers shrink again after a larger batch.
 pub const KEPT_BYTES: usize = 8 * 1024 * 1024;
 
-/// What doesn't change while a connection lives.
+/// Settings that stay the same for a connection.
 pub struct Settings {
-    /// What each event's source begins with.
+    /// The beginning of each event's source.
     pub source: Vec<u8>,
-    /// Whether a DELETE is followed by a record without a value.
+    /// Whether a DELETE is followed by a tombstone.
     pub tombstones: bool,
-    /// With more events than this a transaction has records of its own, if any has.
+    /// Maximum number of events of a transaction without BEGIN and END records; None: no transaction has them.
     pub unrecorded_events_max: Option<u64>,
-    /// Which of the topics has these records.
+    /// Index of the topic for these records.
     pub transaction_topic: usize,
-    /// Past this a batch is full.
+    /// Size of the values, in bytes, above which a batch is full.
     pub bytes_max: usize,
 }
 
-/// One message: its topic, and where its key and its value lie. No value: a tombstone.
+/// One message: its topic, and the spans of its key and its value. A message without a value is a tombstone.
 pub struct Message {
     pub topic: usize,
     pub key: (usize, usize),
     pub value: Option<(usize, usize)>,
 }
 
-/// What a run comes to.
+/// Messages and counters of a run.
 #[derive(Default)]
 pub struct Outbox {
     pub bytes: Vec<u8>,
     pub messages: Vec<Message>,
-    /// Of the values of the whole batch, with those that it had before.
+    /// Total size of the batch's values in bytes, including those that it had before.
     pub byte_count: usize,
     pub seq: u64,
     pub row_count: u64,
     pub timestamp: f64,
     pub has_records: bool,
-    /// Whether the next transaction was left because a batch of this size wouldn't hold it.
+    /// Whether the run stopped because the next transaction doesn't fit into the batch.
     pub is_full: bool,
 }
 
 impl Outbox {
-    /// Nothing is in it, and these are what has been reached.
+    /// Empty the outbox, and set the counters to the current values.
     pub fn begin(&mut self, byte_count: usize, seq: u64) {
         self.bytes.clear();
         self.messages.clear();
@@ -83,7 +84,7 @@ impl Outbox {
         (self.has_records, self.is_full) = (false, false);
     }
 
-    /// The bytes and the messages in them. Room for as much is there again, within bounds.
+    /// Take the bytes and the messages; reserve as much space again, within bounds.
     pub fn take(&mut self) -> (Vec<u8>, Vec<Message>) {
         let bytes = Vec::with_capacity(self.bytes.len().min(KEPT_BYTES));
         let messages = Vec::with_capacity(self.messages.len().min(KEPT_BYTES / 1024));
@@ -104,7 +105,7 @@ impl Outbox {
     }
 }
 
-/// How far an outbox is filled: of bytes, messages and values, and the last seq.
+/// State of an outbox to return to: number of bytes, number of messages, size of values, and last seq.
 #[derive(Clone, Copy)]
 pub struct Mark(usize, usize, usize, u64);
 
@@ -125,11 +126,11 @@ impl Outbox {
     }
 }
 
-/// Why a transaction isn't handled.
+/// Reason why a transaction isn't handled.
 pub enum Obstacle {
-    /// It is for the Python path.
+    /// Only the Python path can handle it.
     Uncommon,
-    /// The batch is full before its end.
+    /// The batch is full before the transaction's end.
     Full,
 }
 
@@ -142,27 +143,27 @@ impl From<Refused> for Obstacle {
 /// The row path of one connection.
 pub struct RowPath {
     pub settings: Settings,
-    /// By space; None: its rows have no events.
+    /// Plans by space; None if the space's rows have no events.
     pub plans: HashMap<u64, Option<Plan>>,
-    /// Of a snapshot.
+    /// Progress of a snapshot.
     pub shown: Shown,
     shared: Shared,
     pub places: Vec<usize>,
     orders: Vec<(u64, u64)>,
     work: Work,
-    /// For so many rows the store is asked next: fewer where their tuples are large.
+    /// Number of rows for which the store is read next; smaller if their tuples are large.
     fetch_rows: usize,
 }
 
-/// The images of one connection: what is pending, and how to learn what the store has of some keys (`Overlay::fetched`).
+/// The images of one connection: the pending changes, and a function that reads keys from the store into `Overlay::fetched`.
 pub struct Images<'a> {
     pub overlay: &'a mut Overlay,
-    /// Stops behind FETCH_BYTES. Returns false if the store can't be read.
+    /// Stops after FETCH_BYTES. Returns false if the store can't be read.
     pub fetch: &'a mut dyn FnMut(&mut Overlay, &[Vec<u8>]) -> bool,
 }
 
 impl Images<'_> {
-    /// What was fetched long ago is forgotten.
+    /// Forget the tuples read from the store if they are many or large.
     pub fn make_room(&mut self) {
         let overlay = &mut self.overlay;
         if overlay.fetched_count() > FETCH_ROWS || overlay.fetched_bytes() > FETCH_BYTES {
@@ -185,9 +186,9 @@ impl RowPath {
         }
     }
 
-    /// Handle transactions from row `at` on, as many as there are, until one is to be handed back, or the batch is full; returns
-    /// the row that is next.
-    #[allow(clippy::too_many_arguments)] // each is another thing that only its owner in Python knows
+    /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index of
+    /// the next row.
+    #[allow(clippy::too_many_arguments)] // each value has another owner in Python
     pub fn run(
         &mut self,
         data: &[u8],
@@ -198,9 +199,9 @@ impl RowPath {
         outbox: &mut Outbox,
         images: &mut Option<Images>,
     ) -> usize {
-        // Up to where the store has been asked for what these rows need.
+        // Index up to which the store has been read for the rows.
         let mut fetched_until = at;
-        // Whether it was asked for all of that.
+        // Whether all keys of those rows were read.
         let mut has_all = true;
         while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
             let Extent::Whole(end) = extent(rows, at) else {
@@ -228,7 +229,7 @@ impl RowPath {
                 }
                 outbox.back_to(mark);
                 if !has_all && end < fetched_until && matches!(obstacle, Obstacle::Uncommon) {
-                    // It may need what was left out, and is asked for alone.
+                    // The transaction may need a key that wasn't read: try again with a read for it alone.
                     fetched_until = at;
                     continue;
                 }
@@ -241,7 +242,7 @@ impl RowPath {
         at
     }
 
-    /// Ask the store for what these rows need of it, all at once; returns whether it was asked for all, None if it can't be read.
+    /// Read all keys that these rows need from the store; return whether all of them were read, None if the store can't be read.
     fn fetch(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> Option<bool> {
         images.make_room();
         let mut wanted = Vec::new();
@@ -257,7 +258,7 @@ impl RowPath {
                 );
             }
         }
-        // In the order of the store's pages, where neighbours are found together.
+        // Read in the order of the store's pages, because neighbouring keys share pages.
         wanted.sort_unstable();
         wanted.dedup();
         if wanted.is_empty() {
@@ -333,7 +334,7 @@ impl RowPath {
                 }
                 (INSERT | REPLACE, None) => {
                     let body = content(frame, row.body, TUPLE).ok_or(Obstacle::Uncommon)?;
-                    // The row comes first, as it tells where the fields of the key are; the key is put behind the event.
+                    // Write the row first, which finds the positions of the key's fields; the key is written after the event.
                     value_begin = key_begin;
                     outbox.bytes.extend_from_slice(if row.kind == INSERT {
                         OPEN_CREATE
@@ -469,7 +470,7 @@ impl RowPath {
     }
 }
 
-/// A row's space, and what its event is made with; None if it has none.
+/// Return a row's space and its plan; None if the row has no event.
 #[inline]
 pub fn plan_of<'a>(
     plans: &'a HashMap<u64, Option<Plan>>,
@@ -496,7 +497,7 @@ pub fn plan_of<'a>(
     Ok(Some((space_id, plan)))
 }
 
-/// The space that a body names first, as all bodies do that servers write.
+/// Return the space's id, which must be the first value of a body, as in all bodies that servers write.
 #[inline]
 pub fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
     if *frame.get(body + 1)? != SPACE_ID {
@@ -505,7 +506,7 @@ pub fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
     Reader::new(frame, body + 2).unsigned()
 }
 
-/// Whether a body has the space's id but once: of several the last would count.
+/// Return whether a body has the space's id only once; otherwise its last value would count.
 pub fn names_one_space(frame: &[u8], body: usize) -> bool {
     let mut reader = Reader::new(frame, body);
     let Some(Value::Map(count)) = reader.value() else {
@@ -521,7 +522,7 @@ pub fn names_one_space(frame: &[u8], body: usize) -> bool {
     found == 1
 }
 
-/// Where the tuple or key begins in a body that has nothing else but the space, and an index's id before a key.
+/// Return where the tuple or key begins in a body that has nothing else but the space, and index 0 before a key.
 #[inline]
 pub fn content(frame: &[u8], body: usize, wanted: u8) -> Option<usize> {
     let mut left = frame.get(body)? & 0x0f;
@@ -686,7 +687,7 @@ mod tests {
             frame(4, 5, &[], ROW),                                         // an UPDATE
             frame(40, 5, &[], b"\x80"),                                    // a confirmation
             frame(2, 5, &[9, 3], ROW),                                     // a synchronous one
-            frame(2, 3, &[], ROW), // one that has come before
+            frame(2, 3, &[], ROW), // one that was received before
             frame(2, 5, &[], b"\x82\x21\x91\x07\x10\xcd\x02\x00"), // a body in another order
             frame(2, 5, &[], b"\x83\x10\xcd\x02\x00\x21\x91\x07\x10\x00"), // a space twice
             frame(2, 5, &[], b"\x82\x10\xcd\x02\x00\x21\xa1a"), // no tuple

@@ -1,7 +1,7 @@
-//! A snapshot's rows as events, of spaces that had no rows before: as cdc.stream.snapshot, for what is common.
+//! Conversion of a snapshot's rows to events, in spaces that had no rows before; as cdc.stream.snapshot, for common rows.
 //!
-//! A row is handled by itself, as no row of a snapshot belongs to another. Whether its key has come already is told by the keys before
-//! it: a server sends them in order. Where it doesn't (a HASH index), what is pending and the store are asked.
+//! Each row is handled separately, because a snapshot's rows don't depend on each other. A server sends keys in order, so a key
+//! greater than all previous ones is new. If keys aren't in order (a HASH index), the pending changes and the store are checked.
 
 use std::collections::HashMap;
 
@@ -15,27 +15,27 @@ use crate::run::{
 
 const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
 
-/// What stands between a row and its `seq`, and what follows that; and how many of them there were in a run.
+/// Pieces of a space's snapshot events: the piece between a row and its `seq`, and the piece after that; and the rows of a run.
 pub struct Pieces {
     pub before: Vec<u8>,
     pub after: Vec<u8>,
     pub count: u64,
 }
 
-/// What a snapshot has shown so far.
+/// Progress of a snapshot.
 #[derive(Default)]
 pub struct Shown {
-    /// By space, as long as the batch lasts that is being fed.
+    /// Pieces by space, valid for the current batch.
     pub pieces: HashMap<u64, Pieces>,
-    /// By space: the greatest key that has come; None where one has come that isn't known.
+    /// The greatest key so far by space; None if a row's key is unknown.
     last_keys: HashMap<u64, Option<Vec<u8>>>,
-    /// Whether rows have come of which not even the space is known.
+    /// Whether there were rows whose space is unknown.
     has_unread: bool,
     key: Vec<u8>,
 }
 
 impl Shown {
-    /// Whether a key is greater than all before it.
+    /// Return whether the current key is greater than all previous keys of the space.
     fn is_next(&self, space_id: u64) -> bool {
         self.is_behind(space_id, &self.key)
     }
@@ -49,12 +49,12 @@ impl Shown {
         }
     }
 
-    /// The Python path has shown rows of any spaces.
+    /// Record that the Python path has handled rows of unknown spaces.
     pub fn pass_unread(&mut self) {
         self.has_unread = true;
     }
 
-    /// The key has come.
+    /// Record the current key as received.
     fn remember(&mut self, space_id: u64) {
         if self.is_next(space_id) {
             match self.last_keys.entry(space_id).or_default() {
@@ -75,7 +75,7 @@ fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
 }
 
 impl RowPath {
-    /// Show rows from `at` on, until one is to be handed back, or the batch is full; returns the row that is next.
+    /// Handle rows from `at` on, until one must be handed back or the batch is full; return the index of the next row.
     pub fn show(
         &mut self,
         data: &[u8],
@@ -102,7 +102,7 @@ impl RowPath {
         at
     }
 
-    /// The Python path has shown these rows.
+    /// Record that the Python path has handled these rows.
     pub fn pass(&mut self, data: &[u8], rows: &[Row]) {
         for row in rows {
             let frame = &data[..row.end];
@@ -125,7 +125,7 @@ impl RowPath {
         }
     }
 
-    /// Ask the store about rows whose keys aren't the next.
+    /// Read the store for rows whose keys aren't greater than the previous ones; return false if the store can't be read.
     fn ask(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
         images.make_room();
         let mut wanted = Vec::new();

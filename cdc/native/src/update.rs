@@ -1,15 +1,16 @@
-//! UPDATE and UPSERT on raw tuples, as far as nearly all requests need it; the specification is cdc.tuples.update.
+//! UPDATE and UPSERT on raw tuples, for the operations of nearly all requests; the specification is cdc.tuples.update.
 //!
-//! A few operations on different fields of the tuple itself, by number or name: `=` (also behind the last field), `+` and `-` of all
-//! kinds of numbers, bits, and splices. None for all others (fields that move, paths, two operations on one field, on which servers'
-//! versions don't agree), and for what the server would have refused: the Python way carries them out, or says what is wrong.
+//! This module handles a few operations on different top-level fields, by number or name: `=` (also after the last field), `+`
+//! and `-` of all kinds of numbers, bitwise operations, and splices. It returns None for all other operations (fields that move,
+//! paths, two operations on one field, for which server versions differ), and for those that the server would have refused. The
+//! Python path then applies them, or reports the error.
 
 use crate::layout;
 use crate::numbers::{self, Number};
 
 const OPERATIONS_MAX: usize = 15;
 
-/// What the format says of a field, as far as the width of its numbers depends on it.
+/// Width of a field's floating-point numbers, by its type in the format.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Width {
     /// The narrowest that loses nothing.
@@ -28,14 +29,14 @@ impl Width {
     }
 }
 
-/// The format's fields: their names, and the width of their numbers.
+/// Names of the format's fields, and the widths of their numbers.
 #[derive(Debug, Default)]
 pub struct Format {
     pub names: Vec<Vec<u8>>,
     pub widths: Vec<Width>,
 }
 
-/// One operation: its field, and where its operands begin.
+/// One operation: its field, its code, and the begin and end of its operands.
 #[derive(Clone, Copy, Default)]
 struct Operation {
     field: usize,
@@ -71,7 +72,7 @@ fn field_of(
     }
 }
 
-/// Appends the tuple after the operations.
+/// Append the tuple after the operations; `base` is the request's INDEX_BASE.
 pub fn update(
     tuple: &[u8],
     operations: &[u8],
@@ -80,7 +81,7 @@ pub fn update(
     out: &mut Vec<u8>,
 ) -> Option<()> {
     let (fields, mut position) = layout::header(tuple, 0)?;
-    // A header that isn't the shortest would become it.
+    // The server replaces a header that isn't the shortest; leave that to the Python path.
     if !(matches!(tuple[0], 0x90..=0x9f) || (tuple[0] == 0xdc && fields > 15)) {
         return None;
     }
@@ -123,7 +124,7 @@ pub fn update(
     let changes = &mut changes[..count];
     changes.sort_unstable_by_key(|change| change.field);
     let last = changes[count - 1];
-    // A new field moves what is counted from the end.
+    // A new field changes the meaning of field numbers that count from the end.
     let appends = last.field as u64 == fields && last.code == b'=' && !has_negative;
     if last.field as u64 >= fields && !appends {
         return None;
@@ -174,7 +175,7 @@ fn is_unsigned(first: u8) -> bool {
     matches!(first, 0x00..=0x7f | 0xcc..=0xcf)
 }
 
-/// What an operation makes of the value at `begin`.
+/// Append the result of an operation on the value at `begin`.
 fn push_result(
     out: &mut Vec<u8>,
     tuple: &[u8],
@@ -233,7 +234,7 @@ fn push_result(
 
 fn int32(data: &[u8], position: usize) -> Option<i64> {
     let number = layout::integer(data, position)?;
-    // The least of them can't be negated.
+    // The least number can't be negated.
     i32::try_from(number)
         .ok()
         .filter(|number| *number != i32::MIN)

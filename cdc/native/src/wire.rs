@@ -1,7 +1,7 @@
-//! MessagePack values, read one by one where they lie. Nothing is decoded that isn't asked for, and nothing is trusted: what isn't
-//! whole, or isn't MessagePack, is None.
+//! Reader of MessagePack values, one by one and without copying. It decodes only requested values and trusts no input: it returns
+//! None for incomplete or invalid data.
 
-/// One value; of an array or a map what it holds follows.
+/// One value. For an array or a map, it has the number of elements or pairs, which follow.
 pub enum Value<'a> {
     Nil,
     Boolean(bool),
@@ -15,7 +15,7 @@ pub enum Value<'a> {
     Extension(i8, &'a [u8]),
 }
 
-/// Bytes, and how far they have been read.
+/// Bytes, and the offset up to which they have been read.
 #[derive(Clone)]
 pub struct Reader<'a> {
     pub data: &'a [u8],
@@ -59,7 +59,7 @@ impl<'a> Reader<'a> {
         Some(Value::Extension(code, self.take(size)?))
     }
 
-    /// The next value.
+    /// Read the next value.
     #[inline]
     pub fn value(&mut self) -> Option<Value<'a>> {
         let first = self.peek()?;
@@ -102,7 +102,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The next value if it is an unsigned integer.
+    /// Read the next value, which must be an unsigned integer.
     #[inline]
     pub fn unsigned(&mut self) -> Option<u64> {
         match self.value()? {
@@ -111,14 +111,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Past the next value, with all that it holds.
+    /// Skip the next value, including its contents.
     #[inline]
     pub fn skip(&mut self) -> Option<()> {
         let mut left: usize = 1;
         while left > 0 {
             left -= 1;
             match self.value()? {
-                // Each element takes a byte at least, so that what a hostile length promises ends with the data.
+                // Each element has at least one byte, so a hostile count can't make the loop continue past the data.
                 Value::Array(count) => left = left.checked_add(count)?,
                 Value::Map(count) => left = left.checked_add(count.checked_mul(2)?)?,
                 _ => {}
