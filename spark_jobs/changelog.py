@@ -29,7 +29,7 @@ class Changelog(Job):
     takes_catalog = True
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         add_deduplicate(parser)
         parser.add_argument(
             "--typed",

@@ -40,7 +40,7 @@ class Current(Job):
     control_topics = KINDS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         add_deduplicate(parser)
         parser.add_argument(
             "--missing-row",

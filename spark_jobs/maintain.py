@@ -44,7 +44,7 @@ class Maintain(Task):
     summary = "compact the tables, remove files that no version needs, remove old events"
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Task.add_options`."""
+        """See `Task.add_options`."""
         add_table_options(parser)
         parser.add_argument("--dry-run", action="store_true", help="print what would be done, and change nothing")
         parser.add_argument(

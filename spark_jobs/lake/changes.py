@@ -43,7 +43,7 @@ class Changes(Job):
     control_topics = KINDS
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
-        """As `Job.add_options`."""
+        """See `Job.add_options`."""
         add_deduplicate(parser)
         parser.add_argument("--partition-by-date", action="store_true", help="partition by the day (UTC) of the change as well")
 

@@ -67,7 +67,7 @@ class KafkaPositions:
         return {(topic, int(partition)): end for topic, ends in offsets.items() for partition, end in ends.items()}
 
     def control_records(self) -> list[tuple[str, int, str]]:
-        """As `Positions.control_records`."""
+        """See `Positions.control_records`."""
         found = []
         for kind in KINDS:
             records = self.topics.read(self.session, self.topics.control(kind)).where(F.col("value").isNotNull())
