@@ -32,10 +32,13 @@ __all__ = ["golden_fixture"]
 
 _SEED = pytest.StashKey[int]()
 _SHARED_FIXTURES = ("spark", "kafka_cluster", "secured_kafka", "frail_kafka", "strict_kafka", "opensearch")
-"""What costs so much to start, or is hurt so much, that one process has all tests that use it. The `kafka` of most tests isn't
-among them: each process has one."""
+"""Servers that cost so much to start, or that tests damage so much, that all tests of each run in one process (Spark's in two).
+The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}
-"""Shared fixtures that one process has together with another one: most tests that use this one use that as well."""
+"""Fixtures whose tests run in the process of another fixture's tests, because most of them use both."""
+_TABLES_GROUP = "spark-tables"
+"""Group of the tests directly in tests/spark that need no servers, about half of Spark's time. They use a second Spark session,
+in another process: the tests of one session run one after another, and would finish last."""
 _SERVER_FIXTURES = {
     *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
     *("opensearch", "redis_server", "memcached_server"),
@@ -109,7 +112,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _SERVER_FIXTURES.intersection(fixtures):
             item.add_marker("live")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
-            item.add_marker(pytest.mark.xdist_group(_GROUPS.get(shared, shared)))
+            is_of_tables = item.path.parent.name == "spark" and not _SERVER_FIXTURES.intersection(fixtures)
+            item.add_marker(pytest.mark.xdist_group(_TABLES_GROUP if is_of_tables else _GROUPS.get(shared, shared)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The long ones first, as they say themselves: the short ones fill up what is left of each process's time.
         items.sort(key=_order)
