@@ -89,7 +89,7 @@ def read(config: Config, tell: Callable[[str], None] = lambda _: None) -> Checkp
     if count > 1:
         raise ConfigurationError(
             f"the topic {topic} has {count} partitions, and the daemon keeps its position in one",
-            "Delete it: the daemon makes it as it has to be.",
+            "Delete it: the daemon creates it again, with one partition.",
         )
     return checkpoint_topic.read(clients.consumer("read_committed"), topic, config.name, kafka.bootstrap_servers)
 
@@ -110,7 +110,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
         found = _heard(config, owner, is_stopping)
         if found is not None:
             raise NameTakenError(
-                f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is at work"
+                f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is running"
                 f"{_where(found)}",
                 "Stop that one first.",
             )
@@ -119,7 +119,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
         KafkaClients(owner, config.kafka).transactional(lambda _: None, _FENCE_TIMEOUT_MS).init_transactions(_FENCE_SECONDS)
     except KafkaException as error:
         structlog.get_logger().warning(
-            "the daemon that had the prefix can't be fenced; be sure that it is gone", owner=owner, reason=error.args[0].str()
+            "the daemon that had the prefix can't be fenced; make sure that it is gone", owner=owner, reason=error.args[0].str()
         )
 
 
@@ -164,9 +164,9 @@ def check_position(config: Config, stored: Checkpoint) -> None:
     if seq:
         raise CheckpointLostError(
             f"there is no checkpoint of the daemon {config.name!r} in {checkpoint_topic.name_of(kafka.topic_prefix)}, but topics "
-            f"of {kafka.topic_prefix} have events up to seq {seq}: it was deleted, or the daemon has had another name",
-            "If it had, give it back its name. If the checkpoint is lost, start once with --rebuild-state: all rows are "
-            f"published again, as `r`, numbered from {seq + 1} on.",
+            f"of {kafka.topic_prefix} have events up to seq {seq}: the checkpoint was deleted, or the daemon had another name",
+            "If it had another name, give it that name again. If the checkpoint is lost, start once with --rebuild-state: all "
+            f"rows are published again, as `r`, with seqs from {seq + 1} on.",
         )
 
 
@@ -266,12 +266,12 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     if ownership.is_known_gone(stored, config.name, former):
         return
     structlog.get_logger().info(
-        "looking whether another daemon of this name is at work", name=config.name, seconds=ownership.SILENCE_SECONDS
+        "checking whether another daemon of this name is running", name=config.name, seconds=ownership.SILENCE_SECONDS
     )
     found = _heard(config, config.name, is_stopping)
     if found is not None:
         raise NameTakenError(
-            f"a daemon {config.name!r} is at work{_where(found)}, and there can be one of a name",
+            f"a daemon {config.name!r} is running{_where(found)}, and only one daemon of a name can run",
             f"Stop that one first{how_to_end_it(config)}, or give this one another name and kafka.topic_prefix.",
         )
 

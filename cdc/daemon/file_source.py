@@ -46,7 +46,7 @@ from cdc.upstream.start import Known, StartPlan, TakeSnapshot
 POLL_SECONDS: Final = 0.1
 """Interval between two reads of the newest file."""
 
-_NEWER_SNAPSHOT: Final = "Call box.snapshot() on the server and add what it has written, or let `tarantool-cdc run` go on."
+_NEWER_SNAPSHOT: Final = "Call box.snapshot() on the server and add the new file, or let `tarantool-cdc run` continue."
 
 _OLDEST_VERSION: Final = (1, 7, 0)
 """Version that is assumed if a file doesn't name its writer's version."""
@@ -248,7 +248,7 @@ class Replayer:
                 )
             if self._published is not None and not is_diverged and not file.vclock.covers(self._published):
                 raise PositionError(
-                    f"{need}, but {file.path.name} is at {file.vclock}, behind the checkpoint at {self._published}{lacking}",
+                    f"{need}, but {file.path.name} is at {file.vclock}, older than the checkpoint at {self._published}{lacking}",
                     _NEWER_SNAPSHOT,
                 )
             if file.vclock[origin] < lsn:
@@ -262,7 +262,7 @@ class Replayer:
                 return file
             lacking = lacking or f"; newer ones lack the rows of vinyl spaces ({', '.join(names)}), which no .snap has"
         raise PositionError(
-            f"{need}, and there is no .snap that is whole and has all rows{lacking}",
+            f"{need}, and there is no complete .snap with all rows{lacking}",
             "Leave such spaces out with spaces.exclude, or let `tarantool-cdc run` take the snapshot from the server."
             if lacking
             else "Put the server's newest .snap into the directory.",
@@ -332,7 +332,7 @@ class Replayer:
             raise PositionError(
                 f"the server's version changes with {file.path}, which begins at {file.vclock}, and the rows before it "
                 f"lead to {position} only, {waiting} transactions waiting for a quorum",
-                "Let `tarantool-cdc run` go on from here.",
+                "Let `tarantool-cdc run` continue from here.",
             )
         self._log.info("the server's version changes", file=file.path.name, version=file.meta.values.get("Version"))
         return False
@@ -340,12 +340,12 @@ class Replayer:
     def _report_end(self, stream: LogStream) -> None:
         pipeline = self._runner.pipeline
         if stream.tail_bytes:
-            self._log.warning("the last file ends within a block, which is left out", tail_bytes=stream.tail_bytes)
+            self._log.warning("the last file ends within a block, which is ignored", tail_bytes=stream.tail_bytes)
         if pipeline.open_byte_count:
-            self._log.warning("the files end within a transaction, which is left out", bytes=pipeline.open_byte_count)
+            self._log.warning("the files end within a transaction, which is ignored", bytes=pipeline.open_byte_count)
         if pipeline.limbo.transaction_count:
             self._log.warning(
-                "transactions are left that the files neither confirm nor roll back; the next run reads them again",
+                "the files neither confirm nor roll back some transactions; the next run reads them again",
                 transactions=pipeline.limbo.transaction_count,
                 rows=pipeline.limbo.row_count,
             )

@@ -258,7 +258,8 @@ class Follower:
         if subscribed.replica_id in ignored:
             raise ProtocolError(
                 f"the server {connection.address} is instance {subscribed.replica_id}, which source.exclude_origins leaves out",
-                "An ACK names what it has of them, which a quorum would count: name another member in source.uris.",
+                "ACKs would confirm rows of this instance that the daemon doesn't read, and a quorum would count them: name "
+                "another member in source.uris.",
             )
         status.replicaset_uuid = str(position.replicaset_uuid)
         self.phase, status.state, status.error = Phase.STREAMING, "streaming", None
@@ -268,7 +269,7 @@ class Follower:
         for doubt in doubts_about_spaces(self._config, self._checkpoint):
             self._log.warning(doubt)
         if catches_up:
-            self._log.info("catching up as an anonymous replica before an id is asked for")
+            self._log.info("catching up as an anonymous replica before an id is requested")
         self.last_heard_at = time.monotonic()
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
         try:

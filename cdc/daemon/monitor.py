@@ -159,8 +159,8 @@ class UpstreamMonitor:
             lost_logs = upstream.is_following and _has_gap(upstream)
             if lost_logs and not (earlier is not None and earlier.is_following and _has_gap(earlier)):
                 self._log.warning(
-                    "the followed server no longer keeps the logs after the checkpoint: on a quiet server nothing else shows it, "
-                    "and the stream ends with a gap at the next change, or when it breaks; then source.on_gap decides",
+                    "the followed server no longer keeps the logs after the checkpoint: on a quiet server nothing else reveals "
+                    "that, and the stream ends with a gap at the next change or reconnect; then source.on_gap decides",
                     upstream=upstream.address,
                     checkpoint=str(needed.logs_from),
                     logs_from=str(upstream.gc_vclock),

@@ -165,7 +165,7 @@ class PipelineRunner:
             if batch is None:
                 return
             if self._is_stopping.is_set() and not is_first and not self._is_inside:
-                raise PublishAborted("stopped before all that was to come had been handed over")
+                raise PublishAborted("stopped before all batches had been submitted")
             self.submit(batch)
             is_first = False
 
@@ -222,7 +222,7 @@ class PipelineRunner:
         images = self.pipeline.images
         if images is not None and len(images.spaces_without_images) > self._imageless_count:
             self._imageless_count = len(images.spaces_without_images)
-            self._log.warning("events of these spaces come without images", reasons=dict(images.spaces_without_images))
+            self._log.warning("events of these spaces are published without images", reasons=dict(images.spaces_without_images))
         self._show_uncertain()
         status = self._status
         status.row_count += batch.row_count
@@ -240,13 +240,13 @@ class PipelineRunner:
         count = self._earlier_upsert_count + pipeline.merging_upsert_count
         if count and not noticed.merging_upsert_count:
             version = ".".join(map(str, self._server.version))
-            self._log.warning("this server merges UPSERTs of vinyl spaces: docs/guarantees.md", version=version)
+            self._log.warning("this server merges UPSERTs of vinyl spaces: see docs/guarantees.md", version=version)
         noticed.merging_upsert_count = status.merging_upsert_count = count
         images = pipeline.images
         if images is not None and images.doubtful != self._doubtful:
             if images.doubtful - self._doubtful:
                 self._log.warning(
-                    "rows couldn't be carried out and went to the dead-letter topic, which tells how to go on",
+                    "rows couldn't be computed and went to the dead-letter topic, whose records name the remedy",
                     keys=len(images.doubtful),
                 )
             self._doubtful, status.doubtful_key_count = images.doubtful, len(images.doubtful)
@@ -332,7 +332,7 @@ class PipelineRunner:
     def _begin(self) -> Pipeline:
         plan = self._plan
         if plan.clears_store is not None:
-            self._log.warning("filling the state store anew, from a snapshot", reason=plan.clears_store)
+            self._log.warning("refilling the state store from a snapshot", reason=plan.clears_store)
         if plan.catch_up_to is not None:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
         path, server = Path(self._config.state.path), self._server

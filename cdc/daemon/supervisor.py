@@ -190,7 +190,7 @@ class Daemon:
         except StateError as error:
             if not is_failing:
                 raise
-            self._log.warning("the state store can't be closed well", reason=str(error))
+            self._log.warning("the state store can't be closed cleanly", reason=str(error))
 
     def _listen(self) -> StatusServer | None:
         address = self._config.http.address
@@ -228,7 +228,7 @@ class Daemon:
         try:
             self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
         except StateLostError as error:
-            self._log.warning("building the state store anew", reason=error.message, old=str(set_aside(path)))
+            self._log.warning("rebuilding the state store", reason=error.message, old=str(set_aside(path)))
             self._writer = StateWriter(path, self._config.name, state.flush_interval_ms / 1000)
         admission.check_store_is_ours(self._config, self._writer.names())
 
@@ -258,7 +258,7 @@ class Daemon:
         if not is_alone:
             admission.check_alone(config, stored, self._foothold.former_holders(), self._is_stopping.is_set)
         elif orders.take_over and former is not None:
-            self._log.info("taking the name; the daemon that has it ends by itself within seconds", former=former)
+            self._log.info("claiming the name; the daemon that has it stops within seconds", former=former)
         if orders.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():
@@ -333,7 +333,11 @@ class Daemon:
             case ProducerLostError() if self._publisher is not None:
                 # A second daemon of this name may have fenced the producer, or the coordinator may have timed out a transaction
                 # while Kafka was unavailable. A new producer finds out which, and continues only in the second case.
-                what = "was fenced; looking who has the name" if isinstance(error, FencedError) else "is lost; making another"
+                what = (
+                    "was fenced; checking which daemon has the name"
+                    if isinstance(error, FencedError)
+                    else "is unusable; making a new one"
+                )
                 self._log.warning(f"the Kafka producer {what}", reason=str(error))
                 self._slow_down()
                 self._discard_publisher()
@@ -341,7 +345,7 @@ class Daemon:
                 self._log.warning("the stream has a gap", reason=error.message)
                 self._forced_snapshot = error.message
             case SnapshotNeededError():
-                self._log.warning("only a snapshot leads on", reason=error.message)
+                self._log.warning("the stream can continue only from a snapshot", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._source.next_delay())
@@ -369,7 +373,7 @@ class Daemon:
         except CdcError as error:
             if first.remedy is Remedy.WAIT:
                 raise
-            self._log.warning("what was submitted can't be settled", reason=str(error))
+            self._log.warning("the submitted batches can't be settled", reason=str(error))
 
     def _slow_down(self) -> None:
         """Delay the retry after Kafka discarded events: not at first, then with growing delays while nothing is committed."""
@@ -414,7 +418,7 @@ class Daemon:
         self._log.info("kafka is ready", checkpoint=str(position.vclock) if position else None)
         left_out = no_longer_published(self._checkpoint.spaces.values(), options_of(self._config).space_filter())
         if left_out and self._connect_count == 0:
-            self._log.warning("spaces that were published are not any more; consumers keep their rows", spaces=list(left_out))
+            self._log.warning("some spaces are no longer published; consumers keep their rows", spaces=list(left_out))
         self._source.works()
         return publisher
 
@@ -442,7 +446,7 @@ class Daemon:
                 continue
             if checkpoint is None:
                 # Only claiming the name again reveals whether Kafka ends a transaction slowly or the transaction hangs.
-                self._log.warning("Kafka doesn't show the end of the last commit; taking the name anew")
+                self._log.warning("Kafka doesn't show the end of the last commit; claiming the name again")
                 self._discard_publisher()
                 return
             self._checkpoint = checkpoint
@@ -468,11 +472,11 @@ class Daemon:
         if is_whole and vclock.covers(self._published):
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
-            self._log.warning("stopped before Kafka took everything; the next start goes on from the checkpoint")
+            self._log.warning("stopped before everything was committed in Kafka; the next start resumes from the checkpoint")
         if self._publisher.open_seconds is not None:
             self._log.warning(
-                "a Kafka transaction could not be ended: readers of committed messages don't get past it until the next start, "
-                "or until Kafka ends it by itself",
+                "a Kafka transaction could not be ended: read_committed consumers wait at it until the next start, "
+                "or until Kafka's transaction time-out ends it",
                 timeout_seconds=self._publisher.open_seconds,
             )
         elif self._publisher.unreadable is not None:

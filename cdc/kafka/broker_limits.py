@@ -34,7 +34,7 @@ class BrokerLimits:
         """Raise PublishError if the configured maximum message size exceeds the brokers' request size limit."""
         if self.request_bytes is not None and message_bytes_max > self.request_bytes:
             raise PublishError(
-                f"kafka.message_bytes_max is {message_bytes_max}, and a broker hangs up on a request of more than "
+                f"kafka.message_bytes_max is {message_bytes_max}, and a broker closes the connection at a request of more than "
                 f"{self.request_bytes} bytes",
                 "Lower kafka.message_bytes_max, or raise socket.request.max.bytes on all brokers.",
             )

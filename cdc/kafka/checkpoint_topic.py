@@ -78,8 +78,8 @@ def _unreadable(
     more = f" ({len(bad) - 1} more are like it)" if len(bad) > 1 else ""
     what = (
         f"{topic}, partition 0, offset {offset}: the latest record with the key {key[:200]!r} can't be understood; it holds "
-        f"{(value or b'')[:200]!r}{more}. No daemon of this version writes that: it was somebody by hand, another program that "
-        "shares kafka.topic_prefix, or a newer version"
+        f"{(value or b'')[:200]!r}{more}. No daemon of this version writes that: it was written by hand, by another program that "
+        "shares kafka.topic_prefix, or by a newer version"
     )
     texts = _texts([key] if key in good else _of_no_use(key, name), good)
     if texts is None:
@@ -89,9 +89,9 @@ def _unreadable(
         f"--topic {topic} --property parse.key=true --property null.marker={_NULL}"
     )
     if key in good:
-        return ConfigurationError(what, f"Write the last good one again: {command}")
+        return ConfigurationError(what, f"Write the key's last readable record again: {command}")
     then = " and start once with --rebuild-state" if len(texts) > 2 or _is_position_of(key, name) else ""
-    return ConfigurationError(what, f"There is no good one before it. Remove it{then}: {command}")
+    return ConfigurationError(what, f"The key has no earlier readable record. Remove it{then}: {command}")
 
 
 def _of_no_use(key: bytes, name: str) -> list[bytes]:

@@ -78,7 +78,7 @@ class Admin(AdminClient):
 def _trouble(server: str, what: str, code: int) -> str:
     """Return librdkafka's error text about a server, without the details that matter only to librdkafka's authors."""
     if code == KafkaError._BAD_MSG:
-        return f"what answers at {server} doesn't speak Kafka's protocol"
+        return f"the server at {server} doesn't speak Kafka's protocol"
     return _STATE.sub("", what).replace("ipv4#", "").replace("ipv6#", "")
 
 
@@ -216,7 +216,7 @@ class KafkaClients:
         # Raised outside the handlers: the library's errors may contain configured values, and some of those are secrets.
         raise ConfigurationError(
             f"kafka.properties can't be used: {_without_values(problem, self._config.properties)}",
-            "librdkafka's CONFIGURATION.md lists all of them, with their values.",
+            "librdkafka's CONFIGURATION.md lists all properties and their values.",
         )
 
     def _common(self) -> dict[str, Any]:

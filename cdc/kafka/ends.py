@@ -93,7 +93,7 @@ class Ends:
             if answer.error is not None:
                 raise reading_error(answer.error, f"{_WHAT} ({answer.topic}, partition {answer.partition})")
             if answer.offset < 0:
-                raise ConnectionLostError(f"{_WHAT} ({answer.topic}, partition {answer.partition} told none)")
+                raise ConnectionLostError(f"{_WHAT} ({answer.topic}, partition {answer.partition}: no offset was returned)")
         return {(answer.topic, answer.partition): answer.offset for answer in found}
 
     def _consumer(self, isolation: str) -> Consumer:

@@ -61,10 +61,10 @@ TOO_LARGE: Final = frozenset({KafkaError.MSG_SIZE_TOO_LARGE, KafkaError._BAD_MSG
 FENCED: Final = frozenset({KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED})
 
 RIGHTS_HINT: Final = "Grant the rights of docs/kafka-acls.md; `tarantool-cdc check` tries each of them."
-LOGIN_HINT: Final = "Correct security.protocol and sasl.* in kafka.properties, or have the user made on the brokers."
+LOGIN_HINT: Final = "Correct security.protocol and sasl.* in kafka.properties, or create the user on the brokers."
 NAME_HINT: Final = (
-    "If that was meant (--take-over), nothing is to be done. Else stop that one, or give this one another name and "
-    "kafka.topic_prefix: two daemons of one name can't run at once."
+    "If that was intended (--take-over), do nothing. Otherwise stop the other daemon, or give this one another name and "
+    "kafka.topic_prefix: two daemons of the same name can't run at the same time."
 )
 _SIZE_HINT: Final = (
     "Raise max.message.bytes of the topic, and kafka.message_bytes_max if that is less; or leave the space out with "
@@ -72,8 +72,8 @@ _SIZE_HINT: Final = (
 )
 
 _RECORD_HINT: Final = (
-    "A topic with compact in its cleanup.policy takes no truncation, which has no key: set cleanup.policy=delete on it until the "
-    "daemon has gone on and consumers have read it."
+    "A topic with compact in its cleanup.policy refuses truncate events, as they have no key: set cleanup.policy=delete on it "
+    "until the daemon has published the event and consumers have read it."
 )
 
 

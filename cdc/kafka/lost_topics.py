@@ -52,8 +52,8 @@ class LostTopics:
         if is_lost:
             self._topic_admin.ensure([self._schema_topic])
             structlog.get_logger().warning(
-                f"the topic {self._schema_topic} was deleted, without which consumers can't read rows: it has been made again, "
-                "and has the present forms of all published spaces",
+                f"the topic {self._schema_topic}, which consumers need to read rows, was deleted: it has been created again, "
+                "with the current forms of all published spaces",
                 spaces=len(records),
             )
         self._topic_admin.remember(spaces, [self._schema_topic] if records else [])

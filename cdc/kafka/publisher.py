@@ -153,7 +153,7 @@ class Publisher:
             stored = self._begin(known, takes_prefix=takes_prefix)
         except FencedError as error:
             # Fenced by another daemon, or by Kafka because it was too slow. The next start finds out which.
-            raise ConnectionLostError(f"the name {self._name!r} was lost at once: {error.message}") from error
+            raise ConnectionLostError(f"fenced right after claiming the name {self._name!r}: {error.message}") from error
         self.committed = stored.position
         self._thread.start()
         return stored
@@ -294,7 +294,7 @@ class Publisher:
         """Withdraw this daemon's new claim to the prefix, and raise PrefixTakenError, if another daemon's claim came first."""
         stored = self.reload()
         if stored is None or self._name not in stored.owners:
-            raise ConnectionLostError(f"Kafka doesn't show yet whose {self._config.topic_prefix} is")
+            raise ConnectionLostError(f"Kafka doesn't show the owner of {self._config.topic_prefix} yet")
         try:
             ownership.check(stored, self._config.topic_prefix, self._name)
         except ConfigurationError:
@@ -315,7 +315,7 @@ class Publisher:
                 self._leave_nothing_open()
             except Exception as error:
                 # A bug in this program; its traceback follows. Without this call the daemon would wait forever.
-                self._fail(PublishError(f"the publisher's thread has ended: {error!r}"))
+                self._fail(PublishError(f"the publisher's thread failed: {error!r}"))
                 raise
 
     def _leave_nothing_open(self) -> None:
@@ -324,7 +324,7 @@ class Publisher:
             with translate_kafka_errors():
                 self._delivery.abort()
         except CdcError as error:
-            structlog.get_logger().info("what was under way can't be aborted", name=self._name, reason=error.message)
+            structlog.get_logger().info("the open transaction can't be aborted", name=self._name, reason=error.message)
 
     def _end(self, error: PublishAborted | ProducerLostError) -> None:
         """Abort everything published since the last commit, or fail with the error that says that a new producer is needed."""
@@ -509,7 +509,7 @@ class Publisher:
         if time.monotonic() - started >= answer_seconds(self._config):
             # The client sent the request more than once. A late copy would abort the first part of the next transaction, and
             # the rest of that transaction would be committed. Kafka refuses the copy once a new producer has the name.
-            raise ProducerLostError(f"{error.message}; and then it took Kafka long to abort the transaction")
+            raise ProducerLostError(f"{error.message}; and then Kafka took too long to abort the transaction")
         with self._lock:
             self._shared.abort(error)
             self._wake_pipe.wake()

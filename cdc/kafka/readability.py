@@ -98,11 +98,13 @@ class Readability:
             self._open_since, self._filler_count = None, 0
             self._unseen.ask_again()
             if self.trouble is None:
-                structlog.get_logger().info("what readers can reach isn't known", name=self._name, reason=error.message)
+                structlog.get_logger().info(
+                    "can't check whether consumers can read the last commit", name=self._name, reason=error.message
+                )
             self.trouble = error.message
             return TROUBLED_SECONDS
         if self.trouble is not None:
-            structlog.get_logger().info("what readers can reach is known again", name=self._name)
+            structlog.get_logger().info("the check whether consumers can read the last commit works again", name=self._name)
             self.trouble = None
         if self._unseen.is_seen:
             return None
@@ -133,8 +135,8 @@ class Readability:
         except CdcError as error:
             if commit:
                 log.error(
-                    "what was committed may be lost to readers of committed messages: the transaction that should end it failed. "
-                    "`tarantool-cdc audit` tells which events they lack",
+                    "committed events may be lost to read_committed consumers: the transaction to make them readable failed. "
+                    "`tarantool-cdc audit` lists the missing events",
                     name=self._name,
                     reason=error.message,
                     partitions=[f"{topic}-{number}" for topic, number in sorted(open_)],
@@ -173,7 +175,7 @@ class Readability:
         others = self._unseen.open.keys() - own.keys()
         if others:
             structlog.get_logger().warning(
-                "what was committed can't be seen: another producer's transaction is open in the same partitions",
+                "committed events aren't readable: another producer's transaction is open in the same partitions",
                 name=self._name,
                 partitions=[f"{topic}-{number}" for topic, number in sorted(others)],
             )
@@ -194,5 +196,5 @@ def others_transaction(topic_prefix: str) -> ConnectionLostError:
     """Return the error for a transaction that stays open although this daemon has ended its own."""
     return ConnectionLostError(
         f"another producer's transaction is open in topics of {topic_prefix}",
-        "Wait for its end, or end it with kafka-transactions.sh; give daemons of their own topic_prefix.",
+        "Wait until it ends, or abort it with kafka-transactions.sh; give each daemon a kafka.topic_prefix of its own.",
     )

@@ -96,11 +96,11 @@ def missing(name: str, config: KafkaSection, clients: KafkaClients, existing: Co
     except KafkaException as error:
         if error.args[0].code() in _NO_ANSWER:
             raise ConnectionLostError(
-                f"Kafka at {config.bootstrap_servers} takes connections but didn't answer in {TIMEOUT_SECONDS:.0f} s: it is "
+                f"Kafka at {config.bootstrap_servers} accepts connections but didn't answer in {TIMEOUT_SECONDS:.0f} s: it is "
                 "starting, or overloaded",
                 "Try again; look at the brokers' logs.",
             ) from error
-        raise reading_error(error.args[0], "Kafka doesn't tell what this daemon may do") from error
+        raise reading_error(error.args[0], "Kafka doesn't report this daemon's rights") from error
 
 
 def explained(error: ForbiddenError, name: str, config: KafkaSection, clients: KafkaClients) -> ForbiddenError:

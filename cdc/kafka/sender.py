@@ -61,7 +61,7 @@ class Sender:
         while self._producer.flush(CALL_TIMEOUT_SECONDS):
             self._check()
             if self._is_stopping():
-                raise PublishAborted("stopped while messages were on their way")
+                raise PublishAborted("stopped while messages were in transit")
         self._check()
 
     def forget(self) -> None:
@@ -162,7 +162,7 @@ class Sender:
         refusal = error.args[0]
         cause = self._first_error(refusal)
         # The error that broke the transaction may concern any topic, and rarely this message's.
-        what = f"a message for {topic} was refused" if cause is refusal else "a Kafka transaction can't go on"
+        what = f"a message for {topic} was refused" if cause is refusal else "a Kafka transaction can't continue"
         return writing_error(cause, what)
 
     def _partition_count(self, topic: str) -> int:
@@ -196,7 +196,7 @@ class Sender:
             if not topics:
                 return counts
             if self._is_stopping():
-                raise PublishAborted("stopped before Kafka had said which partitions there are")
+                raise PublishAborted("stopped before Kafka had reported the topics' partitions")
             if time.monotonic() >= deadline:
                 raise PublishAborted(f"the brokers don't know the topic {topics[0]}")
             self._producer.poll(_UNKNOWN_TOPIC_POLL_SECONDS)

@@ -79,7 +79,7 @@ class SignOfLife:
         try:
             self._reach.check()
         except ConnectionLostError as error:
-            structlog.get_logger().info("signs of life go another way", name=self._name, reason=error.message)
+            structlog.get_logger().info("signs of life are sent by a new producer", name=self._name, reason=error.message)
             self._producer.purge()
             self._begin()
 
@@ -93,7 +93,7 @@ class SignOfLife:
             self._producer.produce(self._topic, value, key, on_delivery=self._on_delivery)
         except (BufferError, KafkaException) as error:
             # Events go to the same brokers, and their errors are reported.
-            structlog.get_logger().debug("no sign of life could be given", name=self._name, reason=str(error))
+            structlog.get_logger().debug("a sign of life couldn't be sent", name=self._name, reason=str(error))
 
 
 def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[], bool]) -> Sign | None:

@@ -99,7 +99,7 @@ def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
         try:
             found[resource.name] = answer.result()["cleanup.policy"].value
         except KafkaException as error:
-            structlog.get_logger().debug("a topic doesn't tell its settings", topic=resource.name, reason=error.args[0].str())
+            structlog.get_logger().debug("a topic's settings can't be read", topic=resource.name, reason=error.args[0].str())
     return found
 
 
@@ -111,8 +111,8 @@ def snapshot_remedy(space: str) -> str:
 def lost_checkpoint(topic: str) -> PublishError:
     """Return the error of a running daemon whose checkpoint topic was deleted. The next start finds the events' last seq."""
     return PublishError(
-        f"the topic {topic} was deleted, and with it what this daemon goes on from",
-        "Start once with --rebuild-state: all rows are published again, as `r`, numbered after all that is out.",
+        f"the topic {topic} was deleted, and with it this daemon's checkpoint",
+        "Start once with --rebuild-state: all rows are published again, as `r`, with seqs after all published events.",
     )
 
 
@@ -202,7 +202,7 @@ class TopicAdmin:
                 return PublishError(f"the topic {topic}{more} doesn't exist", remedy)
             return PublishError(
                 f"the topic {topic}{more} was deleted",
-                f"{remedy} Then {self._remedy(topic)}, as what it had is gone.",
+                f"{remedy} Then {self._remedy(topic)}, as its contents are lost.",
             )
         return PublishAborted(f"the brokers don't show the topic {topic}{more} yet")
 
@@ -212,7 +212,7 @@ class TopicAdmin:
 
     def _loss(self, topic: str) -> str:
         """Return the warning for a topic that existed and had to be created again."""
-        sentence = f"the topic {topic} was deleted and has been made again, without what it had"
+        sentence = f"the topic {topic} was deleted and has been created again, empty"
         return sentence if self._is_control(topic) else f"{sentence}: {self._remedy(topic)}"
 
     def _remedy(self, topic: str) -> str:

@@ -83,7 +83,7 @@ class Connection:
         poller = select.poll()
         poller.register(self._socket, select.POLLOUT)
         if not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            raise ConnectionLostError(f"the server {self.address} has taken nothing for {SEND_TIMEOUT_SECONDS:.0f} s")
+            raise ConnectionLostError(f"the server {self.address} has read nothing for {SEND_TIMEOUT_SECONDS:.0f} s")
 
     def receive(self, timeout_seconds: float, wake_fd: int = -1, *, wanted_in_seconds: float = 0.0) -> list[Event]:
         """Wait for data, at most `timeout_seconds`, or until `wake_fd` is readable. Return the events decoded from the data.

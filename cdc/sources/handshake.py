@@ -67,8 +67,8 @@ def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HA
                 return event
     if wanted is Greeted:
         raise ConnectionLostError(
-            f"{connection.address} took the connection and sent no greeting in {timeout_seconds:.0f} s",
-            "It isn't Tarantool's binary port, which source.uris has to name, or the server hangs.",
+            f"{connection.address} accepted the connection and sent no greeting in {timeout_seconds:.0f} s",
+            "Either this isn't Tarantool's binary port, which source.uris must name, or the server hangs.",
         )
     raise ConnectionLostError(
         f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",

@@ -105,7 +105,7 @@ class LogDirectory:
                     yield snapshot_rows(frames)
             decoder.end()
             if not decoder.is_closed:
-                raise LogFileError("the snapshot isn't whole: it has no end marker", offset=decoder.offset, hint=DAMAGE_HINT)
+                raise LogFileError("the snapshot is incomplete: it has no end marker", offset=decoder.offset, hint=DAMAGE_HINT)
 
     def new_decoder(self) -> LogFileDecoder:
         """Return a decoder for one of the files."""

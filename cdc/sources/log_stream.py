@@ -75,7 +75,7 @@ class LogStream:
         before = [log for log in logs if self._start.covers(log.vclock)]
         if logs and not before:
             raise XlogGapError(
-                f"{self._directory.path} has no .xlog that leads on from {self._start}: the first one begins at {logs[0].vclock}",
+                f"{self._directory.path} has no .xlog that continues from {self._start}: the first begins at {logs[0].vclock}",
                 'source.on_gap = "resnapshot" starts again from a snapshot.',
             )
         return before[-1] if before else None
@@ -110,7 +110,7 @@ class LogStream:
             VClock(self._lsns)
         except (KeyError, TypeError, ValueError) as error:
             raise LogFileError(
-                f"a row has no origin and lsn that can be followed ({error})", offset=offset, hint=DAMAGE_HINT
+                f"a row's origin and lsn are missing or invalid ({error})", offset=offset, hint=DAMAGE_HINT
             ) from error
 
     def _check(self, file: LogFile, following: LogFile) -> None:
@@ -132,7 +132,7 @@ class LogStream:
             raise XlogGapError(f"{report} behind one that begins at {previous}", "Put it into the directory.")
         elif self.tail_bytes is not None and not leads_on:
             raise LogFileError(
-                f"{file.path} isn't whole: it leads to {self.vclock} and has no end marker, and the next one, "
+                f"{file.path} is incomplete: it leads to {self.vclock} and has no end marker, and the next one, "
                 f"{following.path.name}, begins at {following.vclock}",
                 offset=self._end,
                 hint=f"If it is a copy, copy it again. {DAMAGE_HINT}",

@@ -52,10 +52,10 @@ def check_others(connection: Connection, config: Config) -> None:
             finally:
                 other.close()
         except CdcError as error:
-            log.warning("a member can't be asked for our id", member=member.address, reason=str(error))
+            log.warning("a member can't be asked for this daemon's id", member=member.address, reason=str(error))
             continue
         if known is not None:
             raise ConnectionLostError(
                 f"the server {connection.address} doesn't know yet that this daemon is instance {known} of its replica set",
-                f"{member.address} knows, so the news is on its way.",
+                f"{member.address} knows, so this server will get it by replication.",
             )

@@ -48,7 +48,7 @@ _MAP_BYTES_MIN: Final = 1 << 30
 _ROOM_BYTES: Final = 1 << 20
 """Free space, in bytes, below which a disk counts as full: LMDB writes many pages at once."""
 _MAKE_ROOM: Final = (
-    "What it holds is intact. Make room, or move the store to a disk that has some (state.path; it takes about twice the data), "
+    "Its contents are intact. Make room, or move the store to a disk that has some (state.path; it takes about twice the data), "
     "and start the daemon again."
 )
 _BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -113,7 +113,7 @@ def translate_denials(path: Path) -> Iterator[None]:
         )
         owner, user = _user(closed.stat().st_uid), _user(os.geteuid())
         raise StateError(
-            f"the state store {path} can't be looked at: {closed} belongs to the user {owner}, and this is {user}",
+            f"the state store {path} can't be accessed: {closed} belongs to the user {owner}, and this is {user}",
             f"Run this as {owner}, or make {user} the owner (chown -R {user} {closed}).",
         ) from error
 
@@ -167,7 +167,7 @@ def in_use(path: Path) -> StateError:
     """Return the error for a process that finds the directory locked."""
     process, holder = _signature(path)
     return StateError(
-        f"the state store {path} is in use by {holder or 'a daemon at work'}"
+        f"the state store {path} is in use by {holder or 'a running daemon'}"
         f"{f', process {process}' if process.isdecimal() else ''}",
         "Stop that one first. A daemon of another name needs a state.path of its own.",
     )
@@ -252,7 +252,7 @@ def is_clean(path: Path) -> bool:
 
 
 def _lost(path: Path, why: str) -> StateLostError:
-    return StateLostError(f"the state store {path} can't be trusted: {why}", "It has to be built anew from a snapshot.")
+    return StateLostError(f"the state store {path} can't be trusted: {why}", "It has to be rebuilt from a snapshot.")
 
 
 def open_environment(path: Path, *, is_clean: bool) -> lmdb.Environment:
@@ -351,4 +351,4 @@ def _is_full(path: Path, error: Exception) -> bool:
 def _hint(error: Exception) -> str:
     if isinstance(error, PermissionError | lmdb.ReadonlyError | FileExistsError | NotADirectoryError | FileNotFoundError):
         return "Give state.path a directory that the daemon may write to."
-    return "See in the system's log what is wrong with its disk, make room if there is little, and start the daemon again."
+    return "Check the system's log for errors of its disk, make room if it is nearly full, and start the daemon again."

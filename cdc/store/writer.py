@@ -228,7 +228,7 @@ class StateWriter:
                     raise StateLostError(
                         f"the state store {self._path} was written by a version that took rows for one whose keys the HASH index "
                         f"of space {form.name!r} tells apart by how they are written (1 and 1.00)",
-                        "It has to be built anew from a snapshot.",
+                        "It has to be rebuilt from a snapshot.",
                     )
             self.store.bring_over(list(self._moves(forms)))
         except BaseException:

@@ -151,7 +151,7 @@ def test_initial_only(taken: Taken, files: Path) -> None:
 
 def test_no_snapshot_that_has_the_rows_of_vinyl(taken: Taken, files: Path) -> None:
     (files / "00000000000000000000.snap").unlink()
-    with pytest.raises(PositionError, match=r"no \.snap that is whole and has all rows.*vinyl spaces \(vinyl\).*spaces\.exclude"):
+    with pytest.raises(PositionError, match=r"no complete .snap with all rows.*vinyl spaces \(vinyl\).*spaces\.exclude"):
         replayer(taken, files).run()
     assert not taken.batches
 
@@ -207,7 +207,7 @@ def test_gap(taken: Taken, files: Path) -> None:
 
 
 def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
-    with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, behind the checkpoint at \{1: 337\}.*box\.snapshot"):
+    with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, older than the checkpoint at \{1: 337\}.*box\.snapshot"):
         replayer(taken, files, at(337), "only a snapshot can fill the store").run()
 
 

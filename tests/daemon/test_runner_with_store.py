@@ -77,7 +77,7 @@ def test_what_lies_between_store_and_checkpoint_goes_to_the_store_alone(way: Way
 def test_a_stop_ends_between_batches_and_waits_for_nothing(way: Way) -> None:
     runner = way.runner()
     way.is_stopping.set()
-    with pytest.raises(PublishAborted, match="stopped before all that was to come had been handed over"):
+    with pytest.raises(PublishAborted, match="stopped before all batches had been submitted"):
         runner.take(runner.pipeline.feed(frames_of(rows(11, 6000)), 1))
     assert runner.published.covers(VClock({1: 11}))
     assert not runner.published.covers(VClock({1: 6010}))
@@ -101,7 +101,7 @@ def test_with_events_beyond_the_checkpoint_a_snapshot_compares_with_nothing(way:
     monkeypatch.setattr(way.is_stopping, "wait", lambda _: False)
     with capture_logs() as said:
         assert runner.prepare_snapshot() == 57
-    assert [line["event"] for line in said] == ["waiting", "filling the state store anew, from a snapshot"]
+    assert [line["event"] for line in said] == ["waiting", "refilling the state store from a snapshot"]
     assert way.writer.store.row_count == 0
     way.is_stopping.set()
     assert runner.prepare_snapshot() == 0  # nobody asks any more

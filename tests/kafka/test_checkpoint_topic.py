@@ -105,7 +105,7 @@ def test_the_command_writes_the_last_good_one_again(tmp_path: Path) -> None:
     records: list[Record] = [position(1), position(2), (KEY, b"hello"), (KEY, b"there")]
     with pytest.raises(
         ConfigurationError,
-        match=r"shop\.checkpoint, partition 0, offset 3: .*name.*shop.* holds b'there'.*Write the last good one",
+        match=r"shop\.checkpoint, partition 0, offset 3: .*name.*shop.* holds b'there'.*Write the key's last readable record",
     ):
         folded(*records)
     assert reached(*mended(tmp_path, *records)) == 2

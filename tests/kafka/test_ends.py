@@ -127,7 +127,7 @@ def test_many_topics_are_asked_for_at_once(asked: Ends, clients: CountingClients
 
 def test_an_answer_that_tells_no_end(asked: Ends, cluster: Cluster) -> None:
     cluster.without_ends.add(TOPIC)
-    with pytest.raises(ConnectionLostError, match=r"\(shop.things, partition 0 told none\)"):
+    with pytest.raises(ConnectionLostError, match=r"\(shop.things, partition 0: no offset was returned\)"):
         asked.written([TOPIC])
 
 

@@ -76,7 +76,7 @@ def test_rows_that_were_deleted_while_no_daemon_ran(published: Cluster, mode: Mo
         assert publisher.stop(20)
     (said,) = [entry["event"] for entry in logs]
     assert said == (
-        "the topic shop.things was deleted and has been made again, without what it had: `tarantool-cdc snapshot --config FILE "
+        "the topic shop.things was deleted and has been created again, empty: `tarantool-cdc snapshot --config FILE "
         "things` sends its rows again"
     )
 
@@ -102,7 +102,7 @@ def test_forms_are_written_again_at_a_start(published: Cluster, mode: Mode, *, i
     with structlog.testing.capture_logs() as logs:
         assert begin(published, mode).stop(20)
     (said,) = logs
-    assert said["event"].startswith("the topic shop.schema was deleted, without which consumers can't read rows")
+    assert said["event"].startswith("the topic shop.schema, which consumers need to read rows, was deleted")
     assert said["spaces"] == 1
     ((_, _, key, value),) = published.written("shop.schema")
     assert json.loads(key or b"") == {"space_id": 512, "schema_version": 3}
@@ -157,7 +157,7 @@ def test_without_its_checkpoint_a_daemon_at_work_ends(published: Cluster, *, is_
         after.start(expected_writers={"writer", None if is_first_start else "former"})
     after.stop(0)
     assert str(caught.value).startswith(
-        "the topic shop.checkpoint was deleted, and with it what this daemon goes on from. Start once with --rebuild-state"
+        "the topic shop.checkpoint was deleted, and with it this daemon's checkpoint. Start once with --rebuild-state"
     )
     assert not logs
 

@@ -231,7 +231,7 @@ def test_what_ended_a_transaction_is_not_told_of_the_topic_of_the_next_message(
 
     monkeypatch.setattr(FakeProducer, "produce", refuse)
     publisher.submit(batch(1))
-    with pytest.raises(PublishAborted, match=r"^a Kafka transaction can't go on: Failed to add partition\(s\)"):
+    with pytest.raises(PublishAborted, match=r"^a Kafka transaction can't continue: Failed to add partition\(s\)"):
         wait(publisher)
     assert not cluster.values("shop.things")
 
@@ -377,7 +377,7 @@ def test_a_commit_between_source_transactions_that_takes_too_long_is_no_size(clu
 def test_a_name_that_is_lost_at_the_start_is_taken_again(cluster: Cluster, start: Start) -> None:
     errors = iter([FENCED])
     cluster.fail_commit = lambda: next(errors, None)
-    with pytest.raises(ConnectionLostError, match="was lost at once") as caught:
+    with pytest.raises(ConnectionLostError, match="fenced right after claiming the name") as caught:
         start("exactly_once")
     assert "--take-over" not in str(caught.value)
     publisher = start("exactly_once")
@@ -396,7 +396,7 @@ def test_another_daemon_is_named_only_if_there_is_one(cluster: Cluster, start: S
     assert "--take-over" not in str(caught.value)
     again = Publisher("x", config, WRITER, clients(cluster))
     with pytest.raises(
-        PublishError, match=r"another daemon has taken the name 'x': this one ends, and nothing is lost\. If that was meant"
+        PublishError, match=r"another daemon has taken the name 'x': this one ends, and nothing is lost\. If that was intended"
     ):
         again.start(expected_writers={"writer"})
     again.stop(0)
@@ -656,5 +656,5 @@ def test_a_fault_of_the_thread_ends_the_publisher(start: Start, monkeypatch: pyt
     publisher = start("exactly_once")
     monkeypatch.setattr(publisher, "_topic_admin", None)
     publisher.submit(batch(1))
-    with pytest.raises(PublishError, match="the publisher's thread has ended: AttributeError"):
+    with pytest.raises(PublishError, match="the publisher's thread failed: AttributeError"):
         wait(publisher)

@@ -19,10 +19,10 @@ from cdc.kafka.rights import Right, _Prober
     [
         (
             KafkaError._TIMED_OUT,
-            "Kafka at k:1 takes connections but didn't answer in 10 s: it is starting, or overloaded. Try again",
+            "Kafka at k:1 accepts connections but didn't answer in 10 s: it is starting, or overloaded. Try again",
         ),
-        (KafkaError.REQUEST_TIMED_OUT, "Kafka at k:1 takes connections but didn't answer in 10 s"),
-        (KafkaError.BROKER_NOT_AVAILABLE, "Kafka doesn't tell what this daemon may do: "),
+        (KafkaError.REQUEST_TIMED_OUT, "Kafka at k:1 accepts connections but didn't answer in 10 s"),
+        (KafkaError.BROKER_NOT_AVAILABLE, "Kafka doesn't report this daemon's rights: "),
     ],
 )
 def test_no_answer(monkeypatch: pytest.MonkeyPatch, code: int, says: str) -> None:

@@ -107,7 +107,7 @@ def test_while_nobody_answers_the_partitions_are_waited_for() -> None:
 
 def test_a_stop_does_not_wait_for_partitions() -> None:
     sender, _ = asking(KafkaError._TRANSPORT, is_stopping=True)
-    with pytest.raises(PublishAborted, match="stopped before Kafka had said which partitions there are"):
+    with pytest.raises(PublishAborted, match="stopped before Kafka had reported the topics' partitions"):
         sender._counted(["a"])
 
 

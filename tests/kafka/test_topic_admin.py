@@ -176,10 +176,10 @@ def test_a_topic_that_was_deleted_is_told_with_what_sends_its_rows_again() -> No
         topics.ensure(["shop.users", "shop.dlq", "shop.newer"])
     said = [entry["event"] for entry in logs]
     assert said == [
-        "the topic shop.users was deleted and has been made again, without what it had: `tarantool-cdc snapshot --config FILE "
+        "the topic shop.users was deleted and has been created again, empty: `tarantool-cdc snapshot --config FILE "
         "users` sends its "
         "rows again",
-        "the topic shop.dlq was deleted and has been made again, without what it had",
+        "the topic shop.dlq was deleted and has been created again, empty",
     ]
 
 
@@ -194,10 +194,10 @@ def test_topics_that_others_have_made_sure_of() -> None:
     cluster.partitions.clear()
     with structlog.testing.capture_logs() as logs:
         topics.ensure(["shop.a", "shop.b_c", "shop.d", "shop.e", "shop.schema"], lambda topic: topic == "shop.d")
-    said = [entry["event"].partition(" was deleted and has been made again")[::2] for entry in logs]
+    said = [entry["event"].partition(" was deleted and has been created again")[::2] for entry in logs]
     assert said == [
-        ("the topic shop.a", ", without what it had: `tarantool-cdc snapshot --config FILE a` sends its rows again"),
-        ("the topic shop.b_c", ", without what it had: `tarantool-cdc snapshot --config FILE 'b c'` sends its rows again"),
+        ("the topic shop.a", ", empty: `tarantool-cdc snapshot --config FILE a` sends its rows again"),
+        ("the topic shop.b_c", ", empty: `tarantool-cdc snapshot --config FILE 'b c'` sends its rows again"),
     ]
 
 
@@ -349,7 +349,7 @@ def test_why_kafka_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
             for servers, words in (
                 ("127.0.0.1:1", "Connect to 127.0.0.1:1 failed: Connection refused"),
                 ("kafka.invalid:9092", "Failed to resolve 'kafka.invalid:9092'"),
-                (tarantool, f"what answers at {tarantool} doesn't speak Kafka's protocol"),
+                (tarantool, f"the server at {tarantool} doesn't speak Kafka's protocol"),
             )
         ]
         for done in checks:

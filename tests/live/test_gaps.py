@@ -220,7 +220,7 @@ def test_store_that_is_damaged(scene: Scene) -> None:
             file.write(bytes(byte ^ 0xFF for byte in data.read_bytes()[page * 4096 + 16 : page * 4096 + 48]))
     scene.tarantool.eval("box.space.many:delete(1)")
     heal(scene)
-    assert "building the state store anew" in scene.daemon.run.log_text()
+    assert "rebuilding the state store" in scene.daemon.run.log_text()
     stream = scene.check()
     assert set(sweeps(stream).values()) == {last}
     assert (images_of(scene) / "lost" / "data.mdb").exists()

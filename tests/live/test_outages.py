@@ -218,7 +218,7 @@ def test_terminated_while_kafka_is_away(frail_scene: Scene) -> None:
             "the rows pile up", lambda status: status["position"]["received"] != status["position"]["checkpoint"]
         )
         assert scene.daemon.terminate(75) == 0
-        assert "next start goes on from the checkpoint" in scene.daemon.run.log_text()
+        assert "next start resumes from the checkpoint" in scene.daemon.run.log_text()
     finally:
         scene.kafka.start()
     scene.workload.stop()

@@ -109,7 +109,7 @@ def test_a_deleted_topic_is_made_again(scene: Scene, mode: str) -> None:
     scene.catch_up()
     log = scene.daemon.run.log_text()
     assert "Two daemons" not in log
-    assert f"the topic {scene.prefix}.things was deleted and has been made again" in log
+    assert f"the topic {scene.prefix}.things was deleted and has been created again" in log
     assert "snapshot --config FILE things` sends its rows again" in log
     assert scene.daemon.terminate() == 0
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
@@ -139,8 +139,8 @@ def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
     assert [len(topics[topic].partitions) for topic in deleted] == [3, 1]
     assert cleanup_policies(cast(Admin, admin), deleted) == dict(zip(deleted, ("delete", "compact"), strict=True))
     log = scene.daemon.run.log_text()
-    assert f"the topic {scene.prefix}.things was deleted and has been made again" in log
-    assert f"the topic {scene.prefix}.schema was deleted, without which consumers can't read rows" in log
+    assert f"the topic {scene.prefix}.things was deleted and has been created again" in log
+    assert f"the topic {scene.prefix}.schema, which consumers need to read rows, was deleted" in log
     assert scene.daemon.terminate() == 0
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:
         forms = [value["source"]["table"] for value in parse(reader, may_repeat=True).control["schema"]]

@@ -54,7 +54,7 @@ def test_second_daemon_of_the_name_in_another_folder(scene: Scene) -> None:
     for other in (second, copied):
         assert other.wait_for_end() == 1
         said = other.run.log_tail(1)
-        assert f"a daemon '{scene.prefix}' is at work on " in said
+        assert f"a daemon '{scene.prefix}' is running on " in said
         assert f" as process {scene.daemon.run.pid}, " in said
         assert "--take-over" in said
     assert not Path(second.settings["state"]["path"]).exists(), "the next start would fill an empty store without being told to"
@@ -87,7 +87,7 @@ def test_killed_and_started_again(scene: Scene) -> None:
     scene.catch_up()
     scene.daemon.restart_killed()
     scene.daemon.wait_until_streaming()
-    assert "looking whether another daemon" not in scene.daemon.run.log_text()
+    assert "checking whether another daemon" not in scene.daemon.run.log_text()
     scene.daemon.kill()
     elsewhere = scene.new_daemon()
     shutil.copytree(scene.daemon.settings["state"]["path"], elsewhere.settings["state"]["path"])
@@ -102,7 +102,7 @@ def test_killed_and_started_again(scene: Scene) -> None:
     (Path(scene.daemon.settings["state"]["path"]) / "images" / "writers").unlink()
     scene.tarantool.eval("box.space.things:insert{51}")
     caught_up(scene.daemon)
-    assert "looking whether another daemon" not in scene.daemon.run.log_text()
+    assert "checking whether another daemon" not in scene.daemon.run.log_text()
     assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
 
 
@@ -299,7 +299,7 @@ def test_topics_deleted_at_work_and_while_nobody_runs(scene: Scene) -> None:
     scene.daemon.start()
     scene.catch_up()
     rows, forms = f"{scene.prefix}.things", f"{scene.prefix}.schema"
-    lost = f"the topic {rows} was deleted and has been made again, without what it had: "
+    lost = f"the topic {rows} was deleted and has been created again, empty: "
     delete_topics(scene, rows)
     scene.tarantool.eval("box.space.things:insert{51}")
     scene.catch_up()
@@ -319,7 +319,7 @@ def test_topics_deleted_at_work_and_while_nobody_runs(scene: Scene) -> None:
     scene.tarantool.eval("box.space.things:insert{52}")
     scene.catch_up()
     assert lost in scene.daemon.run.log_text()
-    assert f"the topic {forms} was deleted, without which consumers can't read rows" in scene.daemon.run.log_text()
+    assert f"the topic {forms}, which consumers need to read rows, was deleted" in scene.daemon.run.log_text()
     assert not [line for line in checked(scene.daemon) if ": warning: " in line]
     assert scene.daemon.terminate() == 0
     with TopicReader(scene.kafka.bootstrap_servers, scene.prefix) as reader:

@@ -46,7 +46,7 @@ def test_swapped_with_a_shadow(scene_factory: SceneFactory, kafka: KafkaServer, 
     stream = scene.check()
     ops = "".join(event.op for event in stream.events if event.source["table"] == "bystander")
     # Killed while the store lacked what Kafka had of that snapshot, the daemon doesn't know what consumers have: all rows again.
-    is_lost = "filling the state store anew" in scene.daemon.run.log_text()
+    is_lost = "refilling the state store" in scene.daemon.run.log_text()
     assert re.fullmatch("r{10}dd?r{8}" if is_lost else "r{10}dd", ops)
     assert "'goods_new' (" in said
     assert "which isn't published, was renamed to 'goods', which is" in said

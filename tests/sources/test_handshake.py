@@ -24,6 +24,6 @@ def test_a_port_that_takes_connections_and_says_nothing() -> None:
         finally:
             connection.close()
     assert str(caught.value) == (
-        f"127.0.0.1:{port} took the connection and sent no greeting in 0 s. It isn't Tarantool's binary port, which source.uris "
-        "has to name, or the server hangs."
+        f"127.0.0.1:{port} accepted the connection and sent no greeting in 0 s. Either this isn't Tarantool's binary port, which "
+        "source.uris must name, or the server hangs."
     )

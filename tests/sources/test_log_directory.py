@@ -79,7 +79,7 @@ def test_snapshots_that_are_not_whole(captured: Path) -> None:
     newest.path.write_bytes(newest.path.read_bytes()[:-4])
     (captured / "00000000000000000999.snap.inprogress").write_bytes(b"SNAP")
     assert [file.signature for file in LogDirectory(captured).snapshots()] == [343, 0]
-    with pytest.raises(LogFileError, match=r"344\.snap: the snapshot isn't whole"):
+    with pytest.raises(LogFileError, match=r"344\.snap: the snapshot is incomplete"):
         list(directory.snapshot_rows(newest))
 
 
@@ -91,7 +91,7 @@ def test_missing_log(captured: Path) -> None:
     with pytest.raises(XlogGapError, match=r"leads to \{1: 334\}, and 00000000000000000344\.xlog, which begins at \{1: 335\}"):
         lsns(LogStream(directory, VClock()))
     (captured / "00000000000000000000.xlog").unlink()
-    with pytest.raises(XlogGapError, match=r"leads on from \{1: 3\}: the first one begins at \{1: 335\}"):
+    with pytest.raises(XlogGapError, match=r"continues from \{1: 3\}: the first begins at \{1: 335\}"):
         lsns(LogStream(directory, VClock({1: 3})))
 
 

@@ -243,7 +243,7 @@ def unclosed(path: Path) -> None:
 def test_a_store_that_was_not_closed_is_lost_with_the_boot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     unclosed(tmp_path)
     monkeypatch.setattr(files, "boot_id", lambda: "another")
-    with pytest.raises(StateLostError, match=r"was not closed, and the machine has been started since.*built anew"):
+    with pytest.raises(StateLostError, match=r"was not closed, and the machine has been started since.*rebuilt"):
         StateStore(tmp_path)
     monkeypatch.undo()
     store = StateStore(tmp_path)
@@ -304,7 +304,7 @@ def test_two_daemons(store: StateStore, tmp_path: Path) -> None:
     # An older version's lock has a number and nothing else.
     (tmp_path / "state" / "owner.lock").write_text("42\n")
     assert is_held_by_daemon(tmp_path / "state", "shop")
-    with pytest.raises(StateError, match=r"in use by a daemon at work, process 42\."):
+    with pytest.raises(StateError, match=r"in use by a running daemon, process 42\."):
         StateStore(tmp_path / "state")
     store.write([(key(1), b"a")], [])
 
@@ -449,7 +449,7 @@ def test_a_damaged_store_is_lost(tmp_path: Path, damage: str) -> None:
             # As if the process had been killed: the size isn't known, and the pages behind the end are read as zeroes.
             (path / "condition").write_text(f"unsynced {files.boot_id()}")
             data.write_bytes(data.read_bytes()[: 20 * 4096])
-    with pytest.raises(StateLostError, match=r"can't be trusted.*built anew"):
+    with pytest.raises(StateLostError, match=r"can't be trusted.*rebuilt"):
         read_all(path)
     aside = set_aside(path)
     assert (aside / "data.mdb").exists()
