@@ -86,7 +86,7 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
     remedy, hint = _HINTS.get(code, (Remedy.OPERATOR, ""))
     user = _DENIED_USER.search(text)
     if user is not None and user[1] == _NOBODY and code == ErrorCode.ACCESS_DENIED:
-        hint = f"Without a user in source.uris the daemon is {_NOBODY}: write user:password@host:port there. Or g{hint[1:]}"
+        hint = f"Without a user in source.uris it is {_NOBODY} who asks: write user:password@host:port there. Or g{hint[1:]}"
     if code == ErrorCode.CFG and "duplicate connection" in text:
         return ServerError(
             "a former connection of this daemon's name is still open at the server",

@@ -53,7 +53,7 @@ def test_who_must_act(code: int, remedy: Remedy, says: str) -> None:
 def test_guest_is_who_asks_where_no_user_is_named() -> None:
     """The user was forgotten more likely than that guest is to be given everything."""
     error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'guest'"))
-    hint = "Without a user in source.uris the daemon is guest: write user:password@host:port there. Or grant it: box.schema"
+    hint = "Without a user in source.uris it is guest who asks: write user:password@host:port there. Or grant it: box.schema"
     assert hint in str(error)
     assert "grant('guest', 'replication')" in str(error)
     error = parse_error(*packet(ErrorCode.ACCESS_DENIED, "Read access to universe '' is denied for user 'cdc'"))
