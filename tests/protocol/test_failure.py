@@ -30,7 +30,7 @@ def packet(code: int, message: object = "it failed", *stack: dict[int, object]) 
         (ErrorCode.CONNECTION_TO_SELF, Remedy.OPERATOR, "daemon's name"),
         (ErrorCode.LOADING, Remedy.WAIT, "still loading"),
         (ErrorCode.SYSTEM, Remedy.WAIT, r"\(error 115\)$"),
-        (ErrorCode.READONLY, Remedy.WAIT, "add the replica set's leader to source.uris"),
+        (ErrorCode.READONLY, Remedy.WAIT, "add the replica set's leader"),
         (ErrorCode.UNKNOWN_REPLICA, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.TOO_EARLY_SUBSCRIBE, Remedy.WAIT, "id was taken away, or has not reached this server yet"),
         (ErrorCode.REPLICA_NOT_ANON, Remedy.WAIT, "got its id just now"),
