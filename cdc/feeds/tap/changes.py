@@ -54,6 +54,9 @@ class MalformedError(CdcError):
     """A message isn't one of this daemon's events."""
 
 
+UNREADABLE: Final = (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, OverflowError)
+"""Errors of msgspec for bytes that no daemon writes: also text that isn't UTF-8, and integers too large for MessagePack."""
+
 Seq = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 """Range of a `seq`: no daemon assigns a higher number, and no TAP message has room for one."""
 
@@ -108,7 +111,7 @@ def swept_at(value: bytes) -> int | None:
     """Return the seq at which a snapshot swept rows without naming their keys, or None for any other snapshot record."""
     try:
         record = _snapshot(value)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     is_swept = record.status == "COMPLETED" and any(space.sweep_seq for space in record.spaces)
     return record.seq if is_swept else None
@@ -149,7 +152,7 @@ def renamed(value: bytes) -> Renaming | None:
     """Return the renaming that a schema record reports, or None for any other schema record."""
     try:
         record = _schema(value)
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     source = record.source
     former = next((change.previousId for change in record.tableChanges if change.previousId is not None), None)
@@ -218,7 +221,7 @@ class Changes:
             return None
         try:
             event = self._decode(value)
-        except msgspec.MsgspecError as error:
+        except UNREADABLE as error:
             raise MalformedError(
                 f"a message with the key {(key or b'')[:100]!r} isn't an event of this daemon: {error}"
             ) from error
@@ -241,7 +244,7 @@ class Changes:
             if len(name) > KEY_BYTES_MAX:
                 return seq, []
             return seq, self._change(seq, space, name, bytes(event.after))
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except UNREADABLE as error:
             raise MalformedError(f"an event with the key {(key or b'')[:100]!r} can't be read: {error}") from error
 
     def _of_rows(self, template: KeyTemplate, key: bytes, event: _EventWithRows) -> Numbered:

@@ -22,7 +22,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from cdc.feeds.tap.changes import MalformedError, Seq
+from cdc.feeds.tap.changes import UNREADABLE, MalformedError, Seq
 
 _NULL: Final = b"null"
 _ROW_BYTES: Final = 200
@@ -122,7 +122,7 @@ def event_of(name: str, key: bytes | None, value: bytes | None) -> Row | Emptied
         return None
     try:
         event = _event(value)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except UNREADABLE as error:
         raise MalformedError(f"a message with the key {(key or b'')[:100]!r} isn't an event of this daemon: {error}") from error
     source = event.source
     if source.name != name:
@@ -145,7 +145,7 @@ def snapshot_of(value: bytes | None) -> SnapshotRecord | None:
     """Decode a record of `<prefix>.snapshot`. Return None for anything else."""
     try:
         record = _snapshot(value or b"")
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     return record if record.snapshot_id.isdecimal() else None
 
@@ -154,7 +154,7 @@ def schema_of(name: str, value: bytes | None) -> SchemaRecord | None:
     """Decode a record of `<prefix>.schema`. Return None for anything else."""
     try:
         record = _schema(value or b"")
-    except msgspec.MsgspecError:
+    except UNREADABLE:
         return None
     source = record.source
     if source.name != name or not record.tableChanges:

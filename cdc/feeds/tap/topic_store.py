@@ -25,7 +25,7 @@ import msgspec
 import structlog
 
 from cdc.errors import StateError
-from cdc.feeds.tap.changes import packed
+from cdc.feeds.tap.changes import UNREADABLE, packed
 from cdc.feeds.tap.directory import open_locked
 from cdc.feeds.tap.folding import Fold, SpaceState, decoded_spaces, encoded_spaces
 from cdc.feeds.tap.keys import KeyTemplate
@@ -285,11 +285,15 @@ class TopicStore(RowStore):
             start = _HEAD.size + key_length
             primary = row[_HEAD.size : start] if key_length else key[4:]
             value = row[start:]
-            name = template.of_row(primary, value) if template.needs_row else template.of_key(primary)
+            try:
+                name = template.of_row(primary, value) if template.needs_row else template.of_key(primary)
+                shown = packed(value) if is_packed else value
+            except UNREADABLE:
+                continue  # another program wrote it: clients that follow don't get it either
             if name is None:
                 continue
             names.append(name)
-            values.append(packed(value) if is_packed else value)
+            values.append(shown)
             numbers.append((seq, seq))
         return self._frames(names, values, numbers, selection)
 

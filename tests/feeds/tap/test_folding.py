@@ -72,8 +72,11 @@ def test_messages_are_read() -> None:
     assert event_of("shop", None, event(9, "t")) == Emptied(9, 512)
     assert event_of("shop", b'{"id":1}', None) is None
     assert event_of("shop", b'{"id":1}', event(7, name="another")) is None
-    with pytest.raises(MalformedError):
-        event_of("shop", b"", b"?")
+    for odd in (b"?", b'{"op":"\xff","source":{"name":"other"}}', b'{"after":' + b"[" * 5_000 + b"]" * 5_000 + b"}"):
+        with pytest.raises(MalformedError):
+            event_of("shop", b"", odd)
+        assert snapshot_of(odd) is None
+        assert schema_of("shop", odd) is None
     source = {"name": "shop", "table": "people", "space_id": 512, "schema_version": 4, "seq": 70}
     change = {"type": "ALTER", "id": '"people"', "table": {"primaryKeyColumnNames": ["id"]}}
     record = json.dumps({"source": source, "tableChanges": [change]}).encode()

@@ -200,12 +200,39 @@ def test_packed_values() -> None:
     assert found[1].frame.endswith(b"users:1\x92\x01\xa1x")
 
 
+DEEP = b'{"op":"c","source":{"name":"other"},"after":' + b"[" * 5_000 + b"]" * 5_000 + b"}"
+
+
 @pytest.mark.parametrize(
-    "value", [b"", b"x", b"[]", b"{}", b'{"op":"c","source":{"name":"shop","table":"users","seq":"7"}}', b"\xff", event(1 << 63)]
+    "value",
+    [
+        b"",
+        b"x",
+        b"[]",
+        b"{}",
+        b'{"op":"c","source":{"name":"shop","table":"users","seq":"7"}}',
+        b"\xff",
+        b'{"op":"\xff","source":{"name":"other","table":"users","seq":7}}',
+        DEEP,
+        event(1 << 63),
+    ],
 )
 def test_what_is_no_event_is_said(value: bytes) -> None:
     with pytest.raises(MalformedError):
         changes().of(b'{"id":1}', value)
+
+
+@pytest.mark.parametrize("after", [b'{"id":100000000000000000000}', b'{"id":"\xff"}'])
+def test_what_messagepack_cannot_show_is_no_event(after: bytes) -> None:
+    found = b'{"op":"c","source":{"name":"shop","table":"users","seq":7},"after":%b}' % after
+    with pytest.raises(MalformedError):
+        changes(value="msgpack").of(b'{"id":1}', found)
+
+
+@pytest.mark.parametrize("value", [DEEP, b'{"status":"\xff"}', b'{"source":{"name":"\xff"}}'])
+def test_what_is_no_record_tells_nothing(value: bytes) -> None:
+    assert swept_at(value) is None
+    assert renamed(value) is None
 
 
 def test_what_makes_clients_begin_anew() -> None:

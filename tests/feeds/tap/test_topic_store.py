@@ -139,3 +139,12 @@ def test_any_commits_and_kills_give_what_the_changes_give(told: list[tuple[str, 
         expected.pop(b"space512:a", None)
         assert contents(store) == expected | {b"space512:z": (len(told) + 1, b'{"v":1}')}
         store.close()
+
+
+def test_a_row_that_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
+    """Another program may have written anything under the daemon's name."""
+    store = opened(tmp_path / "rows")
+    wrote(store, 9, row(3, "a"), row(4, "b", b"[1]"), row(5, "c", b'{"v":100000000000000000000}'), row(6, "d", b'{"v":"\xff"}'))
+    rows = store.read(Cursor(), ALL, is_packed=True, count_max=100, bytes_max=1 << 20)
+    assert rows.keys == [b"space512:a"]
+    store.close()
