@@ -207,7 +207,7 @@ def test_gap(taken: Taken, files: Path) -> None:
 
 
 def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
-    with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, older than the checkpoint at \{1: 337\}.*snapshot"):
+    with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, older than the checkpoint at \{1: 337}.*box\.snapshot"):
         replayer(taken, files, at(337), "only a snapshot can fill the store").run()
 
 
