@@ -1,4 +1,4 @@
-"""The command line: `tarantool-cdc COMMAND`. Exit status 0 well, 1 error, 2 usage; errors go to stderr as sentences."""
+"""The command line: `tarantool-cdc COMMAND`. Exit status: 0 success, 1 error, 2 usage. Errors go to stderr as sentences."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc.errors import CdcError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; return the exit status."""
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        # The reader of our output has seen enough.
+        # The reader of our output has closed it.
         sys.stderr.close()
         return 0
 
@@ -51,35 +51,35 @@ def _parser() -> argparse.ArgumentParser:
 
     def add_orders(sub: argparse.ArgumentParser) -> None:
         for name, meaning in (
-            ("--rebuild-state", "go on though the state store, or the checkpoint, is lost or old: all rows are published again"),
-            ("--take-over", "end another daemon of this name that may be at work, by taking its name in Kafka"),
+            ("--rebuild-state", "continue though the state store or the checkpoint is lost or old: all rows are published again"),
+            ("--take-over", "stop another daemon of this name that may be running, by taking its name in Kafka"),
             ("--take-prefix", "take kafka.topic_prefix from a daemon of another name, which is gone for good"),
         ):
             sub.add_argument(name, action="store_true", help=meaning)
 
     run = add_configured("run", _run, "follow the master and publish its changes; SIGTERM stops it cleanly")
     run.add_argument(
-        "--until-caught-up", action="store_true", help="stop once all is published that the master had when it was reached"
+        "--until-caught-up", action="store_true", help="stop once everything is published that the master had at connection"
     )
     add_orders(run)
     add_configured("check", _check, "connect, authenticate, vote, compare positions, list what would be published")
     status = add_configured("status", _status, "show the running daemon's position, lag and upstream")
-    status.add_argument("--json", action="store_true", help="all of it, as the daemon gives it")
+    status.add_argument("--json", action="store_true", help="print the complete status as JSON")
     snapshot = add_configured("snapshot", _snapshot, "have the running daemon publish all rows of these spaces again, as `r`")
     snapshot.add_argument("spaces", nargs="+", metavar="SPACE", help="a published space's name")
     add_configured("verify", _verify, "compare the state store with the master; the daemon must be stopped")
     unregister = add_configured("unregister", _unregister, "give back the id that a registered daemon has; it must be stopped")
     unregister.add_argument("--yes", action="store_true", help="don't ask for confirmation")
     replay = add_configured("replay", _replay, "publish the changes in a server's .snap and .xlog files, to the same checkpoint")
-    replay.add_argument("--follow", action="store_true", help="go on with what the server writes; SIGTERM stops it cleanly")
+    replay.add_argument("--follow", action="store_true", help="continue with what the server writes; SIGTERM stops it cleanly")
     add_orders(replay)
     replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
     tap = add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
-    tap.add_argument("--to", metavar="HOST:PORT", help="and keep the memcached there filled with them")
+    tap.add_argument("--to", metavar="HOST:PORT", help="also keep the memcached at this address filled with the changes")
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
     decode.add_argument("file", type=Path, metavar="FILE", help="one side of a connection, a .snap or an .xlog, plain or gzip")
-    demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends by itself")
-    demo.add_argument("--keep", action="store_true", help="leave the demo's directory behind")
+    demo = add("demo", _demo, "start real servers with a workload, and watch the changes arrive; ends automatically")
+    demo.add_argument("--keep", action="store_true", help="keep the demo's directory")
     return parser
 
 
@@ -141,7 +141,7 @@ def _unregister(options: argparse.Namespace) -> int:
             return True
         if not sys.stdin.isatty():
             lacks_terminal = True
-            print("tarantool-cdc: there is no terminal to ask for confirmation. Say --yes.", file=sys.stderr)
+            print("tarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.", file=sys.stderr)
             return False
         try:
             return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
@@ -180,7 +180,7 @@ def _decode(options: argparse.Namespace) -> int:
 
 
 _LOGGING: Final = frozenset({_run, _replay, _tap})
-"""Commands whose stderr is a log, to its last line."""
+"""Commands whose stderr is a log, up to its last line."""
 
 
 def _demo(options: argparse.Namespace) -> int:

@@ -1,8 +1,8 @@
-"""What can go wrong, classified by who must act.
+"""Errors of the project, classified by who must act.
 
-Every error that leaves a module of this project is one of these. Each carries a sentence that names the thing and, where
-somebody can do something about it, the remedy. `Remedy.WAIT` errors heal by waiting and trying again; `Remedy.OPERATOR`
-errors need a person, and trying again would only repeat them.
+Every error that leaves a module of this project is one of these. Each has a sentence that names the problem and, if somebody can
+solve it, the remedy. `Remedy.WAIT` errors heal by waiting and retrying. `Remedy.OPERATOR` errors need a person: a retry would
+only repeat them.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ _EXCERPTS.maxlong = 100
 
 
 def excerpt(value: object, length: int = 500) -> str:
-    """A value from outside as an error shows it: at most `length` characters, however long and however deeply nested it is."""
+    """Return a foreign value for an error message: at most `length` characters, however long and deeply nested the value is."""
     return _EXCERPTS.repr(value)[:length]
 
 
 class Remedy(Enum):
-    """Who must act before another try can succeed."""
+    """Who must act before a retry can succeed."""
 
     WAIT = "wait"
     OPERATOR = "operator"
 
 
 class CdcError(Exception):
-    """Root of all errors of this project: a sentence, and what to do about it."""
+    """Root of all errors of this project: a sentence, and its remedy (`hint`)."""
 
     remedy = Remedy.OPERATOR
 
@@ -51,11 +51,11 @@ class ConfigurationError(CdcError):
 
 
 class ProtocolError(CdcError):
-    """The peer sent what the protocol doesn't allow; the connection is unusable from here on."""
+    """The peer sent data that the protocol doesn't allow; the connection is unusable from here on."""
 
 
 class LogFileError(CdcError):
-    """A .snap or .xlog file can't be read: it is something else, of another version, or damaged at `offset` (in bytes)."""
+    """A .snap or .xlog file can't be read: it is of another kind or version, or damaged at `offset` (in bytes)."""
 
     def __init__(self, message: str, *, offset: int, hint: str = "") -> None:
         super().__init__(f"{message}, at offset {offset}" if offset else message, hint)
@@ -65,24 +65,24 @@ class LogFileError(CdcError):
 
 
 class UnsupportedRowError(ProtocolError):
-    """A row of a kind that this program doesn't know: passing over it would lose a change silently."""
+    """A row of a kind that this program doesn't know: skipping it would lose a change silently."""
 
 
 class ConnectionLostError(CdcError):
-    """The peer went away, or never answered."""
+    """The peer closed the connection, or never answered."""
 
     remedy = Remedy.WAIT
 
 
 class SilenceError(ConnectionLostError):
-    """The connection stands, and nothing comes over it for longer than a server that is well keeps silent."""
+    """The connection is open, but nothing has been received for longer than a healthy server stays silent."""
 
 
 class ServerError(CdcError):
     """The server answered with an error packet.
 
-    `code` is Tarantool's error number, `kind` the type that the error stack gives (`ClientError`, `XlogGapError`, …; empty
-    where the server sent no stack), `remedy` follows from both.
+    `code` is Tarantool's error number. `kind` is the type in the error stack (`ClientError`, `XlogGapError`, …; empty if the
+    server sent no stack). `remedy` follows from both.
     """
 
     def __init__(self, message: str, *, code: int, kind: str = "", hint: str = "", remedy: Remedy = Remedy.OPERATOR) -> None:
@@ -97,15 +97,15 @@ class SchemaError(CdcError):
 
 
 class UnkeyableError(SchemaError):
-    """A space's primary key has no form in which keys that the server takes for equal are equal bytes."""
+    """A space's primary key can't be encoded so that keys that the server considers equal are equal bytes."""
 
 
 class StateError(CdcError):
-    """The state store can't be used as it is: unreadable, of another version, in use or without room. What it holds is intact."""
+    """The state store can't be used as it is: unreadable, of another version, in use or without room. Its content is intact."""
 
 
 class StateLostError(CdcError):
-    """What the state store holds can't be trusted any more; it must be built anew."""
+    """The state store's content can't be trusted any more; the store must be built again."""
 
 
 class EncodingError(CdcError):
@@ -113,20 +113,20 @@ class EncodingError(CdcError):
 
 
 class SnapshotNeededError(CdcError):
-    """The stream doesn't lead on: only a snapshot does.
+    """The stream can't be continued: only a snapshot can.
 
-    `place` is the origin and the lsn of the transaction that the snapshot must have in it, None if any will do.
+    `place` is the origin and the lsn of the transaction that the snapshot must contain, None if any snapshot will do.
     """
 
     place: tuple[int, int] | None = None
 
 
 class KeysChangedError(SnapshotNeededError):
-    """A space got another primary key, and what is kept of its rows doesn't do: only a snapshot has them under the new one."""
+    """A space got another primary key, and its kept rows can't be moved to it: only a snapshot has them under the new key."""
 
 
 class UnseenRowsError(SnapshotNeededError):
-    """A space whose name wasn't published got one that is, and what was in it before has never been seen here."""
+    """A space with an unpublished name got a published one, and its earlier rows have never been seen."""
 
 
 class StoreBehindError(SnapshotNeededError):
@@ -134,32 +134,32 @@ class StoreBehindError(SnapshotNeededError):
 
 
 class ImageError(CdcError):
-    """A row can't have been applied to the tuple that is kept for its key.
+    """A row contradicts the tuple that is kept for its key.
 
-    `key` is the store's, if the row may be passed over: what the key has is not known then until a row tells it whole.
+    `key` is the store's key if the row may be skipped: the key's tuple is unknown then, until a row contains it completely.
     """
 
     key: bytes | None = None
 
 
 class SynchronousReplicationError(CdcError):
-    """A synchronous transaction arrived, which this version can't tell confirmed from rolled back."""
+    """The log rolls back a synchronous transaction that it had confirmed."""
 
 
 class PositionError(CdcError):
-    """The position can't be continued at this master: a gap in its logs, a lost history or another replica set."""
+    """The daemon can't resume at this master: a gap in the master's logs, a lost history or another replica set."""
 
 
 class RequestError(CdcError):
-    """What was asked of a running daemon can't be done; the daemon goes on."""
+    """A running daemon can't do what it was asked to; the daemon continues."""
 
 
 class PublishError(CdcError):
-    """Kafka refused for good: fenced by another daemon, forbidden, or a message that it will never take."""
+    """Kafka refused permanently: fenced by another daemon, forbidden, or a message that it will never accept."""
 
 
 class TransactionTimeoutError(PublishError):
-    """A source transaction took longer to publish than a Kafka transaction may be open, so that Kafka aborted it."""
+    """A source transaction took longer to publish than a Kafka transaction may be open, so Kafka aborted it."""
 
 
 class PublishAborted(CdcError):  # noqa: N818 - not a fault of its own: it says that a transaction must be done again

@@ -1,7 +1,7 @@
-"""What the daemon says on stderr: lines for people on a terminal, JSON objects elsewhere.
+"""The daemon's log on stderr: lines for people on a terminal, JSON objects elsewhere.
 
-Everything goes this way, once it is set up: also what Kafka's library says, and the errors that end the program, so that a
-collector of JSON loses none of them.
+Once the log is set up, everything goes through it, also the messages of Kafka's library and the errors that end the program. So a
+collector of JSON misses none of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Final, Literal
 import structlog
 
 LIBRARY: Final = logging.getLogger("librdkafka")
-"""For the clients of Kafka: what they are to say by."""
+"""Logger for the clients of Kafka."""
 
 
 def configure(style: Literal["auto", "console", "json"], level: str) -> None:
@@ -42,19 +42,19 @@ def configure(style: Literal["auto", "console", "json"], level: str) -> None:
 
 
 def is_json() -> bool:
-    """Whether the log has been set up, as JSON objects."""
+    """Return whether the log has been set up, as JSON objects."""
     return structlog.is_configured() and isinstance(structlog.get_config()["processors"][-1], structlog.processors.JSONRenderer)
 
 
 class _Library(logging.Handler):
-    """Passes on what Kafka's library says."""
+    """Handler that passes on the messages of Kafka's library."""
 
     def emit(self, record: logging.LogRecord) -> None:
         structlog.get_logger().log(record.levelno, "Kafka's client says", line=record.getMessage())
 
 
 def _fault(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
-    """An error that nobody has expected."""
+    """Log an unexpected error."""
     if issubclass(kind, KeyboardInterrupt | SystemExit) or error is None:
         return
     structlog.get_logger().critical("a fault of this program", exc_info=(kind, error, trace))

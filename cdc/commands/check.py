@@ -1,11 +1,11 @@
-"""`tarantool-cdc check`: what would happen at start, found out without changing anything.
+"""`tarantool-cdc check`: finds out what would happen at start, without changing anything.
 
-It connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it breaks off where the
-system spaces end: that proves the right to replicate, and shows the spaces and the user's rights. What it finds goes through the
-decisions that the daemon takes, one member's by itself and then the choice among all. On Kafka's side it reads the checkpoint as
-any consumer could, and tries each right that the daemon needs (cdc.kafka.rights); it takes no transactional id, so a daemon
-that runs goes on undisturbed. A state store that no daemon has is looked into; of one that a daemon has it is supposed that it
-is where the checkpoint is.
+The command connects to every member as the daemon would, asks for the ballot, and begins a FETCH_SNAPSHOT that it interrupts
+after the system spaces. That proves the right to replicate, and shows the spaces and the user's rights. The results go through
+the daemon's own decisions: first for each member alone, then for the choice among all. In Kafka, the command reads the
+checkpoint as any consumer could, and tries each right that the daemon needs (cdc.kafka.rights). It takes no transactional id,
+so a running daemon isn't disturbed. The command reads a state store that no daemon has open; of an open one it assumes that it
+is at the checkpoint.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ _WRITE: Final = 2
 
 
 class RightsError(CdcError):
-    """The user may not do what the configured mode needs."""
+    """The user lacks a right that the configured mode needs."""
 
 
 def check(config: Config, say: Say) -> bool:
-    """Say, line by line, what was found. Returns whether the daemon could start, or runs."""
+    """Report the findings, line by line. Return whether the daemon could start, or is running."""
     kafka = _Check(say, "kafka")
     stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
     position = stored.position
@@ -78,7 +78,7 @@ def check(config: Config, say: Say) -> bool:
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
     failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.is_foreign)]
-    # Where all are of no use, none would be followed, and each has said why.
+    # If all members are unusable, none would be followed, and each has reported why.
     if known is not None and not all(member.is_foreign for member in found):
         failures += _choose(config, [member.answer for member in found], start.needed(known), say)
     elif not any(member.contents for member in found):
@@ -98,7 +98,7 @@ def check(config: Config, say: Say) -> bool:
 
 
 def _progress(position: Position | None) -> str:
-    """How far the daemon has come."""
+    """Return a description of the daemon's progress."""
     if position is None:
         return "there is no checkpoint yet"
     if position.snapshot is None:
@@ -107,7 +107,7 @@ def _progress(position: Position | None) -> str:
 
 
 def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> Known:
-    """What a first connection would begin from. Raises StateForeignError, and PositionError."""
+    """Return the facts with which a first connection would begin. Raises StateForeignError, and PositionError."""
     former = Foothold.writers_in(admission.store_path(config))
     is_store_ours = admission.is_store_ours(config, stored, former)
     known = supposed_before(config, stored, in_store, is_store_ours=is_store_ours)
@@ -117,7 +117,7 @@ def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> K
 
 @dataclass(slots=True)
 class _Contents:
-    """What the system spaces of a snapshot say."""
+    """Contents of the system spaces in a snapshot."""
 
     schema: SchemaTracker = field(default_factory=SchemaTracker)
     replicaset_uuid: UUID | None = None
@@ -134,9 +134,9 @@ class _Member:
 
 
 def _look(config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say, *, is_first: bool) -> _Member:
-    """One member by itself. What goes wrong is a finding."""
+    """Examine one member by itself. Its errors are reported as findings."""
     try:
-        # Not the daemon's own UUID: a server would take us for it, and turn one of the two away.
+        # Not the daemon's own UUID: a server would mistake this connection for the daemon's, and close one of the two.
         connection = greet(member, instance_uuid(f"{config.name} check"), frame_bytes_max=config.source.frame_bytes_max)
         try:
             greeting = connection.session.greeting
@@ -159,7 +159,7 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
     except PositionError as error:
         say(f"{member.address}: FAILED: {error}")
         return _Member(answer, found, is_foreign=True)
-    if known is not None:  # else Kafka doesn't say what it would be followed from
+    if known is not None:  # else Kafka doesn't report the position from which the member would be followed
         try:
             for sentence in _suitability(answer, ballot, known, is_first=is_first):
                 say(sentence)
@@ -170,21 +170,21 @@ def _look(config: Config, member: Member, stored: Checkpoint, known: Known | Non
 
 
 def _suitability(answer: Answer, ballot: Ballot, known: Known, *, is_first: bool) -> Iterator[str]:
-    """What one member would be good for, by itself. Raises StateForeignError.
+    """Yield sentences about the usability of one member, by itself. Raises StateForeignError.
 
-    Without a checkpoint this `is_first` of all starts, or the checkpoint is lost.
+    If there is no checkpoint, `is_first` says whether this is the first of all starts; otherwise the checkpoint is lost.
     """
     needed = start.needed(known)
     standing = selection.standing(answer, needed)
     if standing is not Standing.GOOD:
         if standing is Standing.GAP and not known.is_store_ours:
-            with contextlib.suppress(PositionError):  # the choice among all tells of it
+            with contextlib.suppress(PositionError):  # the choice among all members reports it
                 start.plan(known, ballot)
         yield selection.explained(answer, standing, needed)
         return
     snapshot = start.plan(known, ballot).snapshot
     if snapshot is None:
-        yield f"{answer.address}: would go on from {needed.published}"
+        yield f"{answer.address}: would resume from {needed.published}"
         if ballot.gc_vclock:
             headroom = overview.headroom_rows(needed.logs_from, ballot.gc_vclock, needed.ignored)
             yield f"{answer.address}: keeps the logs of {headroom} rows before the checkpoint"
@@ -196,13 +196,13 @@ def _suitability(answer: Answer, ballot: Ballot, known: Known, *, is_first: bool
 
 
 def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say) -> list[Remedy]:
-    """Say which member would be followed, and why. Returns what would end the failure that none is, now or after waiting."""
+    """Report which member would be followed, and why. Return the remedy of the failure to follow any; empty if there is none."""
     try:
         choice = selection.choose(answers, needed, rules(config))
         if not isinstance(choice, Choice):
             if len(answers) > 1:
-                say(f"nobody can be followed now: {choice.reason}")
-            # What would become of it if nothing changed while it waits.
+                say(f"no member can be followed now: {choice.reason}")
+            # What the daemon would do if nothing changed while it waits.
             choice = selection.choose(answers, needed, rules(config), waited_ms=float("inf"))
     except CdcError as error:
         if not (len(answers) == 1 and error is answers[0].error):
@@ -221,7 +221,7 @@ def _choose(config: Config, answers: Sequence[Answer], needed: Needed, say: Say)
 
 
 def _registration(config: Config, member: Member, contents: _Contents) -> str:
-    """How it stands with an id in the replica set, for mode = "registered". Raises RightsError if there is none to be had."""
+    """Return the state of the id in the replica set, for mode = "registered". Raises RightsError if the daemon can't get one."""
     if config.source.mode != "registered":
         return ""
     ours = str(instance_uuid(config.name))
@@ -237,7 +237,7 @@ def _registration(config: Config, member: Member, contents: _Contents) -> str:
 
 
 def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileges: Iterable[Sequence[Any]]) -> bool:
-    """Whether a user may write to a space by itself or by a role, from rows of `_user` and `_priv`."""
+    """Return whether a user may write to a space, by itself or by a role, according to rows of `_user` and `_priv`."""
     granted: dict[int, list[Sequence[Any]]] = {}
     for row in privileges:
         granted.setdefault(row[1], []).append(row)
@@ -257,7 +257,7 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 
 
 class _Check:
-    """One thing to look at: its errors are findings, not the end."""
+    """One part of the check. Its errors are findings, and don't end the check."""
 
     def __init__(self, say: Callable[[str], None], subject: str) -> None:
         self._say = say
@@ -290,7 +290,10 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
 def _published(
     config: Config, schema: SchemaTracker, existing: dict[str, int] | None, stored: Checkpoint, say: Say
 ) -> Iterator[Finding]:
-    """Says a line for each space that is published; spaces that have no topic of their own are findings."""
+    """Report a line for each published space.
+
+    Yield findings about spaces without a topic of their own, and about missing topics.
+    """
     is_published = options_of(config).space_filter()
     names = topics.TopicNames(config.kafka.topic_prefix)
     wanted = []
@@ -312,12 +315,12 @@ def _published_space(form: SpaceForm, topic: str, existing: dict[str, int] | Non
     else:
         count = existing.get(topic)
         state = ("to be created" if creates else "missing") if count is None else f"{count} partition{'s' if count > 1 else ''}"
-    synchronous = "; synchronous: its changes come out when a quorum has them" if form.is_sync else ""
+    synchronous = "; synchronous: its changes are published when a quorum has them" if form.is_sync else ""
     return f"{form.name} (space id {form.space_id}) to {topic} ({state}){synchronous}"
 
 
 def _read_contents(connection: Connection) -> _Contents:
-    """What the system spaces say, as a snapshot tells it, read no further than them."""
+    """Return the contents of the system spaces, from a snapshot that is read no further than these."""
     connection.session.fetch_snapshot(keeps_logs=False)
     connection.send()
     found = _Contents()

@@ -1,7 +1,7 @@
-"""What `run` would refuse, or would do and nobody wants: found out beforehand, without changing anything.
+"""Finds out beforehand, without changing anything, what `run` would refuse, or would do although nobody wants it.
 
-The prefix of another daemon, a daemon of the name at work, a state.path that can't be used or that has no store, patterns that
-fit no space. Each is a sentence under the key of the configuration that it is about.
+The findings cover the prefix of another daemon, a running daemon of the same name, a state.path that can't be used or that has no
+store, and patterns that match no space. Each is a sentence under the key of the configuration that it concerns.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from cdc.stream.checkpoint import Checkpoint, fold
 from cdc.stream.former_topics import spaces_by_topic
 
 ROOM_BYTES: Final = 1024**3
-"""With less room for the state store, say so: nobody knows how much there is to be stored."""
+"""Free space, in bytes, below which the state store's disk is reported: nobody knows how much there is to be stored."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A sentence about a key of the configuration. What isn't a failure is worth knowing, no more, or even as it should be."""
+    """A sentence about a key of the configuration. If it isn't a failure, it is worth knowing, or (`is_well`) even good news."""
 
     key: str
     sentence: str
     is_failure: bool = True
     is_well: bool = False
     may_heal: bool = False
-    """Of a failure: `run` would wait for its end."""
+    """Whether `run` would wait for the failure's end."""
 
     def __str__(self) -> str:
         mark = "" if self.is_well else "FAILED: " if self.is_failure else "warning: "
@@ -51,7 +51,7 @@ class Finding:
 
 
 def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
-    """What the checkpoint topic tells of the prefix and the name. Listens for a daemon of the name, unless it is clear."""
+    """Yield findings from the checkpoint topic about prefix and name. Listens for a daemon of the name, unless it is known."""
     foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name)))
     yield from foreign
     if not foreign:  # else the events are the other daemon's, and so is their checkpoint
@@ -70,11 +70,11 @@ def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
 
 
 def runs_already(config: Config, stored: Checkpoint) -> bool:
-    """Whether the daemon of this configuration is at work: of its name, and in its state directory."""
+    """Return whether the daemon of this configuration is running: under its name, and in its state directory."""
     directory, sign = admission.store_path(config), stored.signs.get(config.name)
     if not is_held_by_daemon(directory, config.name):
         return False
-    if sign is None:  # it has just started, or its checkpoint was deleted
+    if sign is None:  # the daemon has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address) == config.name
     return sign.writer in Foothold.writers_in(directory)[-1:]
 
@@ -87,7 +87,7 @@ def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
 
 
 def _check_address(config: Config) -> None:
-    """Raises ConfigurationError, or NameTakenError if it is a daemon of the name that listens there."""
+    """Raise ConfigurationError if the address can't be used, or NameTakenError if a daemon of the name listens there."""
     address = config.http.address
     if address is None:
         return
@@ -102,7 +102,10 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
 
 
 def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:
-    """Control topics that lose what must stay, given those that tell their cleanup.policy. The daemon doesn't make them so."""
+    """Yield findings about control topics that lose needed records, given the known cleanup.policy of topics.
+
+    The daemon doesn't create such topics.
+    """
     names = TopicNames(config.kafka.topic_prefix)
     for control in sorted(COMPACTED):
         topic = names.control(control)
@@ -111,7 +114,7 @@ def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding
             lost = "the daemon's position" if control == CHECKPOINT else "the form of a space that hasn't changed for long"
             yield Finding(
                 topic,
-                f"its cleanup.policy is {policy!r}, by which {lost} is deleted one day. Mend it: kafka-configs.sh "
+                f"its cleanup.policy is {policy!r}, so Kafka deletes {lost} one day. Correct it: kafka-configs.sh "
                 f"--bootstrap-server {config.kafka.bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
                 "--add-config cleanup.policy=compact",
                 is_failure=False,
@@ -119,7 +122,10 @@ def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding
 
 
 def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
-    """What the state store says, None if nothing can be found out: there is none, or a daemon has it. And what is wrong there."""
+    """Return the state store's content and its problems.
+
+    The content is None if it can't be read: no store, or a daemon has it.
+    """
     path = admission.store_path(config)
     if config.state.images == "none" or not has_data(path) or is_locked(path):
         return None, []
@@ -134,16 +140,16 @@ def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
         finally:
             store.close()
     except StateLostError as error:
-        return Checkpoint(), [Finding("state.path", f"{error} It would be built anew", is_failure=False)]
+        return Checkpoint(), [Finding("state.path", f"{error} It would be built again", is_failure=False)]
     except CdcError as error:
         return None, [Finding("state.path", str(error))]
     return found, []
 
 
 def of_state_path(config: Config, stored: Checkpoint, *, is_at_work: bool = False) -> Iterator[Finding]:
-    """Whether the state store can be where it is to be, and is there if the checkpoint was written with one.
+    """Yield findings about whether the state store can be in state.path, and is there if the checkpoint was written with one.
 
-    With a daemon of the name `is_at_work` elsewhere it isn't lost.
+    If a daemon of the name runs elsewhere (`is_at_work`), the store isn't lost.
     """
     path = config.state.path
     there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -170,14 +176,14 @@ def _check_store(config: Config, stored: Checkpoint, *, is_at_work: bool) -> Non
     except StateMissingError as error:
         if is_at_work:
             error.hint = (
-                "The daemon that is at work has it in a state.path of its own: to go on in its place, stop it and name that "
+                "The running daemon has it in a state.path of its own: to replace that daemon, stop it and name that "
                 "directory here."
             )
         raise
 
 
 def _write_into(path: Path, there: Path) -> None:
-    """Raises StateError if the directory `path` can't be used, or made in `there`, the part of it that exists."""
+    """Raise StateError if the directory `path` can't be used, or created in `there`, the part of it that exists."""
     error: str | None = None
     if not there.is_dir():
         error = f"{there} is a file"
@@ -195,7 +201,7 @@ def _write_into(path: Path, there: Path) -> None:
 
 
 def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collection[str]) -> Iterator[Finding]:
-    """Topics that nobody makes, given those of the published spaces and those that exist."""
+    """Yield findings about topics that nobody creates, given the topics of the published spaces and the existing topics."""
     kafka, names = config.kafka, TopicNames(config.kafka.topic_prefix)
     wanted = [CHECKPOINT, SCHEMA, SNAPSHOT]
     wanted += [TRANSACTION] if kafka.transaction_topic != "none" else []
@@ -211,12 +217,12 @@ def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collectio
 
 
 def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collection[str], stored: Checkpoint) -> Iterator[Finding]:
-    """Topics that this daemon has published to and that are gone, given those of the published spaces and those that exist."""
+    """Yield findings about deleted topics of this daemon, given the topics of the published spaces and the existing topics."""
     prefix = config.kafka.topic_prefix
     former = spaces_by_topic(stored, prefix)
     for topic in spaces:
         if topic in former and topic not in existing:
-            # A daemon at work makes it with the first row that it writes there, and `snapshot` has it write all.
+            # A running daemon creates the topic with the first row that it writes there, and `snapshot` makes it write all rows.
             when = "While the daemon runs" if config.kafka.create_topics else "Once it is there again and the daemon runs"
             yield Finding(
                 topic,
@@ -234,7 +240,7 @@ def of_deleted_topics(config: Config, spaces: Sequence[str], existing: Collectio
 
 
 def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[Finding]:
-    """Patterns that fit none of the master's spaces, given with their ids, or leave none to be published."""
+    """Yield findings about patterns that match none of the master's spaces, given with their ids, or leave none to publish."""
     include, exclude = list(config.spaces.include), list(config.spaces.exclude)
     is_default = "include" not in config.spaces.model_fields_set
     for key, sentence in patterns.without_space([] if is_default else include, exclude, spaces):
@@ -245,6 +251,6 @@ def of_patterns(config: Config, spaces: Sequence[tuple[int, str]]) -> Iterator[F
         yield Finding(
             "spaces",
             f"no space would be published.{patterns.shown(own, ' Correct spaces.include and spaces.exclude.')}",
-            # A master without spaces may get some, and they are published then.
+            # A master without spaces may get some, which are published then.
             is_failure=bool(own) or not is_default,
         )

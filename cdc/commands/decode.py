@@ -1,8 +1,8 @@
-"""`tarantool-cdc decode`: what stands in a captured connection, or in one of Tarantool's own files, as JSON lines.
+"""`tarantool-cdc decode`: prints a captured connection, or one of Tarantool's own files, as JSON lines.
 
-A capture is the bytes of one side of a connection: the server's begins with its greeting, the client's doesn't. A .snap or
-.xlog begins with its text header. Both may be gzip. Nothing is interpreted beyond the names of keys and types, so a stream that
-the daemon refuses can be looked at.
+A capture contains the bytes of one side of a connection: the server's side begins with its greeting, the client's doesn't. A
+.snap or .xlog begins with its text header. Both may be gzip files. The command interprets only the names of keys and types, so
+it can show a stream that the daemon refuses.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CHUNK_BYTES: Final = 256 * 1024
 
 
 def decode_file(path: Path) -> Iterator[str]:
-    """The file's packets or rows as JSON objects, one a line. Raises ConfigurationError, ProtocolError or LogFileError."""
+    """Yield the file's packets or rows as JSON objects, one a line. Raises ConfigurationError, ProtocolError or LogFileError."""
     try:
         with _opened(path) as stream:
             beginning = stream.read(GREETING_BYTES)
@@ -97,7 +97,7 @@ def _lines(frames: Frames) -> Iterator[str]:
         kind = header.get(Key.REQUEST_TYPE)
         packet: dict[str, Any] = {"type": _type_name(kind)}
         packet |= {_key_name(key): _shown(value) for key, value in header.items() if key != Key.REQUEST_TYPE}
-        # A DELETE's replica id and a CONFIRM's body share keys: the body stands apart.
+        # The body is an object of its own: a DELETE's replica id, in the header, and a CONFIRM's body share keys.
         try:
             packet["body"] = {_key_name(key): _shown(value) for key, value in body.items()}
             line = encode(packet)
@@ -118,7 +118,7 @@ def _key_name(key: Any) -> str:
 
 
 def _shown(value: Any) -> Any:
-    """A value in the form of the events; here even what events refuse has one."""
+    """Return a value in the form of the events. Values that events refuse have a form here, too."""
     try:
         return plain(value)
     except EncodingError:

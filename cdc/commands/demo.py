@@ -1,9 +1,9 @@
-"""`tarantool-cdc demo`: the whole chain on this machine, once, with the outcome compared to the master.
+"""`tarantool-cdc demo`: runs the complete pipeline on this machine, once, and compares the result with the master.
 
     Tarantool ◀─ workload (inserts, replaces, updates, upserts, deletes, transactions, a format change)
         └─▶ tarantool-cdc run ─▶ Kafka ─▶ Spark: current ─▶ Delta tables ══ equal to the master's contents?
 
-Everything is real, started under a temporary directory on free ports, and gone when the demo ends.
+All servers are real. They are started under a temporary directory on free ports, and are gone when the demo ends.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ _OPERATIONS: Final = {"r": "snapshot", "c": "create", "u": "update", "d": "delet
 
 
 class DemoError(CdcError):
-    """A part of the demo didn't do its work."""
+    """A part of the demo failed."""
 
 
 def demo(*, keep: bool) -> bool:
-    """Run the demo and say what happened. Returns whether the tables equal the master's contents."""
+    """Run the demo and report its results. Return whether the tables equal the master's contents."""
     if find_spec("pyspark") is None:
         raise DemoError("The Spark jobs need PySpark: pip install '.[spark]'")
     console = Console(highlight=False)
@@ -81,7 +81,7 @@ def demo(*, keep: bool) -> bool:
 
 
 def _follow(console: Console, directory: Path, tarantool: TarantoolServer, kafka: KafkaServer) -> None:
-    """Run the daemon while the workload works, and show what arrives."""
+    """Run the daemon during the workload, and show the events that arrive."""
     port = free_port()
     config = directory / "demo.toml"
     config.write_text(
@@ -127,7 +127,7 @@ def _missing(port: int, is_reached: Any) -> str | None:
 
 
 def _show_events(console: Console, kafka: KafkaServer) -> None:
-    """A sample of each topic's events, and how many there are."""
+    """Print a sample of each topic's events, and their number."""
     consumer = Consumer(
         {
             "bootstrap.servers": kafka.bootstrap_servers,
@@ -151,7 +151,7 @@ def _show_events(console: Console, kafka: KafkaServer) -> None:
         if message is None:
             raise ConnectionLostError("Kafka stopped answering")
         if message.error() is not None:
-            unread -= 1  # a partition's end: nothing else is reported as an error here
+            unread -= 1  # the end of a partition: nothing else is reported as an error here
             continue
         value = message.value()
         event = json.loads(value) if value is not None else {"op": "tombstone"}
@@ -173,7 +173,7 @@ def _short(event: Mapping[str, Any]) -> str:
 
 
 def _tables(console: Console, directory: Path, kafka: KafkaServer) -> dict[str, dict[str, str]]:
-    """Run the Spark job `current` over what Kafka holds; returns the rows of `current` as JSON texts by space and key."""
+    """Run the Spark job `current` over Kafka's contents; return the rows of `current` as JSON texts by space and key."""
     commands = [
         "current", "--available-now",
         "--bootstrap-servers", kafka.bootstrap_servers, "--prefix", "demo",
@@ -184,7 +184,7 @@ def _tables(console: Console, directory: Path, kafka: KafkaServer) -> dict[str, 
     started = time.monotonic()
     console.print("Spark starts, writes the tables of current, and reads them: this takes a minute or two")
     with console.status("Spark: writing the tables, and reading them"):
-        # In one session: another one for each would take longer than what it does.
+        # In one session: starting another for each would take longer than the work itself.
         lines = _spark("-m", "spark_jobs.sequence", *commands)
     tables: dict[str, dict[str, str]] = {space: {} for space in SPACES}
     for line in lines.splitlines():
@@ -208,7 +208,7 @@ def _spark(*arguments: str) -> str:
 
 
 def _compare(console: Console, tarantool: TarantoolServer, tables: dict[str, dict[str, str]]) -> bool:
-    """Hold each table against the master's own contents, read from it directly."""
+    """Compare each table with the master's own contents, read from it directly."""
     are_equal = True
     for space in SPACES:
         rows = _master_rows(tarantool, space)
@@ -227,7 +227,7 @@ def _compare(console: Console, tarantool: TarantoolServer, tables: dict[str, dic
 
 
 def _master_rows(tarantool: TarantoolServer, space: str) -> dict[str, str]:
-    """A space's rows as JSON texts by key, in the form of the events."""
+    """Return a space's rows as JSON texts by key, in the form of the events."""
     names, key_fields, tuples = tarantool.eval(
         """
         local space, names, parts = box.space[...], {}, {}
@@ -246,7 +246,7 @@ def _master_rows(tarantool: TarantoolServer, space: str) -> dict[str, str]:
 
 
 def _value(value: Any) -> Any:
-    """The client's extension values as the daemon's."""
+    """Return the client's extension values as the daemon's."""
     if isinstance(value, msgpack.ExtType):
         return decode_extension(value.code, value.data)
     if isinstance(value, list):
@@ -257,5 +257,5 @@ def _value(value: Any) -> Any:
 
 
 def _canonical(value: Any) -> str:
-    """One text for equal values: objects of a table's column may have their keys in another order."""
+    """Return the same text for equal values: objects in a table's column may have their keys in another order."""
     return encode(json.loads(encode(value)) if not isinstance(value, dict | list) else value).decode()

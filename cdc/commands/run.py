@@ -1,6 +1,6 @@
-"""`tarantool-cdc run` and `replay`: the daemon, until it is told to stop.
+"""`tarantool-cdc run` and `replay`: run the daemon until it is told to stop.
 
-SIGTERM and SIGINT stop it cleanly; at SIGUSR2 it prints where each of its threads is, and goes on.
+SIGTERM and SIGINT stop it cleanly. At SIGUSR2 it prints the stack of each of its threads, and continues.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over
 
 
 def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
-    """Read a server's files. Raises the error that an operator must see."""
+    """Publish from a server's files. Raises the error that an operator must see."""
     say_start(config)
     orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
     _under_signals(Daemon(config, orders, partial(Files, directory=directory, follows=follows))).run()

@@ -10,11 +10,11 @@ from cdc.ops.asking import ask
 
 
 def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], None]) -> None:
-    """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
+    """Send the request to the daemon. Raises ConfigurationError, or RequestError with the daemon's answer."""
     if config.state.images == "none":
         raise ConfigurationError(
             'state.images is "none": the daemon keeps no rows that it could publish again',
             'Set it to "full", or restart the daemon with snapshot.mode = "always".',
         )
     ask(config.name, config.http.address, "/snapshot", {"spaces": list(spaces)})
-    say(f"the daemon publishes all rows of {', '.join(spaces)}; `tarantool-cdc status` tells how far it is")
+    say(f"the daemon publishes all rows of {', '.join(spaces)}; `tarantool-cdc status` shows its progress")

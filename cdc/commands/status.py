@@ -1,4 +1,4 @@
-"""`tarantool-cdc status`: what the running daemon shows of itself, for people or as it gives it."""
+"""`tarantool-cdc status`: prints the running daemon's status, for people or as the daemon returns it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc.positions.vclock import VClock
 
 
 def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:
-    """Ask the daemon. Raises ConfigurationError, or RequestError with its answer."""
+    """Ask the daemon, and print its status. Raises ConfigurationError, or RequestError with the daemon's answer."""
     found = ask(config.name, config.http.address, "/status")
     tap = tap_status(config.name, config.tap.http_address)
     if as_json:
@@ -22,7 +22,7 @@ def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None
 
 
 def readable(status: dict[str, Any]) -> str:
-    """/status for people."""
+    """Return /status as text for people."""
     upstream, position, kafka = status["upstream"], status["position"], status["kafka"]
     commits = f"{kafka['commits']} commits"
     if kafka["commit_ms_median"] is not None:
@@ -56,7 +56,7 @@ def readable(status: dict[str, Any]) -> str:
 
 
 def readable_tap(tap: dict[str, Any]) -> list[str]:
-    """The TAP server's /status for people: a line for itself, and one for each client."""
+    """Return the TAP server's /status as text for people: a line for the server, and one for each client."""
     lines = [
         ("tap", f"{tap['connections']} connections, {tap['sessions']} sessions, at seq {tap['seq']}" + _problem(tap["error"]))
     ]
@@ -84,7 +84,7 @@ def _problem(error: str | None) -> str:
 
 
 def _vclock(components: dict[str, int]) -> str:
-    """As everywhere else: {1: 56}."""
+    """Return a vclock in its usual form: {1: 56}."""
     return str(VClock.from_json(components))
 
 

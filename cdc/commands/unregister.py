@@ -2,9 +2,10 @@
 
     ask all members for our id ─▶ confirm ─▶ is the daemon connected anywhere? ─▶ delete it from `_cluster` at a writable member
 
-The server itself takes away the id of a replica that is connected: it goes on sending to somebody who has none any more. So
-each member is asked first, by a SUBSCRIBE in the daemon's name, which a server refuses while the daemon streams from it. That
-comes after the confirmation: to a master from 3.3 on, whoever subscribes says from where on it needs the logs.
+The server itself would also delete the id of a connected replica, and would continue to send to a replica that no longer has an
+id. So the command first asks each member, by a SUBSCRIBE in the daemon's name, which a server refuses while the daemon streams
+from it. This happens after the confirmation: a SUBSCRIBE tells a master from 3.3 on from which position the subscriber needs
+the logs.
 
 Sources: box.cc (box_process_subscribe), alter.cc (on_replace_dd_cluster), replication.cc (replica_clear_id).
 """
@@ -33,7 +34,7 @@ _NAMES_OF_REPLICASET: Final = ("replicaset_uuid", "cluster")
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a member said of us."""
+    """A member's answer about the daemon's id."""
 
     member: Member
     is_read_only: bool
@@ -41,9 +42,9 @@ class _Found:
 
 
 def unregister(config: Config, say: Callable[[str], None], confirm: Callable[[str], bool]) -> bool:
-    """Ask `confirm`, and give the id back; says what was done. Returns whether the daemon has no id now.
+    """Ask `confirm`, give the id back, and report the result. Return whether the daemon has no id now.
 
-    Raises ConfigurationError if no member can do it, RequestError if the daemon is connected, and what the servers answer.
+    Raises ConfigurationError if no member can do it, RequestError if the daemon is connected, and the servers' errors.
     """
     uuid = instance_uuid(config.name)
     found = _ask_all(config, uuid, say)
@@ -99,11 +100,11 @@ def _check_away(config: Config, member: Member, uuid: UUID) -> None:
     """Raise RequestError if the daemon streams from this member."""
     connection = _connect(config, member, uuid)
     try:
-        # From the beginning: whatever this makes the master keep, it is never less than the daemon needs.
+        # From the beginning: so this makes the master keep no fewer logs than the daemon needs.
         connection.session.subscribe(_replicaset_uuid(connection), VClock(), is_anonymous=False)
         expect(connection, Subscribed)
     except XlogGapError:
-        pass  # it would have served us, if it had its first logs
+        pass  # the member would have accepted the SUBSCRIBE if it had its first logs
     except ServerError as error:
         if error.code == ErrorCode.CFG:
             raise RequestError(
@@ -111,7 +112,7 @@ def _check_away(config: Config, member: Member, uuid: UUID) -> None:
             ) from error
         if error.code not in (ErrorCode.UNKNOWN_REPLICA, ErrorCode.TOO_EARLY_SUBSCRIBE):
             raise
-        # This member doesn't know the id, so nobody follows it under it.
+        # This member doesn't know the id, so nobody follows it under that id.
     finally:
         connection.close()
 

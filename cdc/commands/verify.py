@@ -1,14 +1,14 @@
-"""`tarantool-cdc verify`: whether the state store has what the master has, found out without changing either.
+"""`tarantool-cdc verify`: compares the state store with the master's rows, without changing either.
 
-    store at S ──▶ Images ◀── connection B: the stream from S up to V exactly, kept over the store and never written
-                     │
-                     ▼ compared by key, byte by byte
-    connection A: FETCH_SNAPSHOT; its first answer says V, its rows are read once B is there
+store at S ──▶ Images ◀── connection B: the stream from S up to V exactly, kept over the store and never written
+                 │
+                 ▼ compared by key, byte by byte
+    connection A: FETCH_SNAPSHOT; its first answer contains V, its rows are read once B has reached V
 
-Keys of the snapshot are put down in a store of their own beside the other while they pass, so memory stays flat. Where a space
-has more rows here than the snapshot showed, they tell which.
+The snapshot's keys are written to a separate store on disk as they arrive, so memory stays constant. If a space has more
+rows here than the snapshot contained, that store shows which ones are extra.
 
-The daemon must be stopped: its store belongs to one process at a time.
+The daemon must be stopped: only one process at a time can open its store.
 """
 
 from __future__ import annotations
@@ -59,26 +59,27 @@ from cdc.upstream import resume
 from cdc.upstream.identity import instance_uuid
 
 STREAM_TIMEOUT_SECONDS: Final = 60.0
-"""How long the stream may bring nothing at all before it has come to V."""
+"""Maximum time, in seconds, without any data from the stream before it has reached V."""
 STANDSTILL_SECONDS: Final = 5.0
-"""And how long no rows while the master is heard: what it had at V it sends without delay, so the rest waits for something."""
+"""Maximum time, in seconds, without rows while the master sends heartbeats. A master sends the rows up to V without delay, so the
+missing ones wait for something."""
 ACK_SECONDS: Final = 0.5
 
 _SEEN: Final = b"\x90"
-"""Stands for the tuple of a key that the snapshot has."""
+"""Placeholder for the tuple of a key that the snapshot contains."""
 
 MERGED: Final = (
-    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, and only it knows to what"
+    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, and only it knows the result"
 )
-DOUBTFUL: Final = "a row of this key was passed over that could not be carried out"
-"""Why rows differ, where that is known."""
+DOUBTFUL: Final = "a row of this key couldn't be applied and was skipped"
+"""Known reasons for differences."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(slots=True)
 class Verification:
-    """What was found: how many rows were compared, the differences by kind, and the spaces that couldn't be compared."""
+    """Result: the number of compared rows, the differences by kind, and the spaces that couldn't be compared."""
 
     vclock: VClock
     row_count: int = 0
@@ -88,14 +89,14 @@ class Verification:
 
     @property
     def is_equal(self) -> bool:
-        """Whether nothing differs."""
+        """Whether no row differs."""
         return not any(self.differences.values())
 
     @property
     def sentence(self) -> str:
-        """For people."""
+        """The result for people."""
         found = ", ".join(f"{count} {kind}" for kind, count in self.differences.items() if count)
-        outcome = f"the state store differs from the master: {found}" if found else "the state store is what the master has"
+        outcome = f"the state store differs from the master: {found}" if found else "the state store has the master's rows"
         text = f"{outcome}; {self.row_count} rows were compared at {self.vclock}."
         if self.uncompared:
             text += " Not compared: " + "; ".join(f"{name}: {reason}" for name, reason in self.uncompared.items()) + "."
@@ -107,12 +108,12 @@ class Verification:
 
 
 def verify(config: Config, say: Say) -> Verification:
-    """Compare, with a JSON line for each difference. Raises CdcError if there is nothing to compare, or no way to."""
+    """Compare, and report each difference as a JSON line. Raises CdcError if there is nothing to compare, or no way to."""
     path = config.state.path / "images"
     if config.state.images == "none":
         raise ConfigurationError('state.images is "none": there is no state store to verify', 'It is kept with "full".')
     if not has_data(path):
-        # Kafka isn't asked whether there was one: the store and the master are all that `verify` needs.
+        # Kafka isn't asked whether there was a store: `verify` needs only the store and the master.
         raise StateError(
             f"there is no state store in {path} (state.path)",
             "If it is somewhere else, correct state.path. If the daemon has never run, its first run makes it. If it is lost, "
@@ -131,7 +132,7 @@ def verify(config: Config, say: Say) -> Verification:
             return result
     except StateError as error:
         if isinstance(error.__cause__, BrokenPipeError):
-            raise error.__cause__ from None  # of our own output, whose reader has seen enough
+            raise error.__cause__ from None  # from our own output, whose reader has closed it
         raise
     finally:
         writer.close()
@@ -151,7 +152,8 @@ class _Verifier:
             raise StateError(
                 "the state store has no complete snapshot, so there is nothing to compare", "Let the daemon take one."
             )
-        # The daemon's own UUID, which nobody else has while its store is ours: a master from 3.3 on keeps logs for each it sees.
+        # The daemon's own UUID, which no other process uses while its store is ours: a master from 3.3 on keeps logs for each
+        # UUID.
         member, uuid = config.source.members()[0], instance_uuid(config.name)
         contents = greet(member, uuid, frame_bytes_max=config.source.frame_bytes_max)
         try:
@@ -180,7 +182,7 @@ class _Verifier:
             )
 
     def _pipeline_at(self, vclock: VClock, version: tuple[int, ...]) -> tuple[Pipeline, dict[str, str]]:
-        """Its images are the store's rows with the stream's changes up to `vclock`; and the spaces that the store can't have."""
+        """Return a pipeline with the store's rows and the stream's changes up to `vclock`, and the spaces not in the store."""
         position, config = self._stored.position, self._config
         assert position is not None
         behind = vclock.lacking(position.vclock)
@@ -194,7 +196,7 @@ class _Verifier:
         stream = greet(member, instance_uuid(config.name), frame_bytes_max=config.source.frame_bytes_max)
         try:
             pipeline = Pipeline(
-                # What can't be shown has changed the images all the same, and nothing is shown here.
+                # A row that can't be encoded has changed the images all the same, and nothing is published here.
                 replace(options_of(config), on_error="dlq", on_image_error="dlq"),
                 position,
                 list(self._stored.spaces.values()),
@@ -205,7 +207,7 @@ class _Verifier:
                 catch_up_to=None if position.vclock == vclock else replace(position, vclock=vclock),
             )
             uncompared = {
-                form.name: "it is published since the daemon's last run"
+                form.name: "it is newly published since the daemon's last run"
                 for form in pipeline.published_forms()
                 if not form.schema_version
             }
@@ -224,16 +226,16 @@ class _Verifier:
         return pipeline, uncompared
 
     def _replay(self, stream: Connection, pipeline: Pipeline) -> None:
-        """Feed the stream's rows until the images are where they are wanted, and no further."""
+        """Feed the stream's rows to the pipeline until the images have reached its target position, and no further."""
         position = pipeline.position
         assert position.replicaset_uuid is not None
-        # A server knows the daemon's UUID as that of a member, or of nobody, and answers accordingly.
+        # A server knows the daemon's UUID as a member's or not at all, and answers accordingly.
         is_anonymous = self._config.source.mode == "anonymous"
         stream.session.subscribe(position.replicaset_uuid, position.vclock, is_anonymous=is_anonymous)
         resume.check_replicaset(position, expect(stream, Subscribed).replicaset_uuid)
 
         def acknowledge() -> None:
-            """What the server is told is what the store has."""
+            """Report to the server the position that the store has."""
             stream.send_bytes(stream.session.acknowledgement(position.vclock))
 
         with closing(Acknowledger(acknowledge, ACK_SECONDS)) as acknowledger:
@@ -253,7 +255,7 @@ class _Verifier:
                     for _ in pipeline.feed(event.frames, 0):
                         pipeline.images.take()
                         if not pipeline.is_catching_up:
-                            return  # what may lie behind it isn't asked for
+                            return  # later rows aren't needed
             if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
                 raise _standstill(stream.address, pipeline)
 
@@ -271,13 +273,13 @@ def _standstill(address: str, pipeline: Pipeline) -> ConnectionLostError:
             "Verify again; should it stay there, look into the server's log.",
         )
     return ConnectionLostError(
-        f"the stream of {address} stays at {position}, and doesn't bring what the server's snapshot has",
+        f"the stream of {address} stays at {position}, and doesn't deliver the changes that the server's snapshot contains",
         "Verify again, or name another member of the replica set first in source.uris.",
     )
 
 
 class _Seen:
-    """Keys that the snapshot has, on disk."""
+    """Keys that the snapshot contains, on disk."""
 
     def __init__(self, path: Path) -> None:
         self._store = StateStore(path)
@@ -299,7 +301,7 @@ class _Seen:
 
 
 class _Space:
-    """How one space's rows are found and shown."""
+    """Access to one space's rows, and their display."""
 
     def __init__(self, form: SpaceForm, number: int) -> None:
         """Keys begin with `number`. Raises UnkeyableError."""
@@ -321,7 +323,7 @@ class _Space:
         if what == "different" and found["ours"] == found["theirs"]:
             assert ours is not None
             assert theirs is not None
-            # One value may be written in several ways, and JSON doesn't show in which.
+            # One value may be encoded in several ways, which JSON doesn't show.
             found.update(ours_msgpack=ours.hex(), theirs_msgpack=theirs.hex())
         if reason is not None:
             found["reason"] = reason
@@ -342,7 +344,7 @@ class _Space:
 
 
 class _Comparison:
-    """The snapshot's rows against the images."""
+    """Comparison of the snapshot's rows with the images."""
 
     def __init__(
         self,
@@ -363,9 +365,9 @@ class _Comparison:
         self._schema = SchemaTracker()
         self._ours = {form.space_id: form for form in ours}
         self._spaces: dict[int, _Space | None] = {}
-        # How many of the snapshot's keys are there, by space.
+        # By space: the number of the snapshot's keys that the images have, too.
         self._found: dict[int, int] = {}
-        # Rows of system spaces, until it is known how they look; None from then on.
+        # Rows of system spaces until their forms are known; None from then on.
         self._early: list[tuple[int, Sequence[Any], bytes]] | None = []
 
     def take(self, frames: Frames) -> None:
@@ -385,7 +387,7 @@ class _Comparison:
         self._seen.add(keys)
 
     def finish(self) -> Verification:
-        """All rows have come: what is here besides them is extra."""
+        """Finish after the snapshot's last row: further rows of the images are extra."""
         keys: list[bytes] = []
         self._compare_early(keys)
         self._seen.add(keys)
@@ -423,7 +425,7 @@ class _Comparison:
             self._differ(space, key, "different", ours, theirs)
 
     def _space(self, space_id: int) -> _Space | None:
-        """How a space is compared; None if it isn't."""
+        """Return how a space is compared; None if it isn't."""
         if space_id not in self._spaces:
             self._spaces[space_id] = self._new_space(space_id)
         return self._spaces[space_id]

@@ -1,4 +1,4 @@
-"""Redis and memcached as processes of this machine. Both forget all they have when they end."""
+"""Redis and memcached as processes of this machine. Both lose all data when they end."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _TAKEN_STATUS_LINES = ("Address already in use", "failed to listen on TCP port")
 
 
 class Cache(LocalServer):
-    """What the two have in common: a port, a command, and a question in whose answer the server tells its process."""
+    """Common part of both: a port, a command, and a question whose answer contains the id of the server's process."""
 
     program = ""
     question = b""
     process = ""
-    """What stands before the process's id in the answer."""
+    """Text before the process's id in the answer."""
 
     def __init__(self, directory: Path, *, port: int | None = None, name: str = "") -> None:
-        """Nothing is started yet; its log is in `directory`."""
+        """Prepare the server, without starting it. Its log is in `directory`."""
         super().__init__(name or self.program, may_move=port is None)
         self._directory = directory.absolute()
         self._port = free_port() if port is None else port
@@ -99,5 +99,5 @@ class Memcached(Cache):
     question, process = b"stats\r\n", "STAT pid "
 
     def _arguments(self) -> list[str]:
-        user = ["-u", "nobody"] if os.getuid() == 0 else []  # without it, it refuses to be root
+        user = ["-u", "nobody"] if os.getuid() == 0 else []  # otherwise memcached refuses to run as root
         return ["-l", "127.0.0.1", "-p", str(self._port), "-U", "0", "-m", "64", *user]

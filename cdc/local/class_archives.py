@@ -1,10 +1,11 @@
-"""Archives of the classes that Java loads: with them a broker or a Spark job starts with two thirds of the work.
+"""Archives of the classes that Java loads: with them, a broker or a Spark job starts with two thirds of the work.
 
-Java writes such an archive when a run ends, and maps it at the next start with the same class path. One that doesn't fit, after
-another Java has been installed, is passed over in silence, and nothing but the time is lost. That of Spark lies in the virtual
-environment that has PySpark's jars, since it fits no other jars than these, be they the same to the byte.
+Java writes such an archive at the end of a run, and maps it at the next start with the same class path. If an archive doesn't
+fit, for example after another Java has been installed, Java ignores it silently; only the time is lost. Spark's archive is in
+the virtual environment that has PySpark's jars, since it fits no other jars than these, even if the others are equal to the
+byte.
 
-`python -m cdc.local.class_archives` writes those that are missing: of a broker, and of a job that goes from a topic to a table.
+`python -m cdc.local.class_archives` writes the missing archives: for a broker, and for a job that copies a topic to a table.
 """
 
 from __future__ import annotations
@@ -24,25 +25,25 @@ from cdc.local import jars
 from cdc.local.errors import LocalServerError
 
 _OPTIONS: Final = "JAVA_TOOL_OPTIONS"
-"""What Java takes from the environment, whoever starts it."""
+"""Environment variable with options for Java, whoever starts it."""
 _JOB_TIMEOUT_SECONDS: Final = 600
 
 
 def start_options(jar_set: jars.JarSet) -> list[str]:
-    """The options that have Java use the archive of this class path; none before it was written."""
+    """Return the options that make Java use the archive of this class path; none before the archive was written."""
     archive = _path(jar_set)
     return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds*=off"] if archive.exists() else []
 
 
 def write() -> None:
     """Write the archives that are missing. Raises `LocalServerError` if the broker or the job fails."""
-    from cdc.local.kafka import Kafka  # it takes its options from here
+    from cdc.local.kafka import Kafka  # imported here because that module imports this one
 
     missing = [jar_set for jar_set in (jars.KAFKA, jars.SPARK) if not _path(jar_set).exists()]
     if not missing:
         return
     with contextlib.ExitStack() as exits:
-        # Beside the archives, so that each appears whole.
+        # In the archives' own folders, so that each appears complete, by renaming.
         folders = {
             jar_set: Path(exits.enter_context(tempfile.TemporaryDirectory(dir=_path(jar_set).parent, prefix=".classes-")))
             for jar_set in missing
@@ -54,23 +55,23 @@ def write() -> None:
         if jars.SPARK in missing:
             with _writing(written[jars.SPARK]):
                 _run_a_job(kafka.bootstrap_servers, scratch / "table")
-        kafka.stop()  # and Java writes
+        kafka.stop()  # now Java writes its archive
         for jar_set, archive in written.items():
             if archive.exists():
                 _remove_outdated(jar_set)
                 archive.rename(_path(jar_set))
             else:
-                print(f"this Java writes no archive of its classes: {jar_set.name} goes on starting slowly")
+                print(f"this Java writes no archive of its classes: {jar_set.name} continues to start slowly")
 
 
 def _path(jar_set: jars.JarSet) -> Path:
-    """Where its archive is. Java takes none whose jars were written at another time, as those of another installation are."""
+    """Return where the set's archive is. Java rejects one whose jars have other times, as those of another installation do."""
     folder = jars.jar_folder(jar_set)
     if jar_set is not jars.SPARK or (pyspark := find_spec("pyspark")) is None or pyspark.origin is None:
         return folder.with_suffix(".jsa")
     all_jars = sorted([*(Path(pyspark.origin).parent / "jars").glob("*.jar"), *folder.glob("*.jar")])
     times = [(jar.name, jar.stat().st_mtime_ns) for jar in all_jars]
-    # With the installation that it is of, it goes.
+    # Inside the installation that it belongs to, so that both are deleted together.
     return Path(sys.prefix) / f"{folder.name}-{zlib.crc32(repr(times).encode()):08x}.jsa"
 
 
@@ -82,7 +83,7 @@ def _remove_outdated(jar_set: jars.JarSet) -> None:
 
 @contextlib.contextmanager
 def _writing(archive: Path | None) -> Iterator[None]:
-    """What is started in it writes this archive at its end."""
+    """Make each Java process that starts in this context write this archive at its end."""
     if archive is None:
         yield
         return
@@ -100,7 +101,7 @@ def _run_a_job(bootstrap_servers: str, table: Path) -> None:
             *(sys.executable, "-m", "cdc.local.class_archives", bootstrap_servers, str(table)),
         ],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,  # until Java has closed it, too, and has written its archive
+        stdout=subprocess.PIPE,  # read until Java has closed it, too, and has written its archive
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
@@ -127,7 +128,7 @@ def _job(bootstrap_servers: str, table: str) -> None:
 
 
 def main() -> None:
-    """Write the archives; with the addresses of brokers and a folder, be the job."""
+    """Write the archives; given the addresses of brokers and a folder, run the job instead."""
     if sys.argv[1:]:
         _job(*sys.argv[1:])
         return

@@ -1,6 +1,6 @@
 """A small blocking client for a local Tarantool: it logs in and evaluates Lua.
 
-It shares nothing with the daemon's protocol modules, so that the one can't hide the other's mistakes.
+It shares nothing with the daemon's protocol modules, so that neither can hide the other's mistakes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _GREETING_BYTES, _SALT_BYTES = 128, 20
 
 
 class Client:
-    """One connection, opened at the first request and again at the first request after it was lost.
+    """One connection, opened at the first request, and again at the first request after it was lost.
 
-    Threads may share it. A request is never repeated by itself: whether the lost one was carried out isn't known.
+    Threads may share it. A request is never repeated automatically: it is unknown whether the lost one was executed.
     """
 
     def __init__(self, port: int, user: str, password: str, *, host: str = "127.0.0.1", timeout_seconds: float = 60) -> None:
-        """`timeout_seconds` is for the connection and for each answer."""
+        """`timeout_seconds` applies to the connection and to each answer."""
         self._address = (host, port)
         self._user = user
         self._password = password
@@ -39,16 +39,16 @@ class Client:
         self._lock = threading.Lock()
 
     def eval(self, expression: str, *arguments: Any) -> list[Any]:
-        """The values that the Lua chunk returns; `...` are its arguments.
+        """Return the values that the Lua chunk returns; `...` are its arguments.
 
         Bytes of a string that aren't UTF-8 become surrogates (`errors="surrogateescape"`), both ways; extension types
-        are `msgpack.ExtType`. Raises `ServerError` if the chunk does, `ConnectionLostError` if there is no connection.
+        are `msgpack.ExtType`. Raises `ServerError` if the chunk raises an error, `ConnectionLostError` if there is no connection.
         """
         values: list[Any] = _unpack(self.eval_raw(expression, *arguments))
         return values
 
     def eval_raw(self, expression: str, *arguments: Any) -> bytes:
-        """As `eval`, but the returned array as the MessagePack that the server sent, for comparing bytes."""
+        """Do as `eval`, but return the array as the MessagePack that the server sent, for comparing bytes."""
         body = self._request(_EVAL, {_EXPRESSION: expression, _TUPLE: arguments})
         unpacker = msgpack.Unpacker(raw=True, strict_map_key=False)
         unpacker.feed(body)
@@ -66,7 +66,7 @@ class Client:
             self._disconnect()
 
     def _request(self, request_type: int, body: dict[int, Any] | bytes) -> bytes:
-        """The answer's body. A request's body may be given as it is to be sent."""
+        """Return the answer's body. `body` may be given already encoded."""
         with self._lock:
             try:
                 connection = self._socket or self._connect()
@@ -87,7 +87,7 @@ class Client:
         try:
             self._exchange(connection, _AUTH, {_USER_NAME: self._user, _TUPLE: ("chap-sha1", scramble)})
         except ServerError:
-            self._disconnect()  # else the next request would go over it as guest
+            self._disconnect()  # otherwise the next request would be sent over it as guest
             raise
         return connection
 
@@ -134,7 +134,7 @@ def _receive(connection: socket.socket, count: int) -> bytes:
 
 
 def _scramble(password: bytes, salt: bytes) -> bytes:
-    # SHA-1 is what the server's chap-sha1 asks for.
+    # The server's chap-sha1 requires SHA-1.
     step1 = hashlib.sha1(password, usedforsecurity=False).digest()
     step2 = hashlib.sha1(step1, usedforsecurity=False).digest()
     step3 = hashlib.sha1(salt + step2, usedforsecurity=False).digest()

@@ -1,7 +1,7 @@
-"""The same servers as containers, for machines where a Docker engine answers.
+"""The same servers as containers, for machines with a running Docker engine.
 
-Written against the documented behaviour of the images and of testcontainers, and not run where this project is built:
-that has no Docker engine. Testcontainers' own reaper removes the containers if this process is killed.
+Written against the documented behaviour of the images and of testcontainers, and not run where this project is built, because
+there is no Docker engine. If this process is killed, testcontainers' own reaper removes the containers.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _CONTROLLER = "CONTROLLER://0.0.0.0:9093"
 
 @functools.cache
 def docker_engine_answers() -> bool:
-    """Whether an engine can be used from here; a `docker` program alone is none. Asked once per process."""
+    """Return whether an engine can be used from here; a `docker` program alone isn't enough. Checked once per process."""
     try:
         import docker
         import requests
@@ -52,10 +52,10 @@ def docker_engine_answers() -> bool:
 
 
 class ContainerRun(Supervised):
-    """One run of a container, from a start to its end; the container stays, for the next run."""
+    """One run of a container, from a start to its end. The container remains for the next run."""
 
     def __init__(self, name: str, container: Any, log_start: int) -> None:
-        """`container` runs; `log_start` is the size of its log, in bytes, when it was started."""
+        """`container` is running; `log_start` is the size of its log when it was started, in bytes."""
         super().__init__(name)
         self._container = container
         self._log_start = log_start
@@ -69,7 +69,7 @@ class ContainerRun(Supervised):
         import requests
 
         if wait_seconds:
-            # A timeout shows as one or another of these; what counts is asked below.
+            # A timeout raises one of several of these errors; the status below decides.
             with contextlib.suppress(requests.RequestException):
                 self._container.wait(timeout=wait_seconds)
         self._container.reload()
@@ -118,12 +118,12 @@ class TarantoolContainer(Tarantool):
         port: int | None = None,
         name: str = "Tarantool",
     ) -> None:
-        """As `Tarantool`."""
+        """Take the same parameters as `Tarantool`."""
         super().__init__(work_dir, options, port=port, name=name)
         self._container: Any = None
 
     def close(self) -> None:
-        """Stop it for good, and remove the container."""
+        """Stop the server for good, and remove the container."""
         super().close()
         _remove(self._container)
         self._container = self._run = None
@@ -132,7 +132,7 @@ class TarantoolContainer(Tarantool):
         from testcontainers.core.container import DockerContainer
 
         self.work_dir.mkdir(parents=True, exist_ok=True)
-        # A new container for each run: all that lasts is in the folder, and the readiness token is of one run.
+        # A new container for each run: all lasting data is in the folder, and the readiness token belongs to one run.
         _remove(self._container)
         # Inside, 127.0.0.1 is the container itself.
         peers = [re.sub(r"127\.0\.0\.1:(\d+)$", rf"{_ALIAS}\1:\1", peer) for peer in self._options.replication]
@@ -161,7 +161,7 @@ class _Contained(LocalServer):
     _port: int
 
     def close(self) -> None:
-        """Stop it for good, and remove the container."""
+        """Stop the server for good, and remove the container."""
         super().close()
         _remove(self._container)
         self._container = self._run = None
@@ -266,12 +266,12 @@ def _remove(container: Any) -> None:
 
 @functools.cache
 def _network() -> Any:
-    """The one network of this process's containers, on which they find each other by alias."""
+    """Return the only network of this process's containers, on which they find each other by alias."""
     from testcontainers.core.network import Network
 
     return Network().create()
 
 
 def _image_variable(key: str) -> str:
-    """The environment variable that the image turns into this broker property."""
+    """Return the environment variable that the image turns into this broker property."""
     return "KAFKA_" + key.replace("_", "__").replace("-", "___").replace(".", "_").upper()

@@ -1,4 +1,4 @@
-"""What can go wrong with a server on this machine."""
+"""Errors of the servers on this machine."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from cdc.errors import CdcError
 
 
 class LocalServerError(CdcError):
-    """A local server, or what it is started from, isn't to be had; the message ends with the last lines of its log."""
+    """A local server, or a part that it needs, is unavailable. The message ends with the last lines of its log."""
 
 
 class PortTakenError(LocalServerError):
-    """The server found its port in use; starting it again on another one heals this."""
+    """The server found its port in use. Starting it again on another port heals this."""

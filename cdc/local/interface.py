@@ -1,4 +1,4 @@
-"""What the demo and the tests may rely on, whether a server is a process or a container."""
+"""The interface of servers for the demo and the tests, whether a server is a process or a container."""
 
 from __future__ import annotations
 
@@ -12,13 +12,16 @@ class Server(Protocol):
     name: str
 
     def start(self) -> None:
-        """Start it and return when it serves. Raises `LocalServerError`, with its log's last lines, if it doesn't."""
+        """Start it and return when it is ready.
+
+        Raises `LocalServerError`, with its log's last lines, if it doesn't become ready.
+        """
 
     def stop(self) -> None:
-        """Let it end in order. Stopping a server that doesn't run is allowed."""
+        """Stop it cleanly. Stopping a server that isn't running is allowed."""
 
     def kill(self) -> None:
-        """End it as a crash would. Killing a server that doesn't run is allowed."""
+        """End it as a crash would. Killing a server that isn't running is allowed."""
 
     def restart(self) -> None:
         """Stop and start."""
@@ -27,7 +30,7 @@ class Server(Protocol):
         """Freeze it: its sockets stay open and nothing answers."""
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Let it continue after `pause`."""
 
     def close(self) -> None:
         """Stop it for good."""
@@ -41,7 +44,7 @@ class Server(Protocol):
         """The process id of the running server."""
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines that its latest run has printed."""
+        """Return the last lines that its latest run has printed."""
 
     def __enter__(self) -> Self: ...
 
@@ -53,7 +56,7 @@ class TarantoolServer(Server, Protocol):
 
     @property
     def work_dir(self) -> Path:
-        """Where its .snap and .xlog files are."""
+        """Directory of its .snap and .xlog files."""
 
     @property
     def port(self) -> int: ...
@@ -64,13 +67,13 @@ class TarantoolServer(Server, Protocol):
 
     @property
     def uuid(self) -> str:
-        """Of the instance."""
+        """UUID of the instance."""
 
     @property
     def replicaset_uuid(self) -> str: ...
 
     def vclock(self) -> dict[int, int]:
-        """The last LSN of each replica id."""
+        """Return the last LSN of each replica id."""
 
     def eval(self, expression: str, *arguments: Any) -> list[Any]:
         """Run Lua as `admin`; see `client.Client.eval`."""

@@ -1,7 +1,7 @@
-"""What Maven fetches for the local servers: the jars of Kafka and of Spark's connectors, and OpenSearch as it is distributed.
+"""Maven's downloads for the local servers: the jars of Kafka and of Spark's connectors, and OpenSearch's distribution.
 
 `python -m cdc.local.jars [SET…]` fetches all of it. Each set has one folder, `<cache>/jars/<name>-<hash of the set's POM>`, where
-the cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`; a changed set gets a new folder.
+the cache is `$TARANTOOL_CDC_CACHE` or `~/.cache/tarantool-cdc`. A changed set gets a new folder.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _DOWNLOAD_TIMEOUT_SECONDS = 1800
 class JarSet:
     """Artifacts (`group:name:version`) that share a class path.
 
-    With `transitive` Maven adds what they need; without, the artifacts are all there is. Of a set with an `archive`
-    (`group:name:version:type`) the folder is what that unpacks to, and the jars are put into the folder `jars_in` of it.
+    With `transitive`, Maven adds their dependencies; without, the set consists of the artifacts alone. If a set has an `archive`
+    (`group:name:version:type`), its folder has the unpacked archive, and the jars are put into that folder's subfolder `jars_in`.
     """
 
     name: str
@@ -39,7 +39,7 @@ class JarSet:
 
     @property
     def pom(self) -> str:
-        """The project that Maven resolves."""
+        """The POM that Maven resolves."""
         return (
             '<project xmlns="http://maven.apache.org/POM/4.0.0"><modelVersion>4.0.0</modelVersion>'
             f"<groupId>tarantool-cdc</groupId><artifactId>{self.name}</artifactId><version>1</version>"
@@ -65,7 +65,7 @@ KAFKA = JarSet(
     "kafka",
     (
         "org.apache.kafka:kafka_2.13:4.3.1",
-        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",  # without a binding the broker dies in silence
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",  # without a binding the broker exits without a message
     ),
     transitive=True,
 )
@@ -81,7 +81,7 @@ SPARK = JarSet(
         "io.delta:delta-spark_2.13:4.0.1",
         "io.delta:delta-storage:4.0.1",
     ),
-    # All else that these need is in pyspark's own folder of jars, and having a class twice is trouble.
+    # Everything else that these need is in pyspark's own folder of jars, and a class on the path twice causes trouble.
     transitive=False,
 )
 """The connectors for Kafka and Delta Lake, beside what pyspark 4.0.0 carries."""
@@ -90,7 +90,7 @@ SPARK = JarSet(
 _OPENSEARCH_VERSION = "2.19.6"
 
 SPYMEMCACHED = JarSet("spymemcached", ("net.spy:spymemcached:2.12.3",), transitive=False)
-"""A client that takes memcached's TAP feeds, for the tests."""
+"""A client that receives memcached's TAP feeds, for the tests."""
 
 OPENSEARCH = JarSet(
     "opensearch",
@@ -110,13 +110,13 @@ OPENSEARCH = JarSet(
     archive=f"org.opensearch.distribution.integ-test-zip:opensearch:{_OPENSEARCH_VERSION}:zip",
     jars_in=f"opensearch-{_OPENSEARCH_VERSION}/modules/reindex",
 )
-"""One node without plug-ins: the project's own archive for tests. Versions 3 want Java 21."""
+"""One node without plug-ins: the project's own archive for tests. Versions 3 require Java 21."""
 
 
 def jar_folder(jar_set: JarSet) -> Path:
-    """The folder with what is in this set, and nothing else; fetched at the first call on this machine.
+    """Return the folder with the contents of this set, and nothing else. The first call on this machine fetches them.
 
-    Processes that ask at the same time wait for the one that fetches. Raises `LocalServerError` if Maven isn't
+    Processes that call this at the same time wait for the one that fetches. Raises `LocalServerError` if Maven isn't
     installed or fails.
     """
     cache = Path(os.environ.get("TARANTOOL_CDC_CACHE") or Path.home() / ".cache" / "tarantool-cdc") / "jars"
@@ -127,19 +127,19 @@ def jar_folder(jar_set: JarSet) -> Path:
     with (cache / f"{jar_set.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not folder.is_dir():
-            # Renamed when it is whole: a folder of this name never lacks a jar.
+            # Renamed when it is complete: a folder of this name never lacks a jar.
             with tempfile.TemporaryDirectory(dir=cache, prefix=f".{jar_set.name}-") as scratch:
                 _fetch(jar_set, Path(scratch)).rename(folder)
     return folder
 
 
 def class_path(jar_set: JarSet) -> str:
-    """The set as Java's -cp takes it. Raises as `jar_folder`."""
+    """Return the set's class path, for Java's -cp. Raises as `jar_folder`."""
     return str(jar_folder(jar_set) / "*")
 
 
 def java_command() -> str:
-    """The Java to run: of `$JAVA_HOME`, or on PATH. Raises `LocalServerError` if there is none."""
+    """Return the path of Java: from `$JAVA_HOME`, or on PATH. Raises `LocalServerError` if there is none."""
     home = os.environ.get("JAVA_HOME")
     found = shutil.which("java", path=str(Path(home) / "bin")) if home else shutil.which("java")
     if found is None:
@@ -197,7 +197,7 @@ def _file_name(artifact: str) -> str:
 
 
 def main() -> None:
-    """Fetch the sets that the arguments name, or all, and say where they are."""
+    """Fetch the sets that the arguments name, or all, and print their folders."""
     jar_sets = {jar_set.name: jar_set for jar_set in (KAFKA, SPARK, OPENSEARCH, SPYMEMCACHED)}
     parser = argparse.ArgumentParser(prog="python -m cdc.local.jars", description=main.__doc__)
     parser.add_argument("sets", nargs="*", metavar="SET", help=f"one of {', '.join(jar_sets)}")

@@ -28,23 +28,23 @@ SINGLE_NODE_PROPERTIES: Mapping[str, str] = {
     "transaction.state.log.min.isr": "1",
     "share.coordinator.state.topic.replication.factor": "1",
     "share.coordinator.state.topic.min.isr": "1",
-    # Fifty each by default, which a first consumer or transaction waits for.
+    # The default is fifty each, for which a first consumer or transaction has to wait.
     "offsets.topic.num.partitions": "4",
     "transaction.state.log.num.partitions": "4",
     "group.initial.rebalance.delay.ms": "0",
-    # A killed broker's successor is let in only when this has passed since its last heartbeat.
+    # The successor of a killed broker is admitted only when this has passed since the last heartbeat.
     "broker.session.timeout.ms": "3000",
     "broker.heartbeat.interval.ms": "500",
-    # No record twice a second by which other controllers would see that this one lives: a third of what an idle broker costs.
+    # By default, a record twice a second shows other controllers that this one is alive: a third of an idle broker's cost.
     "metadata.max.idle.interval.ms": "0",
 }
-"""What a cluster of one node needs, and what makes it start quickly."""
+"""Properties that a cluster of one node needs, and that make it start quickly."""
 
 
 class Kafka(LocalServer):
-    """A cluster of one node without authentication; topics are created by those who first use them.
+    """A cluster of one node without authentication; topics are created at their first use.
 
-    `stop` and `kill` leave its data; the next `start` serves it at the same address.
+    `stop` and `kill` keep its data; the next `start` serves it at the same address.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Kafka(LocalServer):
         is_lasting: bool = False,
         name: str = "Kafka",
     ) -> None:
-        """Nothing is started yet. `properties` win over the ones set here; `heap` is Java's -Xmx.
+        """Prepare the server, without starting it. `properties` override the ones set here; `heap` is Java's -Xmx.
 
-        One that `is_lasting` is compiled as well as Java can, for measurements. That costs more than half of a start's CPU time,
-        which a broker of some minutes never gets back.
+        If it `is_lasting`, Java compiles as well as it can, for measurements. That costs more than half of a start's CPU time,
+        which a broker that runs for some minutes never recovers.
         """
         super().__init__(name, may_move=port is None)
         self._directory = directory.absolute()
@@ -78,11 +78,11 @@ class Kafka(LocalServer):
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """As `LocalServer.start`."""
+        """Do as `LocalServer.start`."""
         try:
             super().start()
         finally:
-            self._admin = None  # it keeps connections and threads
+            self._admin = None  # the client keeps connections and threads
 
     def _spawn(self) -> Supervised:
         self._directory.mkdir(parents=True, exist_ok=True)
@@ -106,7 +106,7 @@ class Kafka(LocalServer):
         )
 
     def _cluster_id_to_be(self) -> str:
-        """What its storage is formatted with."""
+        """Return the id with which to format the storage."""
         return new_cluster_id()
 
     @property
@@ -135,7 +135,7 @@ class Kafka(LocalServer):
 
     def _missing(self) -> str | None:
         if self._admin is None:
-            # Failures show in the probe's own answer; librdkafka's lines on standard error would only repeat them.
+            # The probe's own answer reports failures; librdkafka's lines on standard error would only repeat them.
             self._admin = AdminClient({"bootstrap.servers": self.bootstrap_servers, "log_level": 0})
         try:
             metadata = self._admin.list_topics(timeout=_PROBE_TIMEOUT_SECONDS)
@@ -146,7 +146,7 @@ class Kafka(LocalServer):
         return None if self._is_served_by(metadata.brokers) else "the broker isn't registered yet"
 
     def _is_served_by(self, brokers: Collection[int]) -> bool:
-        """Whether clients are let in, the brokers with these ids being those that the cluster shows."""
+        """Return whether clients are admitted. `brokers` are the ids of the brokers that the cluster reports."""
         return bool(brokers)
 
     def _found_port_taken(self, log_text: str) -> bool:
@@ -158,7 +158,7 @@ class Kafka(LocalServer):
 
 
 def _stored_cluster_id(data: Path) -> str:
-    """The id that the storage was formatted with; empty if it wasn't."""
+    """Return the id with which the storage was formatted; empty if it wasn't."""
     properties = data / "meta.properties"
     if not properties.exists():
         return ""
@@ -167,6 +167,6 @@ def _stored_cluster_id(data: Path) -> str:
 
 
 def new_cluster_id() -> str:
-    """An id that no other cluster has."""
+    """Return an id that no other cluster has."""
     # 16 bytes in URL-safe base64. The first character is fixed because a dash there would read as an option.
     return "T" + base64.urlsafe_b64encode(uuid.uuid4().bytes).decode()[1:22]

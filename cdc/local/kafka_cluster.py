@@ -1,4 +1,4 @@
-"""A cluster of several brokers, of which each can be killed, frozen and started again."""
+"""A cluster of several brokers, each of which can be killed, frozen and started again."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ CLUSTER_PROPERTIES: Mapping[str, str] = {
     "transaction.state.log.min.isr": "2",
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
-    # How long one may be silent until others lead its partitions: 9 s as brokers come, which tests would wait for too often.
+    # How long a broker may be silent until others lead its partitions. With the default of 9 s, tests would wait too often.
     "broker.session.timeout.ms": "4000",
     "broker.heartbeat.interval.ms": "1000",
-    # As brokers come: other controllers see by it that the one that leads lives.
+    # The default: by these records other controllers see that the leading one is alive.
     "metadata.max.idle.interval.ms": "500",
-    # How long a broker waits for another, as a coordinator does for one that fell silent in the instant of a commit.
+    # How long a broker waits for another, as a coordinator does for one that fell silent at the moment of a commit.
     "request.timeout.ms": "5000",
-    # A transaction that is older than its producer allows is aborted at once, not within ten seconds.
+    # A transaction that exceeds its producer's timeout is aborted at once, not within ten seconds.
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
 }
-"""As in production: every partition on three brokers, two of which must have a message."""
+"""Properties as in production: every partition is on three brokers, two of which must have a message."""
 
 
 class KafkaNode(Kafka):
-    """One of the brokers, which is also one of the controllers."""
+    """One of the brokers; each is also one of the controllers."""
 
     def __init__(
         self, directory: Path, node_id: int, cluster_id: str, voters: str, port: int, properties: Mapping[str, str], heap: str
@@ -65,7 +65,7 @@ class KafkaNode(Kafka):
 
     @property
     def leading_controller(self) -> int | None:
-        """Who leads the controllers, as far as this one has noted; None if nobody does."""
+        """The leading controller, as far as this node has recorded it; None if there is none."""
         with contextlib.suppress(OSError, ValueError, KeyError):
             state = json.loads((self._directory / "data/__cluster_metadata-0/quorum-state").read_text())
             leader = int(state["leaderId"])
@@ -74,7 +74,7 @@ class KafkaNode(Kafka):
 
 
 class KafkaCluster:
-    """Brokers 1, 2, …; with the interface of one server, which acts on all of them at once."""
+    """Brokers 1, 2, …, with the interface of one server that acts on all of them at once."""
 
     def __init__(
         self,
@@ -85,9 +85,9 @@ class KafkaCluster:
         heap: str = "320m",
         name: str = "Kafka's cluster",
     ) -> None:
-        """Brokers in `directory`, not started yet; `properties` are added to CLUSTER_PROPERTIES."""
+        """Prepare the brokers in `directory`, without starting them. `properties` are added to CLUSTER_PROPERTIES."""
         self.name = name
-        # For questions, and the brokers that it was made for.
+        # The client for questions, and the addresses for which it was made.
         self._admin: AdminClient | None = None
         self._asked = ""
         settings = {**CLUSTER_PROPERTIES, **(properties or {})}
@@ -100,50 +100,50 @@ class KafkaCluster:
 
     @property
     def bootstrap_servers(self) -> str:
-        """All of them."""
+        """Addresses of all brokers."""
         return ",".join(node.bootstrap_servers for node in self.nodes.values())
 
     def start(self) -> None:
-        """Start those that don't run, at the same time: none serves before most of them are there."""
+        """Start the brokers that aren't running, at the same time: none is ready before most of them are running."""
         self._all(lambda node: None if node.is_running else node.start())
 
     def stop(self) -> None:
-        """As `kill`: a broker ends in order only with a controller's help, and most controllers would be gone."""
+        """Do as `kill`: a broker stops cleanly only with a controller's help, and most controllers would be gone."""
         self.kill()
 
     def kill(self) -> None:
-        """End all as a crash would."""
+        """End all brokers as a crash would."""
         self._all(Kafka.kill)
 
     def restart(self) -> None:
-        """Stop and start."""
+        """Stop and start all brokers."""
         self.stop()
         self.start()
 
     def pause(self) -> None:
-        """Freeze all."""
+        """Freeze all brokers."""
         self._all(Kafka.pause)
 
     def resume(self) -> None:
-        """Let all go on."""
+        """Let all brokers continue."""
         self._all(Kafka.resume)
 
     def close(self) -> None:
-        """End them for good."""
+        """Stop all brokers for good."""
         self.kill()
 
     @property
     def is_running(self) -> bool:
-        """Whether all of them run."""
+        """Whether all brokers are running."""
         return all(node.is_running for node in self.nodes.values())
 
     @property
     def pid(self) -> int:
-        """Of the first."""
+        """Process id of the first broker."""
         return self.nodes[1].pid
 
     def log_tail(self, lines: int = 30) -> str:
-        """Of all."""
+        """Return the last log lines of all brokers."""
         return "\n".join(f"{node.name}:\n{node.log_tail(lines)}" for node in self.nodes.values())
 
     def __enter__(self) -> Self:
@@ -153,23 +153,23 @@ class KafkaCluster:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # Who does what.
+    # Roles of the brokers.
 
     def leader(self, topic: str, partition: int = 0) -> KafkaNode:
-        """Who leads a partition now, as the brokers that run tell it. Raises KafkaException or KeyError."""
+        """Return the present leader of a partition, as the running brokers report it. Raises KafkaException or KeyError."""
         return self.nodes[self._partitions(topic)[partition].leader]
 
     def in_sync(self, topic: str, partition: int = 0) -> set[int]:
-        """The numbers of the brokers that have all of a partition. Raises as `leader`."""
+        """Return the numbers of the brokers that have all of a partition. Raises as `leader`."""
         return set(self._partitions(topic)[partition].isrs)
 
     def transaction_coordinator(self, transactional_id: str) -> KafkaNode:
-        """Who coordinates the transactions of this id. Raises as `leader`."""
+        """Return the coordinator of this id's transactions. Raises as `leader`."""
         partitions = self._partitions("__transaction_state")
         return self.nodes[partitions[_java_hash(transactional_id) % len(partitions)].leader]
 
     def controller(self) -> KafkaNode:
-        """Who leads the controllers. Raises LookupError if nobody is known to."""
+        """Return the leading controller. Raises LookupError if none is known."""
         told = [node.leading_controller for node in self.nodes.values() if node.is_running]
         leaders = [leader for leader in told if leader is not None]
         if not leaders:
@@ -190,7 +190,7 @@ class KafkaCluster:
 
 
 def _java_hash(text: str) -> int:
-    """String.hashCode() without its sign, by which a transactional id finds its partition."""
+    """Return String.hashCode() without its sign, which maps a transactional id to its partition."""
     value = 0
     for character in text:
         value = (31 * value + ord(character)) & 0xFFFFFFFF

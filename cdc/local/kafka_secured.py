@@ -1,4 +1,4 @@
-"""A broker with passwords and an authorizer: who isn't granted something may not do it."""
+"""A broker with passwords and an authorizer: clients may do only what they are granted."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _LOGIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
 class SecuredKafka(Kafka):
     """`Kafka` with a second listener where clients log in by SASL/PLAIN, and have the rights that ACLs grant them.
 
-    At the first listener, `bootstrap_servers`, nobody logs in and everybody may do everything: for tests that look at the topics
-    and change ACLs.
+    At the first listener, `bootstrap_servers`, clients don't log in and may do everything: for tests that examine the topics and
+    change ACLs.
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class SecuredKafka(Kafka):
         heap: str = "512m",
         name: str = "Kafka",
     ) -> None:
-        """`users` are names with their passwords; none has any right at first."""
+        """`users` are names with their passwords; at first, none has any right."""
         super().__init__(directory, properties, heap=heap, name=name)
         self._users = dict(users)
         self._sasl_port = free_port()
@@ -49,7 +49,7 @@ class SecuredKafka(Kafka):
             "listener.name.secured.plain.sasl.jaas.config": f"{_LOGIN_MODULE} required {users};",
             "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
             "super.users": "User:ANONYMOUS",
-            # Whoever asks for a topic that isn't there must not get it by asking.
+            # A request for a missing topic must not create it.
             "auto.create.topics.enable": "false",
         }
 

@@ -1,7 +1,7 @@
-"""Become a program that the kernel ends together with its parent: `python launcher.py PARENT_PID PROGRAM ARGUMENT…`.
+"""Runs a program that the kernel kills together with its parent: `python launcher.py PARENT_PID PROGRAM ARGUMENT…`.
 
-It is a program of its own between fork and exec, because Python code in `preexec_fn` can deadlock where the parent has
-threads. It must run without this package.
+It is a program of its own between fork and exec, because Python code in `preexec_fn` can deadlock if the parent has threads. It
+must run without this package.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> None:
         library = ctypes.CDLL(None, use_errno=True)
         if library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
-        if os.getppid() != parent:  # it ended before the line above: no signal will come
+        if os.getppid() != parent:  # the parent ended before the line above, so no signal will be sent
             sys.exit(1)
     try:
         os.execvp(program[0], program)  # noqa: S606 - no shell is wanted

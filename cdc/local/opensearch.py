@@ -1,4 +1,4 @@
-"""OpenSearch as a process of this machine: one node without plug-ins, which anybody may use."""
+"""OpenSearch as a process of this machine: one node without plug-ins and without authentication."""
 
 from __future__ import annotations
 
@@ -43,12 +43,15 @@ has.native.controller=false
 
 
 class OpenSearch(LocalServer):
-    """A cluster of one node. `stop` and `kill` leave its data, until `close`."""
+    """A cluster of one node. `stop` and `kill` keep its data; `close` removes it."""
 
     def __init__(
         self, directory: Path, *, port: int | None = None, heap: str = "256m", is_lasting: bool = False, name: str = "OpenSearch"
     ) -> None:
-        """Nothing is started yet; its log is in `directory`. One that `is_lasting` is compiled as well as Java can."""
+        """Prepare the server, without starting it.
+
+        Its log is in `directory`. If it `is_lasting`, Java compiles as well as it can.
+        """
         super().__init__(name, may_move=port is None)
         self._directory = directory.absolute()
         self._heap = heap
@@ -68,7 +71,7 @@ class OpenSearch(LocalServer):
         return f"http://127.0.0.1:{self._port}"
 
     def close(self) -> None:
-        """Stop it for good, and remove its data."""
+        """Stop the server for good, and remove its data."""
         super().close()
         for folder in (self._home, self._data):
             if folder is not None:
@@ -85,7 +88,8 @@ class OpenSearch(LocalServer):
             for path in (data, *data.rglob("*"), home, *home.rglob("*")):
                 if not path.is_relative_to(home / "distribution"):
                     os.chown(path, _NOBODY, _NOBODY)
-            # It refuses to be root. Another user is no longer killed with this process, so that is asked for again.
+            # OpenSearch refuses to run as root. After a change of user, it is no longer killed with this process, so this is
+            # set again.
             user = [f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups", "--pdeathsig=KILL"]
             command = ["setpriv", *user, *command]
         return ChildProcess(
@@ -144,7 +148,7 @@ class OpenSearch(LocalServer):
 
 
 def _new_home() -> Path:
-    """A folder that any user can enter, unlike those of root, with the distribution and room for the rest."""
+    """Return a new folder that any user can enter, unlike root's folders, with the distribution and room for the rest."""
     home = Path(tempfile.mkdtemp(prefix="tarantool-cdc-opensearch-"))
     home.chmod(0o755)
     (unpacked,) = jars.jar_folder(jars.OPENSEARCH).iterdir()
@@ -163,6 +167,6 @@ def _new_home() -> Path:
 
 
 def _new_data() -> Path:
-    """A folder in memory, where there is enough of it: to make an index or to move an alias waits for a disk."""
+    """Return a new data folder, in memory if there is enough: creating an index or moving an alias waits for a disk."""
     is_roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > _MEMORY_BYTES
     return Path(tempfile.mkdtemp(prefix="tarantool-cdc-opensearch-data-", dir=_MEMORY if is_roomy else None))

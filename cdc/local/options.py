@@ -1,4 +1,4 @@
-"""How a local Tarantool is configured."""
+"""Configuration of a local Tarantool."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class TarantoolOptions:
-    """The options of `box.cfg` that tests and the demo turn; what is None is left to the server's own default."""
+    """The options of `box.cfg` that tests and the demo set. If an option is None, the server's default applies."""
 
     replication_timeout: float = 1
-    """Seconds between heartbeats; a replica that is silent for four times as long is dropped."""
+    """Interval of heartbeats, in seconds; a replica that is silent for four times as long is dropped."""
     memtx_memory: int = 256 * 1024 * 1024
-    """Bytes for tuples."""
+    """Memory for tuples, in bytes."""
     checkpoint_interval: float = 0
-    """Seconds between snapshots; 0: only `box.snapshot()` makes one."""
+    """Interval of snapshots, in seconds; 0: only `box.snapshot()` makes one."""
     checkpoint_count: int = 2
-    """Snapshots that are kept; logs older than the oldest of them are removed."""
+    """Number of snapshots that are kept; logs older than the oldest of them are removed."""
     wal_max_size: int | None = None
-    """Bytes at which a log file is closed and the next one begun."""
+    """Size, in bytes, at which a log file is closed and the next one begun."""
     synchro_quorum: int | None = None
-    """Members that must have a synchronous transaction, the master among them."""
+    """Number of members that must have a synchronous transaction, including the master."""
     synchro_timeout: float | None = None
-    """Seconds after which a synchronous transaction without its quorum is rolled back."""
+    """Time, in seconds, after which a synchronous transaction without its quorum is rolled back."""
     replication: Sequence[str] = ()
-    """URIs of the members of the replica set, for one of several."""
+    """URIs of the members of the replica set, if there are several."""
     read_only: bool = False
     instance_uuid: str | None = None
     replicaset_uuid: str | None = None
     box: Mapping[str, Any] = field(default_factory=dict)
-    """Any other options of `box.cfg`, as JSON can carry them; they win over the ones above."""
+    """Other options of `box.cfg`, as JSON values; they override the ones above."""
 
     def box_configuration(self) -> dict[str, Any]:
-        """The table for `box.cfg`, without those that name a place: `listen` and `work_dir`."""
+        """Return the table for `box.cfg`, without the options that name a place: `listen` and `work_dir`."""
         configuration: dict[str, Any] = {
             "replication_timeout": self.replication_timeout,
             "memtx_memory": self.memtx_memory,

@@ -1,8 +1,8 @@
-"""Free TCP ports on 127.0.0.1, each given to one process at a time.
+"""Free TCP ports on 127.0.0.1, each assigned to one process at a time.
 
-That nothing listens on a port doesn't say that it is free: its server may not have been started yet, or be down between a kill
-and the restart. So a process that is given a port locks a byte of a file that all processes of this user share, and the system
-gives the lock back when the process ends, however it ends.
+A port on which nothing listens isn't necessarily free: its server may not have been started yet, or may be down between a kill
+and the restart. So a process that gets a port locks a byte of a file that all processes of this user share. The system releases
+the lock when the process ends, however it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from cdc.local.errors import LocalServerError
 
-# Below the range that systems give to outgoing connections: a client's socket can't take the port of a server that is
+# Below the range that systems use for outgoing connections: so a client's socket can't take the port of a server that is
 # down for a moment, between a kill and the restart.
 _FIRST_PORT = 10_000
 _LAST_PORT = 32_000
@@ -25,14 +25,14 @@ _LAST_PORT = 32_000
 _LOCKS = Path(f"/tmp/tarantool-cdc-ports-{os.getuid()}")  # noqa: S108 - the same for all, whatever TMPDIR says; it has no content
 _handed_out: set[int] = set()
 _handed_out_lock = threading.Lock()
-_random = random.SystemRandom()  # processes that run side by side start their search at different places
+_random = random.SystemRandom()  # processes that run at the same time start their search at different places
 
 
 def free_port() -> int:
-    """A port that nothing listens on now, and that neither this process nor another one that runs has been given.
+    """Return a port on which nothing listens now, and that no running process, including this one, has been assigned.
 
-    A program that doesn't ask here may still take it before the caller binds it: a server that can't bind is to be started on
-    another. Raises `LocalServerError` if no port is free.
+    A program that doesn't use this function may still take the port before the caller binds it: a server that can't bind must be
+    started on another. Raises `LocalServerError` if no port is free.
     """
     with _handed_out_lock:
         locks = _open_locks()

@@ -15,8 +15,8 @@ from cdc.local import launcher
 from cdc.local.errors import LocalServerError
 from cdc.local.supervised import Supervised
 
-# Linux ends a child when the *thread* that started it ends. So all children are started by one thread that lives as
-# long as the interpreter, and a server may be started from a thread that ends at once.
+# Linux ends a child when the *thread* that started it ends. So one thread, which lives as long as the interpreter, starts all
+# children, and a server may be started from a short-lived thread.
 _spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="local-servers")
 
 
@@ -46,13 +46,13 @@ class ChildProcess(Supervised):
     ) -> None:
         """Start `command`, with `environment` added to this process's own; its output is appended to `log_file`.
 
-        Raises `OSError` if the launcher can't be started; a program that isn't there shows as an early end.
+        Raises `OSError` if the launcher can't be started. A missing program appears as an early end.
         """
         super().__init__(name)
         self._log_file = log_file
         log_file.parent.mkdir(parents=True, exist_ok=True)
         self._log_start = log_file.stat().st_size if log_file.exists() else 0
-        # -I -S: nothing but the standard library's frozen start; it is gone after some milliseconds.
+        # -I -S: start only with the standard library's frozen modules; the launcher is gone after some milliseconds.
         launch = [sys.executable, "-I", "-S", launcher.__file__, str(os.getpid()), *command]
         with log_file.open("ab") as log:
             self._process = _spawner.submit(
@@ -84,9 +84,9 @@ class ChildProcess(Supervised):
 
     def terminate(self, timeout_seconds: float = 60) -> int:
         self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)  # a stopped process would take the first signal only when it goes on
+        self._signal(signal.SIGCONT)  # a stopped process handles the first signal only after it continues
         status = self.exit_status(wait_seconds=timeout_seconds)
-        self.kill()  # what it may have started itself, too
+        self.kill()  # also the processes that it may have started
         if status is None:
             raise LocalServerError(
                 f"{self.name} didn't end within {timeout_seconds:g} s of SIGTERM and was killed.\n{self.log_tail()}"
@@ -99,7 +99,7 @@ class ChildProcess(Supervised):
 
     def pause(self) -> None:
         self._signal(signal.SIGSTOP)
-        if sys.platform != "darwin":  # where waitid isn't to be had the signal alone must do
+        if sys.platform != "darwin":  # where waitid is unavailable, the signal alone must do
             os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
 
     def resume(self) -> None:

@@ -1,4 +1,4 @@
-"""The life of a local server, over all its runs: what Tarantool and Kafka have in common."""
+"""The life cycle of a local server over all its runs: the common part of Tarantool, Kafka and the others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LocalServer(ABC):
     """A server that is started, stopped, killed and started again with the same port and data."""
 
     def __init__(self, name: str, *, may_move: bool) -> None:
-        """`may_move`: nobody knows its ports before the first start, so that it may take others if they are in use."""
+        """`may_move`: nobody knows its ports before the first start, so it may change ports that are in use."""
         self.name = name
         self._may_move = may_move
         self._run: Supervised | None = None
@@ -27,21 +27,21 @@ class LocalServer(ABC):
 
     @abstractmethod
     def _missing(self) -> str | None:
-        """The readiness probe."""
+        """Return None if the server is ready, else what is missing (a `Probe`)."""
 
     @abstractmethod
     def _found_port_taken(self, log_text: str) -> bool:
-        """Whether this log of a failed start says that a port is in use."""
+        """Return whether this log of a failed start reports that a port is in use."""
 
     @abstractmethod
     def _choose_ports(self) -> None:
-        """Take other ports."""
+        """Choose other ports."""
 
     def start(self) -> None:
-        """Start it and return when it serves.
+        """Start it and return when it is ready.
 
-        Raises `LocalServerError`, with its log's last lines, if it runs already, ends early or takes too long, and
-        `PortTakenError` if its port is in use and it has to keep it.
+        Raises `LocalServerError`, with its log's last lines, if it is already running, ends early or takes too long. Raises
+        `PortTakenError` if its port is in use and mustn't change.
         """
         if self.is_running:
             raise LocalServerError(f"{self.name} runs already.")
@@ -60,16 +60,16 @@ class LocalServer(ABC):
                 run.kill()
                 raise
             else:
-                self._may_move = False  # its address may have been handed on
+                self._may_move = False  # its address may be known to others by now
                 return
 
     def stop(self) -> None:
-        """Let it end in order; it may be started again. Stopping a server that doesn't run is allowed."""
+        """Stop it cleanly; it may be started again. Stopping a server that isn't running is allowed."""
         if self._run is not None:
             self._run.terminate()
 
     def kill(self) -> None:
-        """End it as a crash would; it may be started again. Killing a server that doesn't run is allowed."""
+        """End it as a crash would; it may be started again. Killing a server that isn't running is allowed."""
         if self._run is not None:
             self._run.kill()
 
@@ -83,7 +83,7 @@ class LocalServer(ABC):
         self._running().pause()
 
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Let it continue after `pause`."""
         self._running().resume()
 
     def close(self) -> None:
@@ -92,7 +92,7 @@ class LocalServer(ABC):
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started and hasn't ended; a paused server runs."""
+        """Whether it has been started and hasn't ended; a paused server counts as running."""
         return self._run is not None and self._run.exit_status() is None
 
     @property
@@ -101,7 +101,7 @@ class LocalServer(ABC):
         return self._running().pid
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines that its latest run has printed; empty before the first start."""
+        """Return the last lines that its latest run has printed; empty before the first start."""
         return "" if self._run is None else self._run.log_tail(lines)
 
     def __enter__(self) -> Self:

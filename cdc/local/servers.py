@@ -1,4 +1,4 @@
-"""Start Tarantool, Kafka and what feeds write to in the way that this machine allows: as containers or as processes."""
+"""Starts Tarantool, Kafka and the targets of feeds in the way that this machine allows: as containers or as processes."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ class ServerKind(Enum):
 
 
 def server_kind() -> ServerKind:
-    """What `TARANTOOL_CDC_SERVERS` says, else containers where a Docker engine answers, else processes.
+    """Return the kind in `TARANTOOL_CDC_SERVERS`, else containers if a Docker engine answers, else processes.
 
-    Raises `ConfigurationError` if the variable says anything else.
+    Raises `ConfigurationError` if the variable has another value.
     """
     wanted = os.environ.get(KIND_VARIABLE)
     if not wanted:
@@ -53,10 +53,10 @@ def server_kind() -> ServerKind:
 
 
 class LocalServers:
-    """Servers with their files under one directory; leaving the context stops them all, the latest first."""
+    """Servers with their files under one directory. Leaving the context stops all of them, the latest first."""
 
     def __init__(self, directory: Path, kind: ServerKind) -> None:
-        """`directory` is made when it is needed and never removed."""
+        """`directory` is created when needed, and never removed."""
         self.directory = directory
         self.kind = kind
         self._started = ExitStack()
@@ -64,7 +64,7 @@ class LocalServers:
     def tarantool(
         self, name: str = "tarantool", options: TarantoolOptions | None = None, *, port: int | None = None
     ) -> TarantoolServer:
-        """An instance in `directory/name`, not started yet, and stopped when this is closed."""
+        """Return an instance in `directory/name`, which isn't started yet, and is stopped by `close`."""
         make = TarantoolContainer if self.kind is ServerKind.CONTAINER else Tarantool
         server = make(self.directory / name, options, port=port, name=name)
         self._started.callback(server.close)
@@ -73,7 +73,7 @@ class LocalServers:
     def start_tarantool(
         self, name: str = "tarantool", options: TarantoolOptions | None = None, *, port: int | None = None
     ) -> TarantoolServer:
-        """A running instance in `directory/name`. Raises `LocalServerError` if it doesn't start."""
+        """Return a running instance in `directory/name`. Raises `LocalServerError` if it doesn't start."""
         server = self.tarantool(name, options, port=port)
         server.start()
         return server
@@ -87,7 +87,7 @@ class LocalServers:
         heap: str = "1g",
         is_lasting: bool = False,
     ) -> KafkaServer:
-        """A running cluster in `directory/name`, with the options of `Kafka`. Raises `LocalServerError` if it doesn't start."""
+        """Return a running cluster in `directory/name`; options as of `Kafka`. Raises `LocalServerError` if it doesn't start."""
         make = KafkaContainer if self.kind is ServerKind.CONTAINER else Kafka
         server = make(self.directory / name, properties, port=port, heap=heap, is_lasting=is_lasting, name=name)
         self._started.callback(server.close)
@@ -95,21 +95,21 @@ class LocalServers:
         return server
 
     def start_secured_kafka(self, users: Mapping[str, str], name: str = "secured-kafka") -> SecuredKafka:
-        """A running broker where these users log in; of processes only. Raises `LocalServerError` if it doesn't start."""
+        """Return a running broker where these users log in; always a process. Raises `LocalServerError` if it doesn't start."""
         server = SecuredKafka(self.directory / name, users, name=name)
         self._started.callback(server.close)
         server.start()
         return server
 
     def start_kafka_cluster(self, properties: Mapping[str, str] | None = None, name: str = "kafka-cluster") -> KafkaCluster:
-        """Three running brokers, of processes only. Raises `LocalServerError` if they don't start."""
+        """Return three running brokers, always as processes. Raises `LocalServerError` if they don't start."""
         cluster = KafkaCluster(self.directory / name, properties, name=name)
         self._started.callback(cluster.close)
         cluster.start()
         return cluster
 
     def start_opensearch(self, name: str = "opensearch", *, heap: str = "256m", is_lasting: bool = False) -> OpenSearch:
-        """A running node, with the options of `OpenSearch`. Raises `LocalServerError` if it doesn't start."""
+        """Return a running node, with the options of `OpenSearch`. Raises `LocalServerError` if it doesn't start."""
         make = OpenSearchContainer if self.kind is ServerKind.CONTAINER else OpenSearch
         server = make(self.directory / name, heap=heap, is_lasting=is_lasting, name=name)
         self._started.callback(server.close)
@@ -117,21 +117,21 @@ class LocalServers:
         return server
 
     def start_redis(self, name: str = "redis") -> Redis:
-        """A running Redis. Raises `LocalServerError` if it doesn't start."""
+        """Return a running Redis. Raises `LocalServerError` if it doesn't start."""
         server = (RedisContainer if self.kind is ServerKind.CONTAINER else Redis)(self.directory / name, name=name)
         self._started.callback(server.close)
         server.start()
         return server
 
     def start_memcached(self, name: str = "memcached") -> Memcached:
-        """A running memcached. Raises `LocalServerError` if it doesn't start."""
+        """Return a running memcached. Raises `LocalServerError` if it doesn't start."""
         server = (MemcachedContainer if self.kind is ServerKind.CONTAINER else Memcached)(self.directory / name, name=name)
         self._started.callback(server.close)
         server.start()
         return server
 
     def close(self) -> None:
-        """Stop all of them."""
+        """Stop all servers."""
         self._started.close()
 
     def __enter__(self) -> Self:
@@ -142,7 +142,7 @@ class LocalServers:
 
 
 def local_servers(directory: Path, kind: ServerKind | None = None) -> LocalServers:
-    """Servers of this kind, or of the one that suits the machine, under `directory`.
+    """Return servers of this kind, or of the kind that suits the machine, under `directory`.
 
     Raises `ConfigurationError` as `server_kind`.
     """

@@ -1,6 +1,6 @@
-"""What a Spark job needs on this machine: the connectors' jars, and settings for a small driver.
+"""Environment of a Spark job on this machine: the connectors' jars, and settings for a small driver.
 
-`python -m cdc.local.spark PROGRAM ARGUMENT…` runs a program with all that in its environment.
+`python -m cdc.local.spark PROGRAM ARGUMENT…` runs a program in this environment.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
-    # Two hundred by default: with two cores and a few thousand rows they are nothing but overhead.
+    # The default is two hundred: with two cores and a few thousand rows, that is nothing but overhead.
     "spark.sql.shuffle.partitions": "2",
     "spark.default.parallelism": "2",
     "spark.databricks.delta.snapshotPartitions": "2",
@@ -28,9 +28,9 @@ _SETTINGS = {
 
 
 def spark_submit_arguments() -> list[str]:
-    """The options for `spark-submit`, to stand before the program: two local threads, 1 GiB, Kafka's and Delta's jars.
+    """Return the options for `spark-submit`, to be put before the program: two local threads, 1 GiB, Kafka's and Delta's jars.
 
-    Fetches the jars if they aren't here. Raises `LocalServerError` if they can't be had.
+    Fetches missing jars. Raises `LocalServerError` if they are unavailable.
     """
     settings = [part for key, value in _SETTINGS.items() for part in ("--conf", f"{key}={value}")]
     return [
@@ -38,7 +38,7 @@ def spark_submit_arguments() -> list[str]:
         "local[2]",
         "--driver-memory",
         "1g",
-        # These programs end before better code would have paid for its compilation.
+        # These programs end before better code would repay its compilation.
         "--driver-java-options",
         shlex.join(
             [
@@ -46,7 +46,7 @@ def spark_submit_arguments() -> list[str]:
                 *class_archives.start_options(SPARK),
             ]
         ),
-        # On the driver's own class path, which in local mode is everybody's; `--jars` would copy them at each start.
+        # On the driver's own class path, which in local mode all parts share; `--jars` would copy them at each start.
         "--driver-class-path",
         class_path(SPARK),
         *settings,
@@ -54,12 +54,12 @@ def spark_submit_arguments() -> list[str]:
 
 
 def spark_environment() -> dict[str, str]:
-    """What to add to the environment of `python -m spark_jobs`, or of any program that makes a SparkSession.
+    """Return the additions to the environment of `python -m spark_jobs`, or of any program that makes a SparkSession.
 
-    What the program sets in its own builder wins, except for memory and class path. Raises `LocalServerError` if Java
-    or the jars can't be had.
+    The settings in the program's own builder win, except for memory and class path. Raises `LocalServerError` if Java or
+    the jars are unavailable.
     """
-    java_command()  # without it pyspark fails with a message about a gateway
+    java_command()  # without Java, pyspark fails with a message about a gateway
     return {
         "PYSPARK_SUBMIT_ARGS": shlex.join([*spark_submit_arguments(), "pyspark-shell"]),
         "PYSPARK_PYTHON": sys.executable,
@@ -69,7 +69,7 @@ def spark_environment() -> dict[str, str]:
 
 
 def main() -> None:
-    """Become the program that the arguments name, which finds its jars and settings in the environment."""
+    """Replace this process by the program that the arguments name, with jars and settings in its environment."""
     program = sys.argv[1:]
     if not program:
         sys.exit("usage: python -m cdc.local.spark PROGRAM ARGUMENT…")

@@ -1,4 +1,4 @@
-"""A running server that can be awaited, paused, stopped and killed: the part that processes and containers share."""
+"""A running server that can be awaited, paused, stopped and killed: the common part of processes and containers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Callable
 from cdc.local.errors import LocalServerError
 
 Probe = Callable[[], str | None]
-"""Asks a server whether it serves: None once it does, else what is still missing, in words for a timeout's message."""
+"""Check of a server's readiness: returns None if the server is ready, else what is missing, as text for a timeout's message."""
 
-# How long between two probes. The wait also ends as soon as the server does.
+# Interval between two probes. The wait also ends as soon as the server does.
 _PROBE_INTERVAL_SECONDS = 0.02
 
 
@@ -28,33 +28,33 @@ class Supervised(ABC):
 
     @abstractmethod
     def exit_status(self, wait_seconds: float = 0) -> int | None:
-        """Its exit status (-N of a process that signal N ended), or None if it still runs after `wait_seconds`."""
+        """Return its exit status (-N if signal N ended it), or None if it still runs after `wait_seconds`."""
 
     @abstractmethod
     def log_text(self) -> str:
-        """All that this run has printed so far."""
+        """Return everything that this run has printed so far."""
 
     @abstractmethod
     def terminate(self, timeout_seconds: float = 60) -> int:
-        """Ask it to end, also if it is paused, and return its exit status.
+        """Ask it to end, even if it is paused, and return its exit status.
 
-        It is killed after `timeout_seconds`, and that raises `LocalServerError`. Ending what has ended is allowed.
+        After `timeout_seconds` it is killed, and `LocalServerError` is raised. A run that has already ended is allowed.
         """
 
     @abstractmethod
     def kill(self) -> None:
-        """End it at once, as a crash would, and return when it is gone. Killing what has ended is allowed."""
+        """End it at once, as a crash would, and return when it is gone. A run that has already ended is allowed."""
 
     @abstractmethod
     def pause(self) -> None:
-        """Freeze it: its sockets stay open and nothing answers. Returns when it stands still."""
+        """Freeze it: its sockets stay open and nothing answers. Returns when it has stopped."""
 
     @abstractmethod
     def resume(self) -> None:
-        """Let it go on after `pause`."""
+        """Let it continue after `pause`."""
 
     def wait_until_ready(self, probe: Probe, timeout_seconds: float) -> None:
-        """Return when `probe` does with None.
+        """Return once `probe` returns None.
 
         Raises `LocalServerError` if the server ends before that or needs more than `timeout_seconds`.
         """
@@ -70,5 +70,5 @@ class Supervised(ABC):
                 raise LocalServerError(f"{self.name} isn't ready after {timeout_seconds:g} s: {missing}\n{self.log_tail()}")
 
     def log_tail(self, lines: int = 30) -> str:
-        """The last lines of what it printed."""
+        """Return the last lines that it printed."""
         return "\n".join(self.log_text().splitlines()[-lines:])

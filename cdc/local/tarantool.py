@@ -16,25 +16,25 @@ from cdc.local.server import LocalServer
 from cdc.local.supervised import Supervised
 
 REPLICATION_USER = "cdc"
-"""May replicate and read everything."""
+"""User who may replicate and read everything."""
 ADMIN_USER = "admin"
-"""May do everything."""
+"""User who may do everything."""
 PASSWORD = "s3cret"  # noqa: S105 - of instances that only this machine can reach
-"""Of both users."""
+"""Password of both users."""
 
 INSTANCE_FILE = Path(__file__).with_name("instance.lua")
-"""What an instance runs."""
+"""Script that an instance runs."""
 INSTANCE_VARIABLE = "TARANTOOL_CDC_INSTANCE"
-"""The environment variable with its configuration."""
+"""Environment variable with the instance's configuration."""
 
-# As pairs: a Lua table with integer keys travels as an array or as a map, by how dense it is.
+# As pairs: a Lua table with integer keys is sent as an array or as a map, depending on how dense it is.
 _VCLOCK = "local pairs_ = {} for id, lsn in pairs(box.info.vclock) do table.insert(pairs_, {id, lsn}) end return pairs_"
 
 
 class Tarantool(LocalServer):
     """One instance, with the users `cdc` (replication, read on universe) and `admin`.
 
-    `stop` and `kill` leave its files; the next `start` recovers from them, and adds nothing to the vclock.
+    `stop` and `kill` keep its files; the next `start` recovers from them, and adds nothing to the vclock.
     """
 
     def __init__(
@@ -45,7 +45,10 @@ class Tarantool(LocalServer):
         port: int | None = None,
         name: str = "Tarantool",
     ) -> None:
-        """Nothing is started yet. `port` is chosen if None; peers that name it need it to stay what it is now."""
+        """Prepare the instance, without starting it.
+
+        If `port` is None, one is chosen; peers that name it need it to stay the same.
+        """
         self._options = options or TarantoolOptions()
         super().__init__(name, may_move=port is None and not self._options.replication)
         self._work_dir = work_dir.absolute()
@@ -55,7 +58,7 @@ class Tarantool(LocalServer):
 
     @property
     def work_dir(self) -> Path:
-        """Where its .snap and .xlog files are."""
+        """Directory of its .snap and .xlog files."""
         return self._work_dir
 
     @property
@@ -70,16 +73,16 @@ class Tarantool(LocalServer):
 
     @property
     def uuid(self) -> str:
-        """Of the instance."""
+        """UUID of the instance."""
         return str(self.eval("return box.info.uuid")[0])
 
     @property
     def replicaset_uuid(self) -> str:
-        """Of the replica set that it has founded or joined."""
+        """UUID of the replica set that it has founded or joined."""
         return str(self.eval("return box.info.cluster.uuid")[0])
 
     def vclock(self) -> dict[int, int]:
-        """The last LSN of each replica id; id 0 counts the changes of local spaces."""
+        """Return the last LSN of each replica id; id 0 counts the changes of local spaces."""
         (pairs,) = self.eval(_VCLOCK)
         return dict(pairs)
 
@@ -92,12 +95,12 @@ class Tarantool(LocalServer):
         return self._client.eval_raw(expression, *arguments)
 
     def stop(self) -> None:
-        """Let it end in order; it may be started again. Stopping a server that doesn't run is allowed."""
+        """Stop it cleanly; it may be started again. Stopping a server that isn't running is allowed."""
         self._client.close()
         super().stop()
 
     def kill(self) -> None:
-        """End it as a crash would; it may be started again. Killing a server that doesn't run is allowed."""
+        """End it as a crash would; it may be started again. Killing a server that isn't running is allowed."""
         super().kill()
         self._client.close()
 

@@ -183,7 +183,7 @@ def test_a_store_that_a_daemon_at_work_has_is_not_lost(tmp_path: Path) -> None:
     (lost,) = failures(of_state_path(elsewhere, stored))
     assert "If it is lost, start once with --rebuild-state" in lost
     (found,) = failures(of_state_path(elsewhere, stored, is_at_work=True))
-    assert found.endswith(": to go on in its place, stop it and name that directory here.")
+    assert found.endswith(": to replace that daemon, stop it and name that directory here.")
 
 
 def test_state_path_that_can_not(tmp_path: Path) -> None:

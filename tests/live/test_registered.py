@@ -172,7 +172,7 @@ def test_anonymous_daemon_becomes_a_registered_one(scene: Scene) -> None:
 def test_id_that_is_given_back(scene: Scene) -> None:
     scene.daemon.start()
     scene.catch_up()
-    assert command(scene) == (2, "nothing was done\ntarantool-cdc: there is no terminal to ask for confirmation. Say --yes.\n")
+    assert command(scene) == (2, "nothing was done\ntarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.\n")
     status, said = command(scene, "--yes")
     assert status == 1
     assert "is connected to" in said

@@ -278,7 +278,7 @@ def test_check_tells_what_run_does(scene: Scene) -> None:
     scene.tarantool.eval("box.schema.space.create('others'):create_index('primary') box.space.others:insert{1}")
     scene.daemon.settings["spaces"] = {"include": ["things"]}
     caught_up(scene.daemon)
-    assert any("would go on from" in line for line in checked(scene.daemon))
+    assert any("would resume from" in line for line in checked(scene.daemon))
     scene.daemon.settings["spaces"] = {"include": ["things", "others"]}
     scene.daemon.settings["kafka"]["create_topics"] = False
     said = complaint(scene.daemon)

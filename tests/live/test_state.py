@@ -211,7 +211,7 @@ def test_verify_after_a_workload(scene: Scene) -> None:
     scene.workload.stop()
     status, differences, sentence = verified(scene.daemon)
     assert (status, differences) == (0, [])
-    assert "is what the master has" in sentence
+    assert "has the master's rows" in sentence
     with_store = store_of(scene.daemon)
     assert before == ({space_id: list(with_store.scan(space_id)) for space_id in with_store.space_ids()}, with_store.records)
     with_store.close()

@@ -138,7 +138,7 @@ def test_preference(several: Scene, cluster: Cluster) -> None:
         said = checked(several.daemon, prefer=prefer)
         assert f"{at(cluster, expected)} would be followed: " in said[-2]
         assert said[-1] == "run would start"
-        assert len([line for line in said if "would go on from" in line]) == 2
+        assert len([line for line in said if "would resume from" in line]) == 2
     assert len([line for line in checked(several.daemon, mode="registered") if "may replicate and register" in line]) == 2
 
 
