@@ -47,6 +47,9 @@ _SETTINGS: Final[Mapping[str, str]] = {
     # Number of compiled query programs that Spark caches; 100 by default, while two batches and the merges of three spaces need
     # some 150. An evicted program must be compiled again, and is slow for its first thousands of rows.
     "spark.sql.codegen.cache.maxEntries": "1000",
+    # Number of Kafka consumers that an executor keeps between batches, one per partition; 64 by default. With more partitions
+    # Spark closes consumers and connects new ones in each batch, and logs a warning each time.
+    "spark.kafka.consumer.cache.capacity": "2048",
     # Half as many bytes as by default, in the same time.
     "spark.sql.parquet.compression.codec": "zstd",
     # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
