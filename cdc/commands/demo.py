@@ -65,17 +65,17 @@ def demo(*, keep: bool) -> bool:
             kafka = servers.start_kafka()
             console.print(f"Kafka at {kafka.bootstrap_servers} after {time.monotonic() - started:.0f} s")
             tarantool.eval(files("cdc.local").joinpath("demo_workload.lua").read_text())
-            console.print(f"{tarantool.eval('return demo.fill()')[0]} accounts are there before the daemon comes")
+            console.print(f"{tarantool.eval('return demo.fill()')[0]} accounts exist before the daemon starts")
             console.rule("changes")
             _follow(console, directory, tarantool, kafka)
             console.rule("tables")
             tables = _tables(console, directory, kafka)
             is_equal = _compare(console, tarantool, tables)
-        console.print(f"\nall of it took {time.monotonic() - started:.0f} s")
+        console.print(f"\nthe demo took {time.monotonic() - started:.0f} s")
         return is_equal
     finally:
         if keep:
-            console.print(f"left behind: {directory}")
+            console.print(f"kept: {directory}")
         else:
             shutil.rmtree(directory, ignore_errors=True)
 

@@ -69,7 +69,8 @@ _SEEN: Final = b"\x90"
 """Placeholder for the tuple of a key that the snapshot contains."""
 
 MERGED: Final = (
-    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, and only it knows the result"
+    "before 2.6.1 a server merges UPSERTs of one key of a vinyl space when it writes them to disk, "
+    "and only the server knows the result"
 )
 DOUBTFUL: Final = "a row of this key couldn't be applied and was skipped"
 """Known reasons for differences."""

@@ -23,11 +23,11 @@ class Overdue:
 
     def sentence(self, now_us: int) -> str:
         """Return a description of the problem, and its remedy."""
-        behind = f", and {self.transaction_count - 1} more behind it" if self.transaction_count > 1 else ""
+        behind = f", and {self.transaction_count - 1} more after it" if self.transaction_count > 1 else ""
         return (
             f"transaction {self.origin}:{self.lsn} has been waiting for its quorum for {(now_us - self.since_us) / 1e6:.0f} s"
-            f"{behind}; nothing of that is published before the log confirms it or rolls it back. Look at box.info.synchro "
-            "on the leader: it needs replication_synchro_quorum members that follow it, or box.ctl.promote() "
+            f"{behind}; nothing of this is published before the log confirms it or rolls it back. Look at box.info.synchro "
+            "on the leader: the leader needs replication_synchro_quorum members that follow it, or box.ctl.promote() "
             "(box.ctl.clear_synchro_queue() before 2.10) on the member that is to lead."
         )
 

@@ -82,7 +82,7 @@ class OpenTransaction:
         return TransactionTimeoutError(
             f"a source transaction took longer to publish than a Kafka transaction may be open: after {seconds:.1f} s of "
             f"{limit_seconds:g} s, {self.event_count} events of it ({self.byte_count} bytes) had been handed over, and its end "
-            f"hadn't come ({error.message})",
+            f"hadn't arrived ({error.message})",
             'Raise kafka.properties."transaction.timeout.ms", and transaction.max.timeout.ms of the brokers if that is less; or '
             'choose kafka.delivery = "at_least_once", which has no such limit.',
         )

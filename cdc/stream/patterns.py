@@ -25,7 +25,7 @@ def without_space(include: Sequence[str], exclude: Sequence[str], spaces: Sequen
             # Any pattern may exclude Tarantool's own spaces, but only a pattern that names them includes them.
             fits = SpaceFilter([pattern], []) if key == "include" else _Fits(pattern)
             if not any(fits(space_id, name) for space_id, name in spaces):
-                yield key, f"{pattern!r} fits no space{_meant(pattern, names)}.{shown(names)}"
+                yield key, f"{pattern!r} matches no space{_meant(pattern, names)}.{shown(names)}"
 
 
 def doubts(include: list[str], exclude: list[str], stored: Iterable[StoredSpace], *, is_default: bool) -> Iterator[str]:
@@ -77,4 +77,4 @@ def _meant(pattern: str, names: Sequence[str]) -> str:
     if alike:
         return f"; {alike[0]!r} looks like it"
     inside = [name for name in names if re.search(pattern, name)]
-    return f": a pattern has to fit the whole name, as '.*{pattern}.*' would {inside[0]!r}" if inside else ""
+    return f": a pattern has to match the whole name, as '.*{pattern}.*' would match {inside[0]!r}" if inside else ""

@@ -43,19 +43,22 @@ def failures(findings: Iterable[Any]) -> list[str]:
 @pytest.mark.parametrize(
     ("spaces", "words"),
     [
-        ({"include": ["userz"]}, ["spaces.include: FAILED: 'userz' fits no space; 'users' looks like it", "no space would be"]),
+        (
+            {"include": ["userz"]},
+            ["spaces.include: FAILED: 'userz' matches no space; 'users' looks like it", "no space would be"],
+        ),
         (
             {"include": ["users", "ordr"]},
-            ["'ordr' fits no space; 'orders' looks like it. The spaces are: orders, sessions, users"],
+            ["'ordr' matches no space; 'orders' looks like it. The spaces are: orders, sessions, users"],
         ),
-        ({"include": ["user"]}, ["'user' fits no space", "no space would be"]),
+        ({"include": ["user"]}, ["'user' matches no space", "no space would be"]),
         (
             {"include": [".*"], "exclude": ["session"]},
-            ["spaces.exclude: FAILED: 'session' fits no space; 'sessions' looks like it"],
+            ["spaces.exclude: FAILED: 'session' matches no space; 'sessions' looks like it"],
         ),
-        ({"exclude": ["ess"]}, ["a pattern has to fit the whole name, as '.*ess.*' would 'sessions'"]),
+        ({"exclude": ["ess"]}, ["a pattern has to match the whole name, as '.*ess.*' would match 'sessions'"]),
         ({"exclude": [".*"]}, ["no space would be published. The spaces are: orders, sessions, users"]),
-        ({"include": ["space"]}, ["'space' fits no space", "no space would be"]),
+        ({"include": ["space"]}, ["'space' matches no space", "no space would be"]),
     ],
 )
 def test_patterns_that_fit_nothing(spaces: dict[str, list[str]], words: list[str]) -> None:

@@ -106,7 +106,7 @@ def test_patterns_that_fit_none_of_the_spaces_are_doubts(tmp_path: Path) -> None
     checkpoint = Checkpoint(spaces={each.space_id: each for each in SPACES})
     assert not doubts_about_spaces(config(tmp_path), checkpoint)
     names = "The spaces are: left_out, orders, renamed_before, users."
-    one = "spaces.include: 'user' fits no space; 'users' looks like it. " + names
+    one = "spaces.include: 'user' matches no space; 'users' looks like it. " + names
     (found,) = doubts_about_spaces(config(tmp_path, spaces={"include": ["user", "orders"]}), checkpoint)
     assert found == one
     found, none = doubts_about_spaces(config(tmp_path, spaces={"include": ["user"]}), checkpoint)

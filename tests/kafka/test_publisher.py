@@ -310,7 +310,7 @@ def test_a_source_transaction_that_takes_too_long(cluster: Cluster, start: Start
     publisher.submit(batch(2, is_boundary=False))
     time.sleep(0.4)  # this is what the test is about
     publisher.submit(batch(3))
-    with pytest.raises(TransactionTimeoutError, match=r"of 0\.3 s, 1 events of it \(10 bytes\).*hadn't come") as caught:
+    with pytest.raises(TransactionTimeoutError, match=r"of 0\.3 s, 1 events of it \(10 bytes\).*hadn't arrived") as caught:
         wait(publisher)
     assert "transaction.max.timeout.ms" in str(caught.value)
     assert "--take-over" not in str(caught.value)

@@ -227,7 +227,7 @@ def test_a_transaction_that_waits_for_long_is_an_error(status: Status) -> None:
     assert (status.to_json()["error"], status.to_json()["limbo"]["is_overdue"]) == (None, False)
     status.overdue, _ = look(status.limbo, None, time.time_ns() // 1000, alert_ms=10_000)
     shown = status.to_json()
-    assert shown["error"].startswith("transaction 1:45 has been waiting for its quorum for 12 s, and 1 more behind it")
+    assert shown["error"].startswith("transaction 1:45 has been waiting for its quorum for 12 s, and 1 more after it")
     assert (shown["limbo"]["oldest"], shown["limbo"]["is_overdue"]) == ("1:45", True)
     registry = CollectorRegistry()
     registry.register(StatusCollector(status))

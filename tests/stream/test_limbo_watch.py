@@ -22,7 +22,7 @@ def test_a_long_wait_is_told_when_it_begins_and_when_it_ends() -> None:
     overdue, line = look(limbo, None, 100 * SECOND, alert_ms=10_000)
     assert overdue == Overdue(1, 45, 89 * SECOND, 3)
     assert line == overdue.sentence(100 * SECOND)
-    assert line.startswith("transaction 1:45 has been waiting for its quorum for 11 s, and 2 more behind it; ")
+    assert line.startswith("transaction 1:45 has been waiting for its quorum for 11 s, and 2 more after it; ")
     assert look(limbo, overdue, 101 * SECOND, alert_ms=10_000) == (overdue, "")
     assert look(LimboState(), overdue, 104 * SECOND, alert_ms=10_000) == (None, "transaction 1:45 no longer waits, after 15 s")
 
