@@ -331,12 +331,13 @@ class AuditSink(Sink):
         path = f"{self._path}/images"
         known = self._session.createDataFrame([], LAST_IMAGE_SCHEMA)
         if tables.exists(self._session, path):
-            stored = tables.read(self._session, path).where((F.col("query") == query) & (F.col("batch") < batch))
-            known = newest(stored.drop("query", "batch"))
+            stored = tables.read(self._session, path).where(F.col("query") == query)
+            known = newest(stored.where(F.col("batch") < batch).drop("query", "batch"))
             if batch % _COMPACT_EVERY == 0:
-                # The batches before this one are final, so no batch needs older rows.
+                # The batches before this one are final, so no batch needs older rows. If this batch is repeated, the rows that it
+                # appended the first time stay: Delta doesn't append them again.
                 alive = known.where("op <> 'd'").withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
-                tables.overwrite(alive, path)
+                tables.overwrite(alive.unionByName(stored.where(F.col("batch") >= batch)), path)
         broken = self._broken(changes, known, state)
         if broken:
             # A snapshot's end may be read later than the events after it.

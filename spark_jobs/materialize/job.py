@@ -153,14 +153,14 @@ class MaterializeSink(Sink):
         if not tables.exists(self._session, self._rows_path):
             return self._session.createDataFrame([], STORED_SCHEMA)
         before = (F.col("query") != query) | (F.col("batch") < batch)
-        stored = newest(
-            tables.read(self._session, self._rows_path).where(before & F.col("key").isNotNull()).drop("query", "batch")
-        )
+        found = tables.read(self._session, self._rows_path)
+        stored = newest(found.where(before & F.col("key").isNotNull()).drop("query", "batch"))
         if batch > 0 and batch % _COMPACT_EVERY == 0:
-            # The batches before this one are final, so no batch needs older rows.
+            # The batches before this one are final, so no batch needs older rows. If this batch is repeated, the rows that it
+            # appended the first time stay: Delta doesn't append them again.
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
-            endings = tables.read(self._session, self._rows_path).where("key is null")
-            tables.overwrite(kept.where("row is not null").unionByName(endings), self._rows_path)
+            others = found.where(~before | F.col("key").isNull())
+            tables.overwrite(kept.where("row is not null").unionByName(others), self._rows_path)
         return stored
 
     def _endings(self, rows: DataFrame) -> DataFrame:

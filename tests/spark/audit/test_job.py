@@ -250,6 +250,29 @@ def test_killed_at_the_end_it_has_told_what_it_found(auditor: Auditor, monkeypat
     assert auditor.kinds() == [("gap", 2)]
 
 
+def test_killed_before_its_state_is_kept_it_has_no_more_findings_than_there_are(
+    auditor: Auditor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each batch compacts the images, and comes twice: the first process has appended them, and was killed then."""
+    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    changes = [put("c", row(1), 1), *(change(row(1, "abcd"[seq - 2]), row(1, "abcd"[seq - 1]), seq) for seq in (2, 3, 4))]
+    for message in changes:
+        monkeypatch.setattr(auditor.sink, "_save", killed)
+        with pytest.raises(KeyboardInterrupt):
+            auditor.take(message)
+        auditor.restart()
+        assert auditor.records is not None
+        auditor.sink.write(auditor.records, auditor.batch, "query")
+    assert auditor.sink.finish() == 0
+    auditor.take(altered(change(row(1, "d"), row(1, "e"), 5), '"name":"d"', '"name":"x"'))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("image", 5)]
+
+
 def test_of_too_many_gaps_it_says_how_many_more_there_are(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "_FINDINGS_MAX", 2)
     auditor.take(*(put("c", row(number), number) for number in (1, 3, 5, 7, *range(11, 19))))

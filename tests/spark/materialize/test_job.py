@@ -15,6 +15,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from cdc.protocol.extensions import unpack
 from spark_jobs import json_text, run
 from spark_jobs.errors import JobError
+from spark_jobs.materialize import job
 from spark_jobs.materialize.images import Fold
 from spark_jobs.materialize.job import Materialize, MaterializeSink
 from spark_jobs.materialize.publishing import destination
@@ -260,3 +261,19 @@ def test_a_snapshot_s_end_is_heeded_when_retention_has_taken_it(spark: SparkSess
     begun.write(topics.send(upsert({"id": 2, "name": "new", "balance": 0}, add(5), 2)), 1, "query")
     found = [(row["seq"], row["op"], row["before"]) for row in stored(spark, tmp_path / "whole")]
     assert found[1:] == [(2, "c", None)]
+
+
+def test_a_repeated_batch_that_compacts_the_rows_keeps_what_it_has_appended(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+    topics = FakeTopics(spark)
+    batches = [
+        topics.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 0}, 1)),
+        topics.send(update(1, add(100), 2)),
+        topics.send(update(1, add(1), 3)),
+    ]
+    for batch, records in enumerate(batches):
+        for _ in range(2):  # the first process was killed before Spark noted the batch as done
+            sink(spark, tmp_path / "whole", topics).write(records, batch, "query")
+    assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [0, 100, 101]
