@@ -12,6 +12,7 @@ from typing import Any, Final
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
+from spark_jobs.state_files import read_whole, write_whole
 
 _FILE: Final = "tarantool_cdc.json"
 _BEGUN, _DONE = "offsets", "commits"
@@ -23,14 +24,11 @@ def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
     jvm: Any = session.sparkContext._jvm
     place = jvm.org.apache.hadoop.fs.Path(path, _FILE)
     files = place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    if not files.exists(place):
-        stream = files.create(place, True)
-        stream.write(bytearray(json.dumps(owner).encode()))
-        stream.close()
+    text = read_whole(session, place) if files.exists(place) else None
+    if text is None:
+        write_whole(session, place, json.dumps(owner))
         return
-    stream = files.open(place)
-    found = json.loads(bytes(stream.readAllBytes()))
-    stream.close()
+    found = json.loads(text)
     differing = [name for name in owner if found.get(name) != owner[name]]
     if differing:
         said, given = (", ".join(f"{name} {known.get(name)!r}" for name in differing) for known in (found, owner))

@@ -1,7 +1,7 @@
 """State that a sink keeps from batch to batch, in files: one text per batch, on the file system of the tables.
 
 A text is written before its batch counts as done, so a repeated batch finds the text of the first time. If the process ends while
-it writes a file, that file is incomplete, and the previous file counts.
+it writes a file, or the disk is full, the file that was there before stays as it was.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
 
 
@@ -26,18 +27,15 @@ class StateFiles:
 
     def write(self, query: str, batch: int, text: str) -> None:
         """Write the state after a batch, and delete the query's files except the last two. `text` is JSON."""
-        stream = self._files.create(self._path(self._folder, _name(query, batch)), True)
-        stream.write(bytearray(text.encode()))
-        stream.close()
+        write_whole(self._session, self._path(self._folder, _name(query, batch)), text)
         for name in self._names(query)[:-2]:
             self._files.delete(self._path(self._folder, name), False)
 
     def read(self, query: str) -> Iterator[tuple[int, str]]:
         """Yield the numbers and the texts of a query's batches, the last one first. Incomplete files are skipped."""
         for name in reversed(self._names(query)):
-            path = self._path(self._folder, name).toString()
-            text = self._session.read.text(path, wholetext=True).collect()[0][0]
-            if _is_whole(text):
+            text = read_whole(self._session, self._path(self._folder, name))
+            if text is not None:
                 yield int(name.rpartition(".")[2]), text
 
     def _names(self, query: str) -> list[str]:
@@ -51,9 +49,34 @@ def _name(query: str, batch: int) -> str:
     return f"{query}.{batch:012d}"
 
 
-def _is_whole(text: str) -> bool:
+def write_whole(session: SparkSession, path: Any, text: str) -> None:
+    """Write a file (`path` is one of Hadoop's) in one step: until all of it is written, what was there before stays."""
+    jvm: Any = session.sparkContext._jvm
+    configuration = session.sparkContext._jsc.hadoopConfiguration()
+    manager = jvm.org.apache.spark.sql.execution.streaming.CheckpointFileManager.create(path.getParent(), configuration)
+    manager.mkdirs(path.getParent())
+    stream = manager.createAtomic(path, True)
     try:
+        stream.write(bytearray(text.encode()))
+        stream.close()
+    except BaseException:
+        stream.cancel()
+        raise
+
+
+def read_whole(session: SparkSession, path: Any) -> str | None:
+    """Return the JSON in a file; None if the file is incomplete, as an earlier version may have left one."""
+    files = path.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+    stream = files.open(path)
+    try:
+        text = bytes(stream.readAllBytes()).decode()
         json.loads(text)
     except ValueError:
-        return False
-    return True
+        return None
+    except Py4JJavaError as error:
+        if "ChecksumException" in str(error.java_exception.toString()):
+            return None
+        raise
+    finally:
+        stream.close()
+    return text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,11 @@ def test_a_checkpoint_is_one_jobs_for_one_place(spark: SparkSession, tmp_path: P
     for name, value in (("job", "current"), ("prefix", "market"), ("place", "file:/elsewhere")):
         with pytest.raises(JobError, match=f"belongs to {name} '.*', not to {name} '{value}'.*Choose another --checkpoint"):
             claim(spark, path, owner | {name: value})
+
+
+def test_a_claim_that_was_cut_off_is_made_again(spark: SparkSession, tmp_path: Path) -> None:
+    file = tmp_path / "tarantool_cdc.json"
+    for left in ("", '{"job": "chan'):
+        file.write_text(left)
+        claim(spark, str(tmp_path), {"job": "changelog"})
+        assert json.loads(file.read_text()) == {"job": "changelog"}
