@@ -82,7 +82,8 @@ class HistorySink(Sink):
 
     def finish(self) -> int:
         """See `Sink.finish`."""
-        if self._publish_every and self._unpublished:
+        # Without a batch too: an earlier run may have been killed after its last batch, before it published that.
+        if self._publish_every and self._history.exists():
             self._publish()
         return 0
 

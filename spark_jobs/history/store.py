@@ -68,6 +68,10 @@ class History:
         missing = records.join(known, ["space", "seq"], "left_anti").select(*self.versions().columns)
         missing.write.format("delta").mode("append").save(self.versions_path)
 
+    def exists(self) -> bool:
+        """Return whether any versions have been appended."""
+        return tables.exists(self._session, self.versions_path)
+
     def versions(self) -> DataFrame:
         """Return all versions. Raises JobError if there is no history."""
         if not tables.exists(self._session, self.versions_path):
