@@ -15,9 +15,11 @@ from typing import Any, Final
 
 import pyspark
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from spark_jobs.errors import JobError
+from spark_jobs.options import Secret
 
 JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
 
@@ -102,12 +104,23 @@ def build_session(
             os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if not submitted:
         chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
+    _start_java({**chosen, **given})
     builder: Any = SparkSession.builder
     session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
     _check_class_path(session)
     _keep_names(session)
     _send_package(session)
     return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start Java without the secrets among the settings: PySpark puts all settings into Java's command line, which `ps` shows.
+
+    The session gets the secrets afterwards, over PySpark's own connection to Java. Without secrets PySpark starts Java itself.
+    """
+    if any(isinstance(value, Secret) for value in settings.values()):
+        shown = [(name, value) for name, value in settings.items() if not isinstance(value, Secret)]
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(shown))
 
 
 def _collector(given: Mapping[str, str]) -> dict[str, str]:

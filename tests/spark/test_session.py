@@ -1,12 +1,14 @@
-"""Which of Java's garbage collectors a session of its own starts with."""
+"""With which of Java's garbage collectors, and without which settings, a session of its own starts."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from pyspark import SparkConf, SparkContext
 
-from spark_jobs.session import _COLLECTOR, _JAVA_VARIABLES, _collector
+from spark_jobs.options import Secret
+from spark_jobs.session import _COLLECTOR, _JAVA_VARIABLES, _collector, _start_java
 
 _OTHER = "-Xss4m -XX:+UseZGC"
 
@@ -47,3 +49,14 @@ def test_other_options_of_java_choose_none(monkeypatch: pytest.MonkeyPatch, noth
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:+UseStringDeduplication -Xmx1g")
     nothing_chosen.write_text("spark.driver.memory 2g\n")
     assert _collector({"spark.driver.extraJavaOptions": "-XX:+ExitOnOutOfMemoryError"}) != {}
+
+
+def test_secrets_are_not_in_java_s_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[SparkConf] = []
+    monkeypatch.setattr(SparkContext, "_ensure_initialized", lambda *, conf: started.append(conf))
+    _start_java({"spark.driver.memory": "2g"})
+    assert started == []
+    _start_java({"spark.driver.memory": "2g", "spark.hadoop.fs.s3a.secret.key": Secret("hidden")})
+    (conf,) = started
+    assert conf.get("spark.driver.memory") == "2g"
+    assert not conf.contains("spark.hadoop.fs.s3a.secret.key")
