@@ -76,6 +76,7 @@ class TapServer:
         self._users = {name: secret.get_secret_value() for name, secret in tap.users.items()}
         self._sessions: dict[str, Session] = {}
         self._session_store: SessionStore | None = None
+        self._tls: ssl.SSLContext | None = None
         self._saving = asyncio.Lock()
         self.clients: dict[str, Client] = {}
         """Clients that have a feed, by name."""
@@ -140,6 +141,7 @@ class TapServer:
 
     async def _start_sink(self, host: str, port: int) -> None:
         session = self._sink_session = await self._session(Wish(f"memcached {host}:{port}"))
+        session.lost = frozenset()  # vbuckets may have been taken over while the server ran without this memcached
         self.sink = Sink(self.feed, self, session, host, port, self._config.stall_timeout_ms / 1000)
         task = asyncio.create_task(self.sink.run())
         self._tasks.add(task)
@@ -149,19 +151,17 @@ class TapServer:
         if address is None:
             self.is_listening.set()
             return None
-        context = None
         if self._config.tls_certificate is not None:
             try:
-                context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-                context.load_cert_chain(self._config.tls_certificate, self._config.tls_key)
+                self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+                self._tls.load_cert_chain(self._config.tls_certificate, self._config.tls_key)
             except (OSError, ssl.SSLError) as error:
                 raise ConfigurationError(
                     f"tap.tls_certificate or tap.tls_key can't be used: {error}", "Name files in PEM's form."
                 ) from error
         try:
-            server = await asyncio.start_server(
-                self._connected, address[0], address[1], ssl=context, limit=_READ_BYTES, backlog=_BACKLOG
-            )
+            # TLS begins in `_connected`: asyncio itself would neither count nor log connections before their handshake.
+            server = await asyncio.start_server(self._connected, address[0], address[1], limit=_READ_BYTES, backlog=_BACKLOG)
         except OSError as error:
             raise ConfigurationError(
                 f"tap.listen = {self._config.listen} can't be used: {error.strerror}", "Choose another port."
@@ -222,10 +222,12 @@ class TapServer:
 
     def take_over(self, session: Session, vbuckets: frozenset[int]) -> None:
         """Reserve these vbuckets for the session's client, and for the memcached that this server itself keeps filled."""
+        if not vbuckets:
+            return
         session.owned |= vbuckets
         for other in self._sessions.values():
             if other is not session and other is not self._sink_session:
-                other.lost |= vbuckets
+                other.lost = other.lost | vbuckets if other.lost else vbuckets
                 other.owned -= vbuckets
         self._log.info("vbuckets were taken over", name=session.name, count=len(vbuckets))
 
@@ -243,6 +245,10 @@ class TapServer:
                 self.refused_count += 1
                 why = f"there are {self._config.clients_max} connections already (tap.clients_max)"
                 return
+            if self._tls is not None:
+                is_stuck = True  # until the handshake is complete, the client can't read anything
+                await writer.start_tls(self._tls, ssl_handshake_timeout=_HANDSHAKE_SECONDS)
+                is_stuck = False
             writer.transport.set_write_buffer_limits(high=self._room_bytes)
             packets = Packets()
             wish, why = await self._greet(reader, writer, packets)
@@ -282,7 +288,8 @@ class TapServer:
     async def _let_go(self, writer: asyncio.StreamWriter) -> None:
         """Close a connection whose client may still read the remaining data; the connection counts until then."""
         writer.close()
-        with contextlib.suppress(TimeoutError, OSError, ssl.SSLError):
+        # A cancellation by `run` has nothing left to end.
+        with contextlib.suppress(TimeoutError, OSError, ssl.SSLError, asyncio.CancelledError):
             async with asyncio.timeout(self._config.stall_timeout_ms / 1000):
                 await writer.wait_closed()
 
@@ -364,17 +371,23 @@ class TapServer:
         if former is not None and former.is_for(wish):
             former.wish = wish
             return former
+        if former is not None and wish.is_dump and not former.wish.is_dump:
+            # The client follows under this name, and resumes there after the dump.
+            return Session(wish, Place(NEW, Cursor()), now, now)
         if not wish.name:
             name = next(name for number in self._anonymous if (name := f"anonymous-{number}") not in self._sessions)
             wish = replace(wish, name=name)
         place, is_replaying = Place(NEW, Cursor()), False
-        if not wish.is_dump and wish.backfill_since > now:
+        is_new_only = not wish.is_dump and wish.backfill_since > now
+        if is_new_only:
             await self.feed.wait_until_at_end()
             place = Place(self.feed.last, None)
         elif not wish.is_dump and wish.backfill_since:
             seq = await self.feed.since(wish.backfill_since)
             if seq is not None:
                 place, is_replaying = Place(seq, None), True
+        if self._sessions.get(wish.name) is not former:  # another connection with this name was quicker
+            return await self._session(wish)
         session = Session(
             wish,
             place,
@@ -383,8 +396,8 @@ class TapServer:
             begun_seq=max(0, place.seq),
             begun_version=self.feed.renamed_version,
             begun_offset=self.feed.swept_offset,
-            # The client may still have keys that it was sent under this name.
-            is_reset=former is not None and not wish.is_dump and place.seq == NEW,
+            # The client may still have keys that it was sent under this name. A client that gives a date says what it has.
+            is_reset=former is not None and not wish.is_dump and (place.seq == NEW or (is_new_only and not former.wish.is_dump)),
             is_replaying=is_replaying,
         )
         self._sessions[session.name] = session

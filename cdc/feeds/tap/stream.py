@@ -14,7 +14,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Final, Protocol
 
 from cdc.errors import CdcError
@@ -30,6 +32,7 @@ from cdc.feeds.tap.wire import EngineMessage, VBucketState
 _PIECE_MESSAGES: Final = 1_000
 """Number of messages sent at a time to clients that don't acknowledge."""
 _CHANGED_BYTES_MAX: Final = 32 * 1024 * 1024
+_CHANGED_SHARES: Final = 64
 _KEY_BYTES: Final = 100
 NEW: Final = -1
 """Seq of a position that has no view of the store yet."""
@@ -101,6 +104,27 @@ class Sessions(Protocol):
 
     async def keep(self, session: Session) -> None:
         """Return once the session is on disk in its current state."""
+
+
+@dataclass(slots=True)
+class _ChangedKeys:
+    """Keys of the changes that a client was sent during its backfill; empty once there are too many."""
+
+    keys: set[bytes] = field(default_factory=set)
+    _byte_count: int = 0
+    _is_full: bool = False
+
+    def add(self, keys: Iterable[bytes], bytes_max: int) -> None:
+        """Remember these keys too, unless that makes them too many."""
+        if self._is_full:
+            return
+        for key in keys:
+            if key not in self.keys:
+                self.keys.add(key)
+                self._byte_count += len(key) + _KEY_BYTES
+        if self._byte_count > bytes_max:
+            self._is_full = True
+            self.keys = set()
 
 
 class ClientStream:
@@ -235,18 +259,18 @@ class ClientStream:
         return seq
 
     async def _fill(self, rows: Rows) -> None:
-        changed: set[bytes] | None = set()
+        changed = _ChangedKeys()
         while True:
             if rows.seq > self._place.seq:
-                changed = await self._follow_filling(rows.seq, changed)
+                await self._follow_filling(rows.seq, changed)
             coming = None
             if rows.cursor is not None:
                 coming = asyncio.ensure_future(self._source.read(rows.cursor, self._selection))
             try:
                 frames = rows.frames
-                if changed:
+                if changed.keys:
                     pairs = zip(rows.keys, rows.frames, strict=True)
-                    frames = [frame for key, frame in pairs if key not in changed]
+                    frames = [frame for key, frame in pairs if key not in changed.keys]
                 await self._send(frames, Place(rows.seq, rows.cursor))
                 if coming is None:
                     return
@@ -255,23 +279,17 @@ class ClientStream:
                 if coming is not None:
                     coming.cancel()
 
-    async def _follow_filling(self, until: int, changed: set[bytes] | None) -> set[bytes] | None:
-        """Send the changes up to a view, and add their keys to `changed`.
-
-        Return `changed`, or None once there are too many keys.
-        """
+    async def _follow_filling(self, until: int, changed: _ChangedKeys) -> None:
+        """Send the changes up to a view, and add their keys to `changed`."""
         cursor = self._place.cursor
         async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
             async for batch in batches:
                 after = self._place.seq  # rows with changes earlier in the batch are still to be sent
                 await self._send_batch(batch, until, cursor)
-                if changed is not None:
-                    changed.update(change.key for change in batch.changes if after < change.seq <= until)
-                    if sum(map(len, changed)) + _KEY_BYTES * len(changed) > _CHANGED_BYTES_MAX:
-                        changed = None
+                keys = (change.key for change in batch.changes if after < change.seq <= until)
+                changed.add(keys, min(_CHANGED_BYTES_MAX, _CHANGED_SHARES * self._source.share_bytes))
                 if self._place.seq >= until:
                     break
-        return changed
 
     # Changes.
 
@@ -316,25 +334,38 @@ class ClientStream:
         keys = await self._source.former_keys(change)
         if keys is None:
             raise ExpiredError(f"the keys that space {change.space!r} had can't be determined")
-        frames = [
-            wire.delete(key, vbucket, self._next_opaque(), change.seq)
+        wanted = (
+            (key, vbucket)
             for key, vbucket in keys
             if (selection.vbuckets is None or vbucket in selection.vbuckets) and vbucket not in selection.lost
-        ]
-        await self._send(frames, place)
+        )
+        # All clients delete the same keys at the same time, and each may be slow: make few frames at a time for each.
+        piece = list(islice(wanted, _PIECE_MESSAGES))
+        while piece:
+            following = list(islice(wanted, _PIECE_MESSAGES))
+            frames = [wire.delete(key, vbucket, self._next_opaque(), change.seq) for key, vbucket in piece]
+            await self._send(frames, place if not following else self._place)
+            await asyncio.sleep(0)  # to a fast client, everything would be sent before any other client's turn
+            piece = following
+        self._reached(place)
 
     # Vbuckets.
 
     async def _take_over(self) -> None:
-        vbuckets = self.session.wish.vbuckets
-        if vbuckets is None:
-            vbuckets = self._source.all_vbuckets
+        session = self.session
+        wanted = session.wish.vbuckets
+        if wanted is None:
+            wanted = self._source.all_vbuckets
         await self._follow(self._source.last)
-        await self._set_vbuckets(vbuckets, VBucketState.PENDING)
+        # This client has missed changes of vbuckets that another client has taken over, so it can't have them any more.
+        await self._set_vbuckets(wanted - session.lost, VBucketState.PENDING)
         await self._follow(self._source.last)
-        await self._set_vbuckets(vbuckets, VBucketState.ACTIVE)
+        active = wanted - session.lost
+        await self._set_vbuckets(active, VBucketState.ACTIVE)
         await self._settle()
-        self._sessions.take_over(self.session, vbuckets)
+        lost = active & session.lost
+        self._sessions.take_over(session, active - lost)
+        await self._set_vbuckets(lost, VBucketState.DEAD)
 
     async def _set_vbuckets(self, vbuckets: frozenset[int], state: VBucketState) -> None:
         frames = [wire.vbucket_set(vbucket, state, self._next_opaque()) for vbucket in sorted(vbuckets)]

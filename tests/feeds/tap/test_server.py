@@ -8,6 +8,7 @@ import shutil
 import ssl
 import struct
 import subprocess
+import tracemalloc
 import urllib.request
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from cdc.commands.status import readable_tap
 from cdc.feeds.tap import wire
 from cdc.feeds.tap.page import CLIENT, SERVER, SERVER_COUNTERS, Page
 from cdc.feeds.tap.wire import Opcode, Status
+from cdc.local.ports import free_port
 from tests.feeds.tap.client import FUTURE, TapClient
 from tests.feeds.tap.served import Served
 from tests.live.waiting import wait_for
@@ -292,6 +294,119 @@ def test_vbuckets_that_are_taken_over(tmp_path: Path) -> None:
             assert {174, 423} <= {told.vbucket for told in another.told if told.key}, "it wasn't there then"
 
 
+def _states(client: TapClient) -> list[tuple[int, int]]:
+    return [(told.vbucket, told.value[-1]) for told in client.told if told.opcode == Opcode.TAP_VBUCKET_SET]
+
+
+def _get_new_values(served: Served, clients: list[TapClient]) -> list[int]:
+    """How many changes of the vbucket 174 each client gets."""
+    served.tell(*[(str(number), b"new") for number in range(2_000)])
+    wait_for(
+        "the changes", lambda: all(client.stream.seq == served.feed.last == 2_000 for client in served.server.clients.values())
+    )
+    wait_for("the ACKs", lambda: not any(client.stream.window.unacked_messages for client in served.server.clients.values()))  # type: ignore[union-attr]
+    return [sum(told.value == b"new" and told.vbucket == 174 for told in client.told) for client in clients]
+
+
+def test_vbuckets_that_two_clients_take_over_at_once_belong_to_one(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as one, served.connect() as two:
+        for name, client in (("one", one), ("two", two)):
+            client.connect(name, vbuckets=[174], is_takeover=True)
+        for client in (one, two):
+            client.start()
+        wait_for("both", lambda: {(174, 1)} <= {*_states(one), *_states(two)} and (174, 4) in [*_states(one), *_states(two)])
+        sessions = served.server._sessions
+        assert sorted(bool(session.owned) for session in sessions.values()) == [False, True]
+        assert not any(session.owned & session.lost for session in sessions.values())
+        counts = _get_new_values(served, [one, two])
+        assert sorted(bool(count) for count in counts) == [False, True]
+
+
+def test_a_client_that_comes_back_takes_no_vbuckets_from_who_has_taken_them(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served, served.connect() as second:
+        with served.connect() as first:
+            first.connect("first", vbuckets=[174], is_takeover=True).start()
+            wait_for("the takeover", lambda: (174, 1) in _states(first))
+            wait_for("the session", lambda: served.server._sessions["first"].owned == {174})
+            second.connect("second", vbuckets=[174], is_takeover=True).start()
+            wait_for("the other takeover", lambda: served.server._sessions["first"].lost == {174})
+        with served.connect() as again:
+            again.connect("first", vbuckets=[174], is_takeover=True).start()
+            wait_for("the client", lambda: "first" in served.server.clients)
+            counts = _get_new_values(served, [again, second])
+            assert counts[0] == 0 < counts[1]
+            assert not _states(again)
+
+
+def test_a_memcached_that_is_kept_filled_again_gets_vbuckets_that_were_taken_over_meanwhile(tmp_path: Path) -> None:
+    port = free_port()
+    with Served(tmp_path, ROWS, sink=port) as served:
+        wait_for("the sink", lambda: served.server.sink is not None)
+    with Served(tmp_path, ROWS) as served, served.connect() as owner:
+        owner.connect("owner", vbuckets=[174], is_takeover=True).start()
+        wait_for("the takeover", lambda: any(session.lost for session in served.server._sessions.values()))
+    with Served(tmp_path, ROWS, sink=port) as served:
+        wait_for("the sink", lambda: served.server.sink is not None)
+        assert served.server._sink_session is not None
+        assert not served.server._sink_session.lost
+
+
+def test_who_wants_only_new_changes_and_comes_back_too_late_is_told(tmp_path: Path) -> None:
+    """Nobody knows what the client has missed."""
+    with Served(tmp_path, ROWS, session_timeout_ms=1_000) as served:
+        with served.connect() as client:
+            client.connect("a", since=FUTURE, is_keys_only=True).start()
+            wait_for("the client", lambda: "a" in served.server.clients)
+        wait_for("the session's end", lambda: served.server.session_count == 0)
+        served.tell(("1", b"missed"))
+        with served.connect() as client:
+            client.connect("a", since=FUTURE, is_keys_only=True).start()
+            wait_for("the FLUSH", lambda: client.flush_count == 1)
+        with served.connect() as client:
+            client.connect("another", since=FUTURE, is_keys_only=True).start()
+            wait_for("the client", lambda: "another" in served.server.clients)
+            served.tell(("2", b"new"))
+            wait_for("the change", lambda: client.keys_told == {"users:2"})
+            assert not client.flush_count
+
+
+def test_a_dump_leaves_the_session_of_its_name(tmp_path: Path) -> None:
+    with Served(tmp_path, ROWS) as served:
+        with served.connect() as client:
+            client.connect("a").start()
+            client.wait_filled()
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+        with served.connect() as dump:
+            dump.connect("a", is_dump=True).start()
+            dump.wait_closed()
+            assert dump.contents == ROWS
+        served.tell(("1", None))
+        with served.connect() as again:
+            again.connect("a").start(client)
+            wait_for("the deletion", lambda: "users:1" not in again.contents)
+            assert not again.backfills_ended
+
+
+def test_an_emptied_space_costs_little_for_each_of_many_who_take_nothing(tmp_path: Path) -> None:
+    with Served(tmp_path) as served, contextlib.ExitStack() as clients:
+        served.feed.known = frozenset({"users", "orders"})
+        served.feed.former = [(b"users:%d" % number, number & 1023) for number in range(200_000)]
+        for number in range(10):
+            client = clients.enter_context(TapClient(served.server.port, room_bytes=4096))
+            client.connect(str(number), has_acks=False)
+        wait_for("the clients", lambda: len(served.server.clients) == 10)
+        wait_for("their backfill's end", lambda: not any(one.stream.is_filling for one in served.server.clients.values()))
+        tracemalloc.start()
+        served.truncate()
+        wait_for("them to be told", lambda: all(one.stream.sent_messages > 100 for one in served.server.clients.values()))
+        with served.connect() as other:
+            other.connect("other").start()
+            other.wait_filled()
+        size, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert size < 20e6, "all frames of all clients are more than 150 MB"
+
+
 def test_a_space_that_is_emptied(tmp_path: Path) -> None:
     with Served(tmp_path, ROWS) as served, served.connect() as client:
         client.connect("a").start()
@@ -417,11 +532,17 @@ def test_who_must_log_in(tmp_path: Path) -> None:
             assert client.contents == ROWS
 
 
-def test_tls(tmp_path: Path) -> None:
-    pair = tmp_path / "pair.pem"
+def _made_certificate(directory: Path) -> Path:
+    """Its key is in `key` beside it."""
+    pair = directory / "pair.pem"
     made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(tmp_path / "key"), "-out", str(pair)]
+    made += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(directory / "key"), "-out", str(pair)]
     subprocess.run(made, check=True, capture_output=True, timeout=60)
+    return pair
+
+
+def test_tls(tmp_path: Path) -> None:
+    pair = _made_certificate(tmp_path)
     context = ssl.create_default_context(cafile=str(pair))
     with Served(tmp_path, ROWS, tls_certificate=pair, tls_key=tmp_path / "key") as served:
         with TapClient(served.server.port, tls=context) as client:
@@ -432,6 +553,27 @@ def test_tls(tmp_path: Path) -> None:
             plain.connect("b")
             with pytest.raises((AssertionError, OSError)):
                 plain.answer()
+
+
+def test_a_connection_counts_before_its_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.server._HANDSHAKE_SECONDS", 1.0)
+    pair = _made_certificate(tmp_path)
+    with (
+        capture_logs() as log,
+        Served(tmp_path, ROWS, tls_certificate=pair, tls_key=tmp_path / "key", clients_max=2) as served,
+        contextlib.ExitStack() as silent,
+    ):
+        for _ in range(10):
+            silent.enter_context(served.connect())
+        wait_for("them to be refused", lambda: served.server.refused_count == 8)
+        assert served.server.connection_count == 2
+        wait_for("the silent ones' end", lambda: served.server.connection_count == 0)
+        with served.connect() as plain:
+            plain.connect("plain")
+            wait_for("the connection's end", lambda: any("WRONG_VERSION" in str(entry.get("why")) for entry in log))
+        with TapClient(served.server.port, tls=ssl.create_default_context(cafile=str(pair))) as client:
+            client.connect("a").start()
+            client.wait_filled()
 
 
 def test_there_can_be_too_many(tmp_path: Path) -> None:
