@@ -33,7 +33,6 @@ from cdc.feeds.tap.views import DaemonStore
 
 _Found = TypeVar("_Found")
 
-_RETRY_SECONDS: Final = 0.05
 _STORE_SECONDS: Final = 0.1
 """Interval at which the store's position is checked while clients wait for the store to reach a seq, in seconds."""
 _START_RETRY_SECONDS: Final = 1.0
@@ -355,6 +354,7 @@ class Feed:
         if self._is_new_enough(rows.seq, rows.version, seq):
             return True
         self._is_view_old = True
+        self._stored = None  # the store may have been replaced by an older one
         return False
 
     def _is_new_enough(self, stored: int, version: int, seq: int) -> bool:
@@ -368,9 +368,18 @@ class Feed:
     async def wait_stored(self, seq: int) -> None:
         """Wait until the store has reached this seq, and the last unnamed removal of keys."""
         while (stored := self._stored) is None or not self._is_new_enough(*stored, seq):
-            if self._looking_at_store is None or self._looking_at_store.done():
-                self._looking_at_store = asyncio.create_task(self._look_at_store())
-            await asyncio.shield(self._looking_at_store)
+            await self._look_together()
+
+    async def _wait_readable(self) -> None:
+        """Wait until the store can be read."""
+        self._stored = None
+        while self._stored is None:
+            await self._look_together()
+
+    async def _look_together(self) -> None:
+        if self._looking_at_store is None or self._looking_at_store.done():
+            self._looking_at_store = asyncio.create_task(self._look_at_store())
+        await asyncio.shield(self._looking_at_store)
 
     async def _look_at_store(self) -> None:
         """Read the store's position once, after a pause, for all waiting clients: the store doesn't notify."""
@@ -395,8 +404,9 @@ class Feed:
     def is_alone(self, session: Session, space: str) -> bool:
         """Whether this space is the only one that the client gets."""
         wanted = self._spaces_of(session.name)
-        known = self._changes.spaces.union(self._store.names())
-        return {name for name in known if wanted is None or name in wanted} <= {space}
+        stored = self._store.names()  # without them, the client may have rows of any space
+        known = self._changes.spaces.union(stored or ())
+        return stored is not None and {name for name in known if wanted is None or name in wanted} <= {space}
 
     async def batches(self, session: Session, after: int) -> AsyncGenerator[Batch, None]:
         """Yield the changes after `after`, without end."""
@@ -483,7 +493,7 @@ class Feed:
                 if not is_told:
                     is_told = True
                     self._log.info("clients wait for the store", why=str(error))
-                await asyncio.sleep(_RETRY_SECONDS)  # the store doesn't notify when it can be read
+                await self._wait_readable()
 
     async def former_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
         """Return the keys that a TRUNCATE removed, with their vbuckets, or None if they can't be determined."""

@@ -35,6 +35,8 @@ _PIECE_BYTES: Final = 256 * 1024
 
 Between two groups the store checks whether the view has expired.
 """
+_READ_SECONDS: Final = 0.05
+"""Maximum time of one read, in seconds: a client that gets few of the rows must not keep the others from reading theirs."""
 _OPAQUE_COUNT: Final = 0x7FFF_FFFF
 
 
@@ -93,7 +95,7 @@ class RowStore(ABC):
         self._view_seconds_max = view_seconds_max
         self._lock = threading.Lock()
         self._view: View | None = None
-        self._names: list[str] = []
+        self._names: list[str] | None = None
 
     def seq(self) -> int:
         """Return the seq of the last change in the store now.
@@ -116,7 +118,7 @@ class RowStore(ABC):
             frames: list[bytes] = []
             keys: list[bytes] = []
             size = 0
-            until = view.opened_at + self._view_seconds_max
+            until = min(view.opened_at + self._view_seconds_max, time.monotonic() + _READ_SECONDS)
             for space, piece in _rows_behind(view, cursor, selection):
                 last = piece[-1][0]
                 rows = [row for row in piece if row[0] not in view.doubtful] if view.doubtful else piece
@@ -129,8 +131,8 @@ class RowStore(ABC):
                     return Rows(view.seq, view.version, frames, keys, Cursor(space.number, last))
             return Rows(view.seq, view.version, frames, keys, None)
 
-    def names(self) -> list[str]:
-        """Return the names of the spaces in the last view."""
+    def names(self) -> list[str] | None:
+        """Return the names of the spaces in the last view, or None if there has been no view yet."""
         return self._names
 
     def close_old_view(self) -> None:

@@ -21,8 +21,8 @@ from cdc.feeds.tap import keeper, live
 from cdc.feeds.tap.changes import Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.live import Topics
-from cdc.feeds.tap.merging import Batch
-from cdc.feeds.tap.rows import FILL_OPAQUE, Rows
+from cdc.feeds.tap.merging import Batch, Selection
+from cdc.feeds.tap.rows import FILL_OPAQUE, BusyError, Rows
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
 from cdc.feeds.tap.stream import NEW, ClientStream, SlowError, StalledError
 from cdc.feeds.tap.window import AckWindow
@@ -526,6 +526,65 @@ def test_a_slow_link_is_no_stalled_client(tmp_path: Path, is_moving: bool) -> No
     asyncio.run(follow())
 
 
+def test_many_clients_look_at_a_store_that_cannot_be_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.01)
+    look_count, is_there = 0, False
+
+    def look(*_: object, **__: object) -> Any:
+        nonlocal look_count
+        look_count += 1
+        if not is_there:
+            raise BusyError("it is being given other keys")
+        return 3, 0
+
+    async def follow() -> None:
+        nonlocal is_there
+        feed = _feed(_shop(), tmp_path)
+        feed._store.place = feed._store.read = look  # type: ignore[method-assign]  # there is no daemon
+        selection = Selection(None, None, frozenset(), is_keys_only=False)
+        reading = [asyncio.ensure_future(feed.read(Cursor(), selection)) for _ in range(100)]
+        async with asyncio.timeout(30):
+            while look_count < 110:
+                await asyncio.sleep(0.01)
+        assert not any(one.done() for one in reading)
+        await asyncio.sleep(0.2)
+        assert look_count < 200, "each looks once, and from then on one for all"
+        is_there = True
+        async with asyncio.timeout(30):
+            await asyncio.gather(*reading)
+        await feed.stop()
+
+    asyncio.run(follow())
+
+
+def test_a_space_is_not_the_only_one_as_long_as_nobody_knows(tmp_path: Path) -> None:
+    """The daemon's store can't be read yet, and the topics of other spaces have expired: a FLUSH would take their rows, too."""
+    feed = _feed(Broker(), tmp_path)
+    feed._changes.template("users")
+    session = Session(Wish("a"), Place(3, None), 0.0, 0.0)
+    assert not feed.is_alone(session, "users")
+    feed._store._names = ["users"]
+    assert feed.is_alone(session, "users")
+    feed._store._names = ["users", "others"]
+    assert not feed.is_alone(session, "users")
+
+
+def test_a_store_that_became_older_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was replaced by a copy: what was seen of it before says nothing."""
+    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.01)
+
+    async def wait() -> None:
+        feed = _feed(Broker(), tmp_path)
+        feed._store.place = lambda: (3, 0)  # type: ignore[method-assign]  # there is no daemon
+        feed._stored = 9, 0
+        assert not feed.is_new_enough(Rows(3, 0, [], [], None), 5)
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1):
+                await feed.wait_stored(5)
+
+    asyncio.run(wait())
+
+
 def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
     """The daemon is dead, and its store behind the topics: what a client has is better than nothing."""
     told: list[bytes] = []
@@ -707,7 +766,6 @@ def lockstep(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
     for name in ("TOPICS_SECONDS", "HOLE_TOPICS_SECONDS"):
         monkeypatch.setattr(live, name, 0.0)
     monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.0)
-    monkeypatch.setattr("cdc.feeds.tap.feed._RETRY_SECONDS", 0.0)
     monkeypatch.setattr("cdc.feeds.tap.feed._ROWS", 7)
     broker = Broker(lockstep=True)
     yield broker

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
 from cdc.feeds.tap.folding import Emptied, Fold, Row
-from cdc.feeds.tap.keys import KeyTemplate
+from cdc.feeds.tap.keys import KeyTemplate, vbucket_of
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.rows import BusyError
 from cdc.feeds.tap.session import Cursor
@@ -139,6 +139,20 @@ def test_any_commits_and_kills_give_what_the_changes_give(told: list[tuple[str, 
         expected.pop(b"space512:a", None)
         assert contents(store) == expected | {b"space512:z": (len(told) + 1, b'{"v":1}')}
         store.close()
+
+
+def test_who_gets_few_rows_does_not_keep_the_others_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc.feeds.tap.rows._READ_SECONDS", 0.0)
+    store = opened(tmp_path / "rows")
+    wrote(store, 2_000, *[row(number, f"{number:04}") for number in range(1, 2_001)])
+    few, keys, count = Selection(None, frozenset([7]), frozenset(), is_keys_only=False), list[bytes](), 0
+    cursor: Cursor | None = Cursor()
+    while cursor is not None:
+        rows = store.read(cursor, few, is_packed=False, count_max=1_000, bytes_max=1 << 20)
+        keys, cursor, count = keys + rows.keys, rows.cursor, count + 1
+    assert count > 10
+    assert keys == [key for key in contents(store) if vbucket_of(key, 1023) == 7]
+    store.close()
 
 
 def test_a_row_that_cannot_be_shown_is_left_out(tmp_path: Path) -> None:
