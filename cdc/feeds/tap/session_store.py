@@ -34,6 +34,7 @@ class SessionStore:
 
     def __init__(self, path: Path) -> None:
         """Open or create the store. Raises ConfigurationError if another server has it, or the directory can't be written."""
+        self._path = path
         self._lock, self._environment = open_locked("tap.path", path, lambda: _opened(path / "sessions"))
         self._saving = threading.Lock()
         self._written: dict[str, bytes] = {}
@@ -41,20 +42,32 @@ class SessionStore:
         """Control state as it was written; None if it never was, or before `load`."""
 
     def load(self) -> list[Session]:
-        """Return all stored sessions. A session that can't be read is logged and forgotten."""
+        """Return all stored sessions. A session that can't be read is logged and forgotten.
+
+        Without a readable control state, the server fills all clients again. Raises StateError if the file is damaged.
+        """
         found = []
-        with self._environment.begin() as txn:
-            entries = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
+        try:
+            with self._environment.begin() as txn:
+                entries = [(bytes(key), bytes(value)) for key, value in txn.cursor()]
+        except lmdb.Error as error:
+            raise StateError(
+                f"the sessions in {self._path} can't be read: {error}",
+                "Restore the directory, or remove it: all clients are then treated as new. They should discard their keys.",
+            ) from error
+        log = structlog.get_logger()
         for key, value in entries:
-            if key == _CONTROL_KEY:
-                self.control = msgspec.json.decode(value, type=ControlPlace)
-                continue
             try:
+                if key == _CONTROL_KEY:
+                    self.control = msgspec.json.decode(value, type=ControlPlace)
+                    continue
                 session = Session.from_json(json.loads(value))
-            except (ValueError, KeyError, TypeError) as error:
-                structlog.get_logger().warning(
-                    "a session can't be read: its client is treated as new", name=key.decode(), why=str(error)
-                )
+            except msgspec.MsgspecError as error:
+                log.warning("the state beside the sessions can't be read: all clients are filled again", why=str(error))
+                continue
+            except (ValueError, LookupError, TypeError) as error:
+                name = key.decode(errors="replace")
+                log.warning("a session can't be read: its client is treated as new", name=name, why=str(error))
                 continue
             self._written[session.name] = value
             found.append(session)

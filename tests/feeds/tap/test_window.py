@@ -6,10 +6,12 @@ import json
 from dataclasses import fields
 from pathlib import Path
 
+import lmdb
 import pytest
 
+from cdc.errors import StateError
 from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
-from cdc.feeds.tap.session_store import SessionStore, encoded
+from cdc.feeds.tap.session_store import SessionStore, _key, encoded
 from cdc.feeds.tap.window import INTERVAL_MAX, INTERVAL_MIN, AckWindow
 from cdc.feeds.tap.wire import Wish
 
@@ -91,6 +93,52 @@ def test_a_session_is_what_was_kept(session: Session, tmp_path: Path) -> None:
     store.save([], ControlPlace())
     store.close()
     assert SessionStore(tmp_path).load() == []
+
+
+def _spoil(path: Path, key: bytes, value: bytes) -> None:
+    with lmdb.open(str(path / "sessions"), map_size=1 << 30) as environment, environment.begin(write=True) as txn:
+        txn.put(key, value)
+
+
+@pytest.mark.parametrize("name", ["a", "é" * 200])
+@pytest.mark.parametrize("value", [b"{}", b"[]", b"{", b"\xff"])
+def test_a_session_that_cannot_be_read_is_forgotten(tmp_path: Path, name: str, value: bytes) -> None:
+    store = SessionStore(tmp_path)
+    others = Session(Wish("other"), Place(1, None), 0, 0)
+    store.save([Session(Wish(name), Place(1, None), 0, 0), others], ControlPlace(7, 9))
+    store.close()
+    _spoil(tmp_path, _key(name), value)
+    store = SessionStore(tmp_path)
+    assert store.load() == [others]
+    assert store.control == ControlPlace(7, 9)
+    store.close()
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[1", b"\xff"])
+def test_a_control_state_that_cannot_be_read_is_none(tmp_path: Path, value: bytes) -> None:
+    store = SessionStore(tmp_path)
+    session = Session(Wish("a"), Place(1, None), 0, 0)
+    store.save([session], ControlPlace(7, 9))
+    store.close()
+    _spoil(tmp_path, bytes(300), value)
+    store = SessionStore(tmp_path)
+    assert store.load() == [session]
+    assert store.control is None
+    store.close()
+
+
+def test_a_damaged_file_of_sessions_is_named(tmp_path: Path) -> None:
+    store = SessionStore(tmp_path)
+    store.save([Session(Wish(str(number)), Place(1, None), 0, 0) for number in range(200)], ControlPlace(7, 9))
+    store.close()
+    data = tmp_path / "sessions" / "data.mdb"
+    kept = data.read_bytes()[: 2 * 4096]
+    data.write_bytes(kept + b"\xee" * (data.stat().st_size - len(kept)))
+    store = SessionStore(tmp_path)
+    with pytest.raises(StateError, match="can't be read") as raised:
+        store.load()
+    assert str(tmp_path) in str(raised.value)
+    store.close()
 
 
 def test_a_session_goes_on_for_the_same_wish_alone() -> None:
