@@ -143,8 +143,9 @@ class Memcached:
     async def look(self, keys: list[bytes]) -> list[Found | None]:
         """Return memcached's current state of these keys."""
         tokens = [key_token(key) for key in keys]
-        lines = await self._ask([b"mg %b%b c f\r\n" % _parted(token or b"") for token in tokens])
-        return [_found(line) for line in lines]
+        lines = await self._ask([b"mg %b%b c f\r\n" % _parted(token or b"") for token in tokens] + [b"mg %b\r\n" % _MARK])
+        # A full memcached evicts what nobody reads, and one without its mark is flushed when the server connects again.
+        return [_found(line) for line in lines[:-1]]
 
     async def change(self, commands: list[bytes]) -> list[bytes]:
         """Send the commands, and return the first two letters of each answer, or more of an error."""

@@ -126,6 +126,16 @@ def test_a_memcached_is_kept_filled(tmp_path: Path, servers: LocalServers) -> No
         wait_for("all rows again", lambda: all(_get(port, key) == value for key, value in rows.items()))
 
 
+def test_a_full_memcached_keeps_its_mark(tmp_path: Path, servers: LocalServers) -> None:
+    """Otherwise each start of the server would flush it."""
+    memcached = servers.start_memcached()
+    with Served(tmp_path, {"users:1": b"row"}, sink=memcached.port):
+        wait_for("the row", lambda: _get(memcached.port, "users:1") == b"row")
+        with socket.create_connection(("127.0.0.1", memcached.port), timeout=10) as connection:
+            connection.sendall(b"mg tarantool-cdc:filled h\r\n")
+            assert connection.recv(100) == b"HD h1\r\n", "it has been read since it was written"
+
+
 def test_a_memcached_is_equal_whoever_is_killed(tmp_path: Path, servers: LocalServers, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is killed knows less of the memcached than that has; one of them, or both, may lack what came meanwhile."""
     monkeypatch.setattr("cdc.feeds.tap.server._SAVE_SECONDS", 3600.0)
