@@ -27,7 +27,7 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.config.member_uri import parts_of_uri
-from cdc.config.mistakes import place_shown, unread_variable, what_is_wrong, wrong_toml
+from cdc.config.mistakes import mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.section import Pattern, Section, address_of, check_listen
 from cdc.config.tap import TapSection
 from cdc.errors import ConfigurationError
@@ -42,7 +42,7 @@ def _name(text: str) -> str:
     return text
 
 
-def _origin(number: int) -> int:
+def _replica_id(number: int) -> int:
     if not 0 < number < VCLOCK_MAX:
         raise ValueError(f"is not the id of a member: ids are 1 to {VCLOCK_MAX - 1}")
     return number
@@ -63,7 +63,7 @@ def _instance_name(text: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 HostName = Annotated[str, AfterValidator(_host_name)]
 InstanceName = Annotated[str, AfterValidator(_instance_name)]
-ReplicaId = Annotated[int, AfterValidator(_origin)]
+ReplicaId = Annotated[int, AfterValidator(_replica_id)]
 
 
 class Member:
@@ -447,10 +447,10 @@ def load(path: Path) -> Config:
         problem = hint = ""
     if problem:
         raise ConfigurationError(f"the configuration {path} {problem}", hint)
-    return _placed(parse(values, str(path)), path.absolute().parent)
+    return _with_absolute_paths(parse(values, str(path)), path.absolute().parent)
 
 
-def _placed(config: Config, directory: Path) -> Config:
+def _with_absolute_paths(config: Config, directory: Path) -> Config:
     """Return the configuration with its relative paths resolved against `directory`."""
     source, kafka = config.source, config.kafka
     if source.password_file is not None:
@@ -464,22 +464,22 @@ def _placed(config: Config, directory: Path) -> Config:
         update={
             "source": source,
             "state": config.state.model_copy(update={"path": directory / config.state.path}),
-            "tap": _placed_tap(config.tap, directory),
+            "tap": _tap_with_absolute_paths(config.tap, directory),
             "kafka": kafka.model_copy(update={"properties": kafka.properties | files}),
         }
     )
 
 
-def _placed_tap(tap: TapSection, directory: Path) -> TapSection:
+def _tap_with_absolute_paths(tap: TapSection, directory: Path) -> TapSection:
     files = {"path": tap.path, "store_path": tap.store_path, "tls_certificate": tap.tls_certificate, "tls_key": tap.tls_key}
     return tap.model_copy(update={name: directory / file for name, file in files.items() if file is not None})
 
 
 def parse(values: dict[str, Any], origin: str) -> Config:
     """Validate values that were read from `origin`, a file's path. Raises ConfigurationError."""
-    unread = unread_variable(os.environ, ENVIRONMENT_PREFIX, _keys())
-    if unread is not None:
-        raise ConfigurationError(*unread)
+    unknown_variable = unknown_variable_error(os.environ, ENVIRONMENT_PREFIX, _keys())
+    if unknown_variable is not None:
+        raise ConfigurationError(*unknown_variable)
     try:
         return Config(**values)
     except SettingsError as error:
@@ -498,7 +498,7 @@ def _mistakes(error: ValidationError) -> str:
         kind, place = mistake["type"], mistake["loc"]
         variable = ENVIRONMENT_PREFIX + "__".join(str(part) for part in place).upper()
         is_variable = variable in os.environ
-        message = what_is_wrong(
+        message = mistake_message(
             kind, mistake.get("ctx", {}), place, mistake["input"], default=_default_of(place), is_text=is_variable
         )
         if kind == "extra_forbidden":

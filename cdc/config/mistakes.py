@@ -30,7 +30,7 @@ _LIST_OF_NAMES: Final = 'strings, ["users"]'
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
-def what_is_wrong(kind: str, about: Mapping[str, Any], place: Place, value: object, *, default: str, is_text: bool) -> str:
+def mistake_message(kind: str, about: Mapping[str, Any], place: Place, value: object, *, default: str, is_text: bool) -> str:
     """Return a message that says what a value must be, in TOML's terms; empty if pydantic's error has a message of this project.
 
     `kind` and `about` are the type and the context of pydantic's error. Only the type of `value` is used, because it may be a
@@ -71,7 +71,7 @@ def wrong_toml(problem: str) -> str:
     return "Write each table once: as [kafka] with its keys in the lines below, or as kafka = { … } within one line."
 
 
-def unread_variable(environment: Iterable[str], prefix: str, keys: Iterable[str]) -> tuple[str, str] | None:
+def unknown_variable_error(environment: Iterable[str], prefix: str, keys: Iterable[str]) -> tuple[str, str] | None:
     """Return a message and a hint for a variable that looks like a key of the configuration but is none; None if there is none.
 
     `keys` are the keys with their sections, and the sections alone. Beside a service named tarantool-cdc, Kubernetes sets
