@@ -229,11 +229,11 @@ def header_end(frame: bytes) -> int:
     head = frame[LENGTH_BYTES:_HEAD_END]
     position = _TIME_ENDS.get(head, 0)
     if not position or not frame.startswith(_TIME, position - _TIME_BYTES):
-        return _walked(frame)
-    return position if head[0] == _FOUR_PAIRS else _behind(frame, position, (head[0] & 0x0F) - 4)
+        return _walk_header(frame)
+    return position if head[0] == _FOUR_PAIRS else _end_of_pairs(frame, position, (head[0] & 0x0F) - 4)
 
 
-def _walked(frame: bytes) -> int:
+def _walk_header(frame: bytes) -> int:
     """Do as `header_end`, by walking the header from its beginning."""
     if frame[LENGTH_BYTES] & 0xF0 != 0x80:
         return layout.end_of(frame, LENGTH_BYTES)
@@ -244,10 +244,10 @@ def _walked(frame: bytes) -> int:
             if len(_TIME_ENDS) > _HEADS_MAX:
                 _TIME_ENDS.clear()
             _TIME_ENDS[frame[LENGTH_BYTES:_HEAD_END]] = position
-    return _behind(frame, LENGTH_BYTES + 1, count)
+    return _end_of_pairs(frame, LENGTH_BYTES + 1, count)
 
 
-def _behind(frame: bytes, position: int, count: int) -> int:
+def _end_of_pairs(frame: bytes, position: int, count: int) -> int:
     """Return the offset at which `count` pairs of the header, beginning at `position`, end."""
     for _ in range(count):
         size = layout.SIZES[frame[position + 1]]
@@ -298,12 +298,12 @@ def _all_values(data: bytes, levels_max: int) -> list[Any]:
     values = []
     position = 0
     while position < len(data):
-        value, position = _loosely(data, position, levels_max)
+        value, position = _decode_lenient(data, position, levels_max)
         values.append(value)
     return values
 
 
-def _loosely(data: bytes, position: int, levels_max: int) -> tuple[Any, int]:
+def _decode_lenient(data: bytes, position: int, levels_max: int) -> tuple[Any, int]:
     """Decode `levels_max` levels of the value at `position`; return it and the offset of its end.
 
     Raises IndexError if the value is incomplete.

@@ -42,11 +42,11 @@ class Relay:
         if not len(frames):
             return frames
         if not self._excluded and isinstance(frames, CompiledFrames) and not frames.rows.has_group:
-            self._pass(frames.part(len(frames) - 1, len(frames)).headers[0])
+            self._track_open_transaction(frames.part(len(frames) - 1, len(frames)).headers[0])
             return frames
         headers = frames.headers
         if not self._excluded and not [header for header in headers if _GROUP_ID in header]:
-            self._pass(headers[-1])
+            self._track_open_transaction(headers[-1])
             return frames
         kept = _Kept()
         for index, header in enumerate(headers):
@@ -54,15 +54,15 @@ class Relay:
                 continue
             if header.get(_GROUP_ID) != _LOCAL:
                 kept.add(header, frames.bodies[index], frames.raw(index))
-                self._pass(header)
+                self._track_open_transaction(header)
                 continue
-            stand_in = self._stand_in(header)
-            if stand_in is not None:
-                kept.add(stand_in, {}, _encoded(stand_in))
-                self._pass(stand_in)
+            replacement = self._replacement(header)
+            if replacement is not None:
+                kept.add(replacement, {}, _encoded(replacement))
+                self._track_open_transaction(replacement)
         return kept.frames()
 
-    def _stand_in(self, local: Header) -> Header | None:
+    def _replacement(self, local: Header) -> Header | None:
         """Return the header of the NOP that replaces a local row, or None if the row is dropped without replacement."""
         if local.get(Key.REPLICA_ID):
             return {key: value for key, value in local.items() if key != _GROUP_ID} | {Key.REQUEST_TYPE: Type.NOP}
@@ -70,7 +70,7 @@ class Relay:
             return {**self._open, Key.REQUEST_TYPE: Type.NOP, Key.FLAGS: local[Key.FLAGS]}
         return None
 
-    def _pass(self, header: Header) -> None:
+    def _track_open_transaction(self, header: Header) -> None:
         self._open = header if Key.TSN in header and not _commits(header) else None
 
 

@@ -201,7 +201,7 @@ class StateStore:
         slices = (changes if isinstance(changes, Changes) else ChangeList(changes)).slices(SLICE_CHANGES, SLICE_BYTES)
         clears = [slice_[0][0] for slice_ in slices if slice_[0][1] == CLEAR]
         kept = list(records)
-        with self._told():
+        with self._translated_errors():
             self._touch()
             # Another process may have been killed while it read the store. Its pages wouldn't be reused without this check.
             self._open_environment.reader_check()
@@ -224,7 +224,7 @@ class StateStore:
 
         Raises StateError as `write` does; the store is unchanged then.
         """
-        with self._told():
+        with self._translated_errors():
             self._touch()
             with self._writing() as txn:
                 rows = [(new, txn.pop(former)) for former, new in moves]
@@ -257,7 +257,7 @@ class StateStore:
         """Add keys that the snapshot contains. Raises StateError as `write` does."""
         assert self._is_seeing, "add_marks() without begin_mark()"
         ordered = sorted(keys)
-        with self._told():
+        with self._translated_errors():
             self._touch()
             for start in range(0, len(ordered), SLICE_CHANGES):
                 with self._writing() as txn:
@@ -267,7 +267,7 @@ class StateStore:
     def end_mark(self) -> None:
         """Forget the snapshot's keys, when it is complete or abandoned. Raises StateError as `write` does."""
         self._is_seeing = False
-        with self._told():
+        with self._translated_errors():
             if self._begin(self._seen).stat(self._seen)["entries"]:
                 self._touch()
                 with self._writing() as txn:
@@ -282,7 +282,7 @@ class StateStore:
         """
         if self._is_clean:
             return
-        with self._told():
+        with self._translated_errors():
             try:
                 self._open_environment.sync(True)
             except lmdb.Error:
@@ -304,7 +304,7 @@ class StateStore:
     def destroy(self) -> None:
         """Close the store and remove its files."""
         self._release()
-        with self._told():
+        with self._translated_errors():
             remove_files(self._path)
 
     # Internals.
@@ -316,7 +316,7 @@ class StateStore:
         return self._environment
 
     def _begin(self, database: Any) -> Transaction:
-        with self._told():
+        with self._translated_errors():
             return self._open_environment.begin(db=database, buffers=False)
 
     @contextlib.contextmanager
@@ -462,7 +462,7 @@ class StateStore:
         return type(failure)(failure.message, failure.hint)
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         """Translate errors as `translate_lmdb_errors` does, and remember the first one."""
         try:
             with translate_lmdb_errors(self._path):

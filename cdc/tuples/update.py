@@ -64,7 +64,7 @@ def update(
     `base` is the request's INDEX_BASE. `names` and `types` are those of the format's fields; `types` may be shorter.
     Raises SchemaError, whose message contains the operation, for operations that the server would have refused.
     """
-    return _quickly(tuple_, operations, base, names) or _thoroughly(
+    return _fast_path(tuple_, operations, base, names) or _slow_path(
         tuple_, operations, base, names, types, version, upserts=False
     )
 
@@ -88,10 +88,12 @@ def upsert(
 
     Raises SchemaError for operations that can't be read, or whose outcome is undefined on a server of that version.
     """
-    return _quickly(tuple_, operations, base, names) or _thoroughly(tuple_, operations, base, names, types, version, upserts=True)
+    return _fast_path(tuple_, operations, base, names) or _slow_path(
+        tuple_, operations, base, names, types, version, upserts=True
+    )
 
 
-def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) -> bytes | None:
+def _fast_path(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) -> bytes | None:
     """Apply up to 15 operations `=`, and `+` and `-` of integers, on different existing fields, by number or name.
 
     Returns None for all other operations.
@@ -157,7 +159,7 @@ def _quickly(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) 
         return None
 
 
-def _thoroughly(
+def _slow_path(
     tuple_: bytes,
     operations: bytes,
     base: int,

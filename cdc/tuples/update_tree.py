@@ -347,7 +347,11 @@ class Tree:
         if expected is None or not isinstance(new, expected):
             raise OperationRefusedError("no such field")
         child = self._child(field, after)
-        step = old if isinstance(old, expected) else self._mistaken(child, parent, last if old is Mark.END else old, text_length)
+        step = (
+            old
+            if isinstance(old, expected)
+            else self._step_after_kind_change(child, parent, last if old is Mark.END else old, text_length)
+        )
         instruction.consumed, instruction.token = False, new
         if not before:
             # The paths diverge at their first step: open the field itself.
@@ -382,7 +386,7 @@ class Tree:
         is_copied = child.instruction.code not in "!#" and not child.instruction.inserts
         return None if is_copied and self._version < (3, 0) else child.instruction
 
-    def _mistaken(self, child: Field, parent: int, token: Token, text_length: int) -> Token | None:
+    def _step_after_kind_change(self, child: Field, parent: int, token: Token, text_length: int) -> Token | None:
         """Return the step by which to apply an operation again in a container of another kind than the step was for.
 
         The server uses the step as a place in the array, or as a key of the map, whatever the step was. A key read this way can
