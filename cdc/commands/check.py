@@ -20,7 +20,7 @@ from cdc.commands import check_start
 from cdc.commands.check_start import Finding
 from cdc.config import Config, Member
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold
+from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.start import options_of, rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError, Remedy, StateError
 from cdc.events import topics
@@ -65,13 +65,13 @@ def check(config: Config, say: Say) -> bool:
         admin = KafkaClients(config.name, config.kafka).admin()
         findings += check_start.of_policies(config, cleanup_policies(admin, [name for name in names if name in existing]))
     keys = {finding.key for finding in findings if finding.is_failure}
-    findings += check_start.of_state_path(config, stored, is_at_work="name" in keys)
+    findings += check_start.of_state_path(config, stored, is_running="name" in keys)
     in_store, of_store = check_start.of_store(config)
     findings += of_store
     judged = _Check(say, "state.path")
     known = judged.attempt(lambda: _known(config, stored, in_store), None) if kafka.is_good else None
     is_first = checkpoint_topic.name_of(config.kafka.topic_prefix) not in keys
-    found = [_look(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
+    found = [_examine_member(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
     if schema is not None:
         findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
@@ -108,7 +108,7 @@ def _progress(position: Position | None) -> str:
 
 def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> Known:
     """Return the facts with which a first connection would begin. Raises StateForeignError, and PositionError."""
-    former = Foothold.writers_in(admission.store_path(config))
+    former = StateDirectoryLock.writers_in(admission.store_path(config))
     is_store_ours = admission.is_store_ours(config, stored, former)
     known = supposed_before(config, stored, in_store, is_store_ours=is_store_ours)
     start.check_store(known)
@@ -133,7 +133,9 @@ class _Member:
     is_foreign: bool = False
 
 
-def _look(config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say, *, is_first: bool) -> _Member:
+def _examine_member(
+    config: Config, member: Member, stored: Checkpoint, known: Known | None, say: Say, *, is_first: bool
+) -> _Member:
     """Examine one member by itself. Its errors are reported as findings."""
     try:
         # Not the daemon's own UUID: a server would mistake this connection for the daemon's, and close one of the two.

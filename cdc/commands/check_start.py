@@ -17,7 +17,7 @@ from typing import Final
 
 from cdc.config import Config
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold, StateMissingError
+from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic
@@ -76,12 +76,12 @@ def runs_already(config: Config, stored: Checkpoint) -> bool:
         return False
     if sign is None:  # the daemon has just started, or its checkpoint was deleted
         return config.http.address is not None and asking.name_at(config.http.address) == config.name
-    return sign.writer in Foothold.writers_in(directory)[-1:]
+    return sign.writer in StateDirectoryLock.writers_in(directory)[-1:]
 
 
-def _failure(key: str, look: Callable[[], object]) -> Iterator[Finding]:
+def _failure(key: str, attempt: Callable[[], object]) -> Iterator[Finding]:
     try:
-        look()
+        attempt()
     except CdcError as error:
         yield Finding(key, str(error), may_heal=error.remedy is Remedy.WAIT)
 
@@ -91,14 +91,14 @@ def _check_address(config: Config) -> None:
     address = config.http.address
     if address is None:
         return
-    error = admission.who_listens(config)
+    error = admission.listener_conflict_error(config)
     if error is not None:
         raise error
     try_to_listen(address)
 
 
 def _check_alone(config: Config, stored: Checkpoint) -> None:
-    admission.check_alone(config, stored, Foothold.holders_of(admission.store_path(config)), lambda: False)
+    admission.check_alone(config, stored, StateDirectoryLock.holders_of(admission.store_path(config)), lambda: False)
 
 
 def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:
@@ -146,10 +146,10 @@ def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     return found, []
 
 
-def of_state_path(config: Config, stored: Checkpoint, *, is_at_work: bool = False) -> Iterator[Finding]:
+def of_state_path(config: Config, stored: Checkpoint, *, is_running: bool = False) -> Iterator[Finding]:
     """Yield findings about whether the state store can be in state.path, and is there if the checkpoint was written with one.
 
-    If a daemon of the name runs elsewhere (`is_at_work`), the store isn't lost.
+    If a daemon of the name runs elsewhere (`is_running`), the store isn't lost.
     """
     path = config.state.path
     there = next(parent for parent in (path, *path.parents) if parent.exists())
@@ -159,7 +159,7 @@ def of_state_path(config: Config, stored: Checkpoint, *, is_at_work: bool = Fals
     except StateError as error:
         yield Finding("state.path", str(error), is_failure=is_needed)
         return
-    yield from _failure("state.path", lambda: _check_store(config, stored, is_at_work=is_at_work))
+    yield from _failure("state.path", lambda: _check_store(config, stored, is_running=is_running))
     free = shutil.disk_usage(there).free
     if is_needed and free < ROOM_BYTES:
         yield Finding(
@@ -170,11 +170,11 @@ def of_state_path(config: Config, stored: Checkpoint, *, is_at_work: bool = Fals
         )
 
 
-def _check_store(config: Config, stored: Checkpoint, *, is_at_work: bool) -> None:
+def _check_store(config: Config, stored: Checkpoint, *, is_running: bool) -> None:
     try:
         admission.check_store(config, stored)
     except StateMissingError as error:
-        if is_at_work:
+        if is_running:
             error.hint = (
                 "The running daemon has it in a state.path of its own: to replace that daemon, stop it and name that "
                 "directory here."

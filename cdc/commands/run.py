@@ -11,24 +11,24 @@ from functools import partial
 from pathlib import Path
 
 from cdc.config import Config
-from cdc.daemon.admission import Orders
+from cdc.daemon.admission import StartOptions
 from cdc.daemon.file_source import Files
-from cdc.daemon.row_path import say_start
+from cdc.daemon.row_path import log_start
 from cdc.daemon.supervisor import Daemon
 
 
 def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Follow the master. Raises the error that an operator must see."""
-    say_start(config)
-    orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _under_signals(Daemon(config, orders)).run(until_caught_up=until_caught_up)
+    log_start(config)
+    options = StartOptions(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
+    _under_signals(Daemon(config, options)).run(until_caught_up=until_caught_up)
 
 
 def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
     """Publish from a server's files. Raises the error that an operator must see."""
-    say_start(config)
-    orders = Orders(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _under_signals(Daemon(config, orders, partial(Files, directory=directory, follows=follows))).run()
+    log_start(config)
+    options = StartOptions(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
+    _under_signals(Daemon(config, options, partial(Files, directory=directory, follows=follows))).run()
 
 
 def _under_signals(daemon: Daemon) -> Daemon:

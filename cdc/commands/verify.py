@@ -168,7 +168,7 @@ class _Verifier:
                 forms = pipeline.published_forms()
                 comparison = _Comparison(config, pipeline.images, forms, position, seen, self._say, result)
                 for frames in rows(contents):
-                    comparison.take(frames)
+                    comparison.compare(frames)
                 return comparison.finish()
         finally:
             contents.close()
@@ -258,10 +258,10 @@ class _Verifier:
                         if not pipeline.is_catching_up:
                             return  # later rows aren't needed
             if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
-                raise _standstill(stream.address, pipeline)
+                raise _no_progress_error(stream.address, pipeline)
 
 
-def _standstill(address: str, pipeline: Pipeline) -> ConnectionLostError:
+def _no_progress_error(address: str, pipeline: Pipeline) -> ConnectionLostError:
     waiting, position = pipeline.limbo.transaction_count, pipeline.position.vclock
     if waiting:
         return ConnectionLostError(
@@ -371,7 +371,7 @@ class _Comparison:
         # Rows of system spaces until their forms are known; None from then on.
         self._early: list[tuple[int, Sequence[Any], bytes]] | None = []
 
-    def take(self, frames: Frames) -> None:
+    def compare(self, frames: Frames) -> None:
         """Compare rows of the snapshot. Raises SchemaError or PositionError."""
         keys: list[bytes] = []
         for header, body, frame in zip(frames.headers, frames.bodies, frames.raws(), strict=True):

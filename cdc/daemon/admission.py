@@ -35,7 +35,7 @@ _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
 """Prefix of the inode number of the `writers` file. A copied file has another inode number, and the original may be in use."""
 _WRITERS_KEPT: Final = 8
-_ORDERS: Final = ("rebuild_state", "take_over", "take_prefix")
+_OPTION_NAMES: Final = ("rebuild_state", "take_over", "take_prefix")
 _TO_START: Final = re.compile(r"start (?:once )?with (--[a-z-]+)(?: and (--[a-z-]+))?")
 _FENCE_SECONDS: Final = 10.0
 _FENCE_TIMEOUT_MS: Final = 60_000
@@ -44,7 +44,7 @@ Stopping = Callable[[], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Orders:
+class StartOptions:
     """Command-line options by which the operator overrides a failed check."""
 
     rebuild_state: bool = False
@@ -56,12 +56,12 @@ class Orders:
 
     def added_to(self, hint: str) -> str:
         """Return the hint with the options it names added to those already given."""
-        given = [f"--{name.replace('_', '-')}" for name in _ORDERS if getattr(self, name)]
+        given = [f"--{name.replace('_', '-')}" for name in _OPTION_NAMES if getattr(self, name)]
         if not given:
             return hint
 
         def added(found: re.Match[str]) -> str:
-            more = [order for order in found.groups() if order is not None and order not in given]
+            more = [option for option in found.groups() if option is not None and option not in given]
             return f"add {' and '.join(more)} to {' '.join(given)}"
 
         return _TO_START.sub(added, hint)
@@ -75,15 +75,15 @@ class CheckpointLostError(ConfigurationError):
     """Events exist, but the checkpoint that gives their position is missing."""
 
 
-def read(config: Config, tell: Callable[[str], None] = lambda _: None) -> Checkpoint:
+def read(config: Config, report_delay: Callable[[str], None] = lambda _: None) -> Checkpoint:
     """Read the checkpoint topic. Returns an empty checkpoint if the topic doesn't exist.
 
-    While Kafka doesn't answer, `tell` is called with the reason, before the time limit. Raises ConnectionLostError or
+    While Kafka doesn't answer, `report_delay` is called with the reason, before the time limit. Raises ConnectionLostError or
     ConfigurationError.
     """
     kafka, topic = config.kafka, checkpoint_topic.name_of(config.kafka.topic_prefix)
     clients = KafkaClients(config.name, kafka)
-    count = list_topics(clients.admin(), kafka.bootstrap_servers, tell).get(topic)
+    count = list_topics(clients.admin(), kafka.bootstrap_servers, report_delay).get(topic)
     if count is None:
         return Checkpoint()
     if count > 1:
@@ -107,7 +107,7 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
         return
     sign = stored.signs.get(owner)
     if sign is None or not sign.is_last:
-        found = _heard(config, owner, is_stopping)
+        found = _listen_for(config, owner, is_stopping)
         if found is not None:
             raise NameTakenError(
                 f"the daemon {owner!r}, whose kafka.topic_prefix {config.kafka.topic_prefix!r} is to be taken, is running"
@@ -183,7 +183,7 @@ def check_store_is_ours(config: Config, names: Collection[str]) -> None:
         )
 
 
-class Foothold:
+class StateDirectoryLock:
     """This process's lock on the state directory, and the list of earlier holders.
 
     The holder of the lock knows that all earlier holders have ended. A copied directory, however, has a lock of its own.
@@ -223,7 +223,7 @@ class Foothold:
         except (OSError, ValueError):
             return []
 
-    def former(self) -> list[str]:
+    def former_writers(self) -> list[str]:
         """Return the ids of the last processes that used this directory, or the directory it was copied from, oldest first."""
         return [] if self._path is None else self.writers_in(self._path)
 
@@ -231,19 +231,19 @@ class Foothold:
         """Return the ids of the processes that held the current lock before: they have ended."""
         return [] if self._path is None else self.holders_of(self._path)
 
-    def take(self, writer: str) -> None:
+    def record_holder(self, writer: str) -> None:
         """Record this process as the directory's holder. Raises StateError."""
         if self._path is None:
             return
-        former = [each for each in self.former() if each != writer]
+        former = [each for each in self.former_writers() if each != writer]
         with translate_lmdb_errors(self._path):
             self._write([*former[-_WRITERS_KEPT:], writer])
 
-    def give_back(self, writer: str) -> None:
+    def remove_holder(self, writer: str) -> None:
         """Remove this process from the holders, after it found that the store isn't its own. Raises StateError."""
         if self._path is not None:
             with translate_lmdb_errors(self._path):
-                self._write([each for each in self.former() if each != writer])
+                self._write([each for each in self.former_writers() if each != writer])
 
     def _write(self, writers: list[str]) -> None:
         assert self._path is not None
@@ -268,7 +268,7 @@ def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_
     structlog.get_logger().info(
         "checking whether another daemon of this name is running", name=config.name, seconds=ownership.SILENCE_SECONDS
     )
-    found = _heard(config, config.name, is_stopping)
+    found = _listen_for(config, config.name, is_stopping)
     if found is not None:
         raise NameTakenError(
             f"a daemon {config.name!r} is running{_where(found)}, and only one daemon of a name can run",
@@ -293,16 +293,16 @@ def former_holder(config: Config, stored: Checkpoint) -> str | None:
     return f"process {sign.process_id} on {sign.host}"
 
 
-def who_listens(config: Config) -> CdcError | None:
+def listener_conflict_error(config: Config) -> CdcError | None:
     """Return the error to raise if another daemon listens on http.listen, before this one opens anything; None if none does."""
     address = config.http.address
     if address is None:
         return None
     # A daemon that holds this state directory can be stopped only by a signal.
-    return asking.who_listens(config.name, address, "" if is_locked(store_path(config)) else how_to_end_it(config))
+    return asking.listener_conflict_error(config.name, address, "" if is_locked(store_path(config)) else how_to_end_it(config))
 
 
-def _heard(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
+def _listen_for(config: Config, name: str, is_stopping: Stopping) -> Sign | None:
     """Listen for the daemon of this name, and return its sign of life; None if it gives none."""
     topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
     return listen(KafkaClients(config.name, config.kafka), topic, name, is_stopping)

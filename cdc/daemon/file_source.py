@@ -26,7 +26,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import Noticed, PipelineRunner, Server
+from cdc.daemon.runner import Observations, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import options_of
@@ -92,7 +92,7 @@ class Files:
             beginning.known,
             status=self._status,
             is_stopping=self._is_stopping,
-            noticed=beginning.noticed,
+            observations=beginning.observations,
             writer=beginning.writer,
             follows=self._follows,
             needs_in_snapshot=self._needs_in_snapshot if beginning.known.forced is not None else None,
@@ -101,26 +101,26 @@ class Files:
             yield replayer
         finally:
             if replayer.has_streamed:
-                self.works()
+                self.succeeded()
 
     def failed(self, error: CdcError) -> None:
         """See `Source.failed`."""
         if isinstance(error, SnapshotNeededError):
             self._needs_in_snapshot = error.place
 
-    def looks_elsewhere(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
-        """See `Source.looks_elsewhere`."""
+    def try_fail_over(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
+        """See `Source.try_fail_over`."""
         return False
 
     def next_delay(self) -> float:
         """See `Source.next_delay`."""
         return self._back_off.next()
 
-    def rested(self) -> None:
-        """See `Source.rested`."""
+    def delay_elapsed(self) -> None:
+        """See `Source.delay_elapsed`."""
 
-    def works(self) -> None:
-        """See `Source.works`."""
+    def succeeded(self) -> None:
+        """See `Source.succeeded`."""
         self._back_off.reset()
 
 
@@ -137,7 +137,7 @@ class Replayer:
         *,
         status: Status,
         is_stopping: threading.Event,
-        noticed: Noticed | None = None,
+        observations: Observations | None = None,
         writer: StateWriter | None,
         follows: bool,
         needs_in_snapshot: tuple[int, int] | None = None,
@@ -170,7 +170,7 @@ class Replayer:
             self._server,
             status=status,
             is_stopping=is_stopping,
-            noticed=noticed,
+            observations=observations,
             writer=writer,
         )
         status.upstream_version = ".".join(map(str, self._server.version))
@@ -213,7 +213,7 @@ class Replayer:
     def _server_at(self, start: VClock | None) -> Server:
         """Return the server that wrote the files, with the version of the file to be read first."""
         logs, snapshots = self._directory.logs(), self._directory.snapshots()
-        before = [log for log in logs if start is not None and self._told(start, log.vclock).covers(log.vclock)]
+        before = [log for log in logs if start is not None and self._vclock_for_upstream(start, log.vclock).covers(log.vclock)]
         file = (before[-1:] or snapshots[:1] or logs[-1:])[0]
         if file.meta.instance_uuid is None:
             raise ConfigurationError(
@@ -221,7 +221,7 @@ class Replayer:
             )
         return Server(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
 
-    def _told(self, vclock: VClock, there: VClock) -> VClock:
+    def _vclock_for_upstream(self, vclock: VClock, there: VClock) -> VClock:
         """Return `vclock`, with the lsns of excluded origins taken from `there`."""
         return resume.vclock_for_upstream(vclock, there, self._excluded)
 
@@ -288,7 +288,7 @@ class Replayer:
         pipeline = runner.pipeline
         stream = LogStream(
             self._directory,
-            self._told(pipeline.position.vclock, self._ballot.vclock),
+            self._vclock_for_upstream(pipeline.position.vclock, self._ballot.vclock),
             follows=self._follows,
             excluded=self._excluded,
         )
@@ -297,7 +297,7 @@ class Replayer:
         status.state, status.error = "streaming", None
         self.has_streamed = True
         self._log.info("reading the logs", vclock=str(position.vclock), end=str(self._ballot.vclock))
-        runner.take(pipeline.go_on(now_us()))
+        runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         file: LogFile | None = None
         for frames in stream.rows():
             if stream.file is not None and stream.file is not file:
@@ -311,7 +311,7 @@ class Replayer:
                 if self._is_stopping.wait(POLL_SECONDS):
                     return False
                 continue
-            runner.take(pipeline.feed(frames, now_us()))
+            runner.submit_all(pipeline.feed(frames, now_us()))
             runner.collect_commits()
             self._show(stream)
             if self._is_stopping.is_set():
@@ -327,7 +327,7 @@ class Replayer:
         if not self._runner.wait_until_settled():
             return False
         position = self._runner.pipeline.position.vclock
-        if not self._told(position, file.vclock).covers(file.vclock):
+        if not self._vclock_for_upstream(position, file.vclock).covers(file.vclock):
             waiting = self._runner.pipeline.limbo.transaction_count
             raise PositionError(
                 f"the server's version changes with {file.path}, which begins at {file.vclock}, and the rows before it "
@@ -352,7 +352,7 @@ class Replayer:
         self._log.info("all files have been read", vclock=str(pipeline.position.vclock), end=str(stream.vclock))
 
     def _show(self, stream: LogStream) -> None:
-        self._runner.show()
+        self._runner.update_status()
         status = self._status
         status.master_vclock = join(self._ballot.vclock, stream.vclock)
         status.received_bytes = stream.read_byte_count

@@ -30,7 +30,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import Noticed, PipelineRunner, Server
+from cdc.daemon.runner import Observations, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ProtocolError, SilenceError
@@ -93,7 +93,7 @@ class Follower:
         status: Status,
         is_stopping: threading.Event,
         goal: Goal,
-        noticed: Noticed | None = None,
+        observations: Observations | None = None,
         writer: StateWriter | None = None,
         requests: SnapshotRequests | None = None,
         is_lost: Callable[[], bool] = lambda: False,
@@ -125,7 +125,7 @@ class Follower:
             Server(greeting.uuid, greeting.version, connection.address),
             status=status,
             is_stopping=is_stopping,
-            noticed=noticed,
+            observations=observations,
             writer=writer,
             flushes_at_once=goal.until_caught_up,
             while_waiting=self._check_connection,
@@ -210,7 +210,7 @@ class Follower:
                             intake.end()
                             is_complete = not self._plan.wants_id
                         case StreamRows(frames):
-                            self._runner.take(self._pipeline.feed(frames, now_us()))
+                            self._runner.submit_all(self._pipeline.feed(frames, now_us()))
                         case Joined():
                             is_complete = True
                         case _:
@@ -243,12 +243,12 @@ class Follower:
             master=self._master_vclock,
             seconds_since_caught_up=time.monotonic() - self._goal.caught_up_at,
         )
-        if follow_as is FollowAs.NEW_MEMBER and not self._register(self._told(position.vclock)):
+        if follow_as is FollowAs.NEW_MEMBER and not self._register(self._vclock_for_upstream(position.vclock)):
             return False
         ignored, catches_up = self._plan.ignored, follow_as is FollowAs.BEHIND
         connection.session.subscribe(
             position.replicaset_uuid,
-            self._told(position.vclock),
+            self._vclock_for_upstream(position.vclock),
             ignored,
             is_anonymous=follow_as in (FollowAs.ANONYMOUS, FollowAs.BEHIND),
             instance_name=self._config.source.instance_name,
@@ -284,13 +284,13 @@ class Follower:
         Returns False if a stop was requested, or everything up to `catches_up_with` is durable.
         """
         pipeline = self._pipeline
-        self._runner.take(pipeline.go_on(now_us()))
+        self._runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
             for event in events:
                 match event:
                     case StreamRows(frames):
-                        self._runner.take(pipeline.feed(frames, now_us()))
+                        self._runner.submit_all(pipeline.feed(frames, now_us()))
                     case Heartbeat():
                         pass  # its arrival has already been noted
                     case _:
@@ -352,7 +352,7 @@ class Follower:
             raise SilenceError(f"the server {connection.address} has been silent for {now - self.last_heard_at:.1f} s")
         status.received_bytes = connection.received_bytes
         status.last_heard_at = self.last_heard_at
-        self._runner.show()
+        self._runner.update_status()
         return events
 
     def _acknowledge(self) -> None:
@@ -361,7 +361,7 @@ class Follower:
         May be called from any thread.
         """
         connection = self._connection
-        vclock = self._told(self._pipeline.ledger.acknowledged)
+        vclock = self._vclock_for_upstream(self._pipeline.ledger.acknowledged)
         connection.send_bytes(connection.session.acknowledgement(vclock, self._runner.last_timestamp))
 
     def _check_connection(self) -> None:
@@ -369,5 +369,5 @@ class Follower:
         if self._acknowledger is not None:
             self._acknowledger.check()
 
-    def _told(self, vclock: VClock) -> VClock:
+    def _vclock_for_upstream(self, vclock: VClock) -> VClock:
         return resume.vclock_for_upstream(vclock, self._master_vclock, self._plan.ignored)

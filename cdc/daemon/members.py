@@ -80,35 +80,35 @@ class Members:
     def failed(self, error: CdcError) -> None:
         """See `Source.failed`."""
         if selection.is_of_one_member(error):
-            self._monitor.blame(self._index, error)
+            self._monitor.record_failure(self._index, error)
 
-    def looks_elsewhere(self, error: CdcError) -> bool:
-        """See `Source.looks_elsewhere`."""
-        index = self._failover.looks_elsewhere(error)
+    def try_fail_over(self, error: CdcError) -> bool:
+        """See `Source.try_fail_over`."""
+        index = self._failover.try_fail_over(error)
         if index is None:
             return False
         self._log.warning("looking for another member", reason=str(error))
-        self._monitor.blame(index, error)
+        self._monitor.record_failure(index, error)
         return True
 
     def next_delay(self) -> float:
         """See `Source.next_delay`."""
         return self._failover.next_delay()
 
-    def rested(self) -> None:
-        """See `Source.rested`. Members that were skipped are tried again."""
-        self._failover.rested()
+    def delay_elapsed(self) -> None:
+        """See `Source.delay_elapsed`. Members that were skipped are tried again."""
+        self._failover.delay_elapsed()
 
-    def works(self) -> None:
-        """See `Source.works`."""
-        self._failover.works()
+    def succeeded(self) -> None:
+        """See `Source.succeeded`."""
+        self._failover.succeeded()
 
     def _choose(self, needed: Needed) -> Choice:
         """Choose the member to follow. Raises NobodyError if there is none now, and the errors of selection.choose."""
         answers: list[Answer] = []
         if self._failover.has_others:
-            answers = self._monitor.take(self._failover.passed_over)
-            self._monitor.show(answers, needed)
+            answers = self._monitor.ask_all(self._failover.passed_over)
+            self._monitor.update_status(answers, needed)
         choice = self._failover.choose(answers, needed, time.monotonic())
         if answers:
             self._log.info("chosen", upstream=answers[choice.index].address, reason=choice.reason)
@@ -120,7 +120,7 @@ class Members:
         try:
             return greet(member, self._instance_uuid, frame_bytes_max=self._config.source.frame_bytes_max)
         except CdcError as error:
-            self._monitor.blame(self._index, error)
+            self._monitor.record_failure(self._index, error)
             raise
 
     def _follower(self, connection: Connection, beginning: Beginning, choice: Choice, needed: Needed) -> Follower:
@@ -141,7 +141,7 @@ class Members:
             status=self._status,
             is_stopping=self._is_stopping,
             goal=beginning.goal,
-            noticed=beginning.noticed,
+            observations=beginning.observations,
             writer=beginning.writer,
             requests=self._requests,
             is_lost=self._monitor.is_lost,

@@ -71,7 +71,7 @@ class Followed(Protocol):
 class UpstreamMonitor:
     """Survey of all members, and its latest result.
 
-    `take`, `follow` and `blame` are for the daemon's thread, `is_lost` is for the follower.
+    `ask_all`, `follow` and `record_failure` are for the daemon's thread, `is_lost` is for the follower.
     """
 
     def __init__(self, source: SourceSection, status: Status) -> None:
@@ -108,7 +108,7 @@ class UpstreamMonitor:
         if self._thread is not None:
             self._thread.join(self._timeout + 1)
 
-    def take(self, passed_over: Mapping[int, CdcError] | None = None) -> list[Answer]:
+    def ask_all(self, passed_over: Mapping[int, CdcError] | None = None) -> list[Answer]:
         """Ask all members at once. Members in `passed_over` are not asked: their error is the answer."""
         skipped = passed_over or {}
         inquiries = {index: self._inquire(index) for index in range(len(self._addresses)) if index not in skipped}
@@ -128,27 +128,27 @@ class UpstreamMonitor:
         """Record that this member is followed from now on."""
         self._followed, self._lost_since = (index, followed), None
         self._failures.pop(index, None)
-        self._show_one(index, FOLLOWING, None)
+        self._update_member_status(index, FOLLOWING, None)
 
     def unfollow(self) -> None:
         """Record that no member is followed any more."""
         self._followed = self._lost_since = None
 
-    def blame(self, index: int, error: CdcError) -> None:
+    def record_failure(self, index: int, error: CdcError) -> None:
         """Record that a connection to this member failed. /status shows the error until the member is followed."""
         self._failures[index] = error
         state = Standing.UNREACHABLE if isinstance(error, ConnectionLostError) else Standing.REFUSED
         if state is Standing.UNREACHABLE or error.remedy is Remedy.OPERATOR:
-            self._show_one(index, state.value, str(error))
+            self._update_member_status(index, state.value, str(error))
 
-    def _show_one(self, index: int, state: str, error: str | None) -> None:
+    def _update_member_status(self, index: int, state: str, error: str | None) -> None:
         """Update one member in the status at once, instead of at the next survey."""
         shown = list(self._shown)
         if shown:
             shown[index] = replace(shown[index], state=state, error=error)
             self._shown = self._status.upstreams = tuple(shown)
 
-    def show(self, answers: Sequence[Answer], needed: Needed) -> None:
+    def update_status(self, answers: Sequence[Answer], needed: Needed) -> None:
         """Put the answers into the status, and log members whose state got worse or good again."""
         before, link = self._shown, self._link()
         found = overview.overview(answers, needed, link.index if link is not None else None, dict(self._failures))
@@ -166,9 +166,9 @@ class UpstreamMonitor:
                     logs_from=str(upstream.gc_vclock),
                 )
             state, was = upstream.state, earlier.state if earlier is not None else None
-            if state != was and state in _NEWS and not upstream.is_following:
+            if state != was and state in _REPORTED_STATES and not upstream.is_following:
                 self._log.warning("a member can't be followed", upstream=upstream.address, state=state, reason=upstream.error)
-            elif state == Standing.GOOD.value and was in _NEWS:
+            elif state == Standing.GOOD.value and was in _REPORTED_STATES:
                 self._log.info("a member can be followed again", upstream=upstream.address)
 
     def is_lost(self) -> bool:
@@ -193,8 +193,8 @@ class UpstreamMonitor:
                 continue
             # The needs are read before the ballots, so that a ballot is never compared with a later position.
             needed = self._needed_now()
-            answers = self.take()
-            self.show(answers, needed)
+            answers = self.ask_all()
+            self.update_status(answers, needed)
             if watch.is_lost(time.monotonic(), self._link(), answers, needed) and link is not None:
                 self._lost_since = link.last_heard_at
 
@@ -228,7 +228,9 @@ class UpstreamMonitor:
         return future
 
 
-_NEWS: Final = frozenset({Standing.UNREACHABLE.value, Standing.REFUSED.value, Standing.GAP.value, Standing.LOADING.value})
+_REPORTED_STATES: Final = frozenset(
+    {Standing.UNREACHABLE.value, Standing.REFUSED.value, Standing.GAP.value, Standing.LOADING.value}
+)
 
 
 def _has_gap(upstream: overview.Upstream) -> bool:

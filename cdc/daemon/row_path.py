@@ -15,7 +15,7 @@ from cdc import native
 from cdc.config import Config
 
 
-def say_start(config: Config) -> None:
+def log_start(config: Config) -> None:
     """Write the log's first line."""
     kafka = config.kafka.bootstrap_servers  # the daemon waits for these servers next
     structlog.get_logger().info("starting", name=config.name, kafka=kafka, row_path=native.ROW_PATH, reason=native.REASON)

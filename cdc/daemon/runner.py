@@ -33,9 +33,9 @@ from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream import limbo_watch
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.limbo_watch import Overdue
+from cdc.stream.limbo_watch import OverdueQuorum
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.schema_news import news
+from cdc.stream.schema_news import schema_reports
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan
 
@@ -50,11 +50,11 @@ class Server:
 
 
 @dataclass(slots=True)
-class Noticed:
+class Observations:
     """Observations shared by all streams of one daemon, so that each is counted and logged once."""
 
     merging_upsert_count: int = 0
-    overdue: Overdue | None = None
+    overdue_quorum: OverdueQuorum | None = None
 
 
 class PipelineRunner:
@@ -70,14 +70,14 @@ class PipelineRunner:
         *,
         status: Status,
         is_stopping: threading.Event,
-        noticed: Noticed | None = None,
+        observations: Observations | None = None,
         writer: StateWriter | None = None,
         flushes_at_once: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the pipeline as the plan says.
 
-        `noticed` has the observations of earlier streams. `flushes_at_once`: write the store as soon as all batches are
+        `observations`: those of earlier streams. `flushes_at_once`: write the store as soon as all batches are
         committed. `while_waiting` is called every source.ack_interval_ms while there is no room. Raises StateError.
         """
         self._config = config
@@ -92,9 +92,9 @@ class PipelineRunner:
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._imageless_count = 0
-        self._noticed = noticed or Noticed()
+        self._observations = observations or Observations()
         # The count of earlier connections, and the doubtful keys that have been logged.
-        self._earlier_upsert_count = self._noticed.merging_upsert_count
+        self._earlier_upsert_count = self._observations.merging_upsert_count
         self._doubtful: frozenset[bytes] = frozenset()
         # Whether the last batch ended within a transaction.
         self._is_inside = False
@@ -105,7 +105,7 @@ class PipelineRunner:
         self.pipeline = self._begin()
         """Pipeline for the rows. `prepare_snapshot` may replace it."""
         if writer is not None:
-            self._show_store(writer)
+            self._update_store_status(writer)
         position = self.pipeline.position
         self.published = status.received = status.published = status.checkpoint = position.vclock
         status.seq, status.schema_version = position.seq, position.schema_version
@@ -126,7 +126,7 @@ class PipelineRunner:
             self.pipeline = self._begin()
         return newest_seq
 
-    def _behind_what_is_seen(self, position: Position | None) -> Position | None:
+    def _seq_after_published(self, position: Position | None) -> Position | None:
         """Return `position` with its `seq` raised above all events that consumers may have.
 
         With at_least_once delivery, consumers may have events after the checkpoint, and new events must not get lower seqs.
@@ -156,7 +156,7 @@ class PipelineRunner:
                 self._is_stopping.wait(1.0)
         return 0
 
-    def take(self, batches: Iterator[Batch]) -> None:
+    def submit_all(self, batches: Iterator[Batch]) -> None:
         """Submit batches one by one, as they are made. Raises the errors of `submit`, StateError, and those of the iterator."""
         row_work_lock, is_first = self._publisher.row_work_lock, True
         while True:
@@ -188,7 +188,7 @@ class PipelineRunner:
                 self._publisher.wait_for_room(self._config.source.ack_interval_ms / 1000)
             self.collect_commits(is_forced=self._publisher.has_room)
             self._while_waiting()
-            self.show()
+            self.update_status()
 
     def submit(self, batch: Batch) -> None:
         """Wait for room, and submit a batch.
@@ -210,7 +210,7 @@ class PipelineRunner:
             return
         if self._writer is not None:
             self._writer.submit(batch)
-        for sentence, about in news(batch, self._checkpoint.spaces):
+        for sentence, about in schema_reports(batch, self._checkpoint.spaces):
             self._log.info(sentence, **about)
         for space_id, space in batch.stored.items():
             if space is None:
@@ -223,7 +223,7 @@ class PipelineRunner:
         if images is not None and len(images.spaces_without_images) > self._imageless_count:
             self._imageless_count = len(images.spaces_without_images)
             self._log.warning("events of these spaces are published without images", reasons=dict(images.spaces_without_images))
-        self._show_uncertain()
+        self._report_uncertain_rows()
         status = self._status
         status.row_count += batch.row_count
         if batch.timestamp:
@@ -234,14 +234,14 @@ class PipelineRunner:
             if batch.position.snapshot is not None:
                 status.snapshot_id = batch.position.snapshot.snapshot_id
 
-    def _show_uncertain(self) -> None:
+    def _report_uncertain_rows(self) -> None:
         """Count and log rows whose result may differ from the master's: merging UPSERTs, and rows that couldn't be computed."""
-        pipeline, status, noticed = self.pipeline, self._status, self._noticed
+        pipeline, status, observations = self.pipeline, self._status, self._observations
         count = self._earlier_upsert_count + pipeline.merging_upsert_count
-        if count and not noticed.merging_upsert_count:
+        if count and not observations.merging_upsert_count:
             version = ".".join(map(str, self._server.version))
             self._log.warning("this server merges UPSERTs of vinyl spaces: see docs/guarantees.md", version=version)
-        noticed.merging_upsert_count = status.merging_upsert_count = count
+        observations.merging_upsert_count = status.merging_upsert_count = count
         images = pipeline.images
         if images is not None and images.doubtful != self._doubtful:
             if images.doubtful - self._doubtful:
@@ -266,7 +266,7 @@ class PipelineRunner:
                 stored = writer.flush(is_forced=is_forced, is_at_once=self._flushes_at_once or self._is_comparing)
             if stored is not None:
                 ledger.settle(stored)
-                self._show_store(writer)
+                self._update_store_status(writer)
 
     @property
     def _is_comparing(self) -> bool:
@@ -305,9 +305,9 @@ class PipelineRunner:
         stored = writer.position if writer is not None else None
         return Needed(published, logs_from=stored.vclock if stored is not None else published, ignored=self._plan.ignored)
 
-    def show(self) -> None:
+    def update_status(self) -> None:
         """Update the status: the amounts of data that wait, and where they wait."""
-        pipeline, status, noticed = self.pipeline, self._status, self._noticed
+        pipeline, status, observations = self.pipeline, self._status, self._observations
         status.queued_bytes = self._publisher.queued_bytes
         status.open_transaction_bytes = pipeline.open_byte_count
         status.is_reading = self.has_room
@@ -315,16 +315,16 @@ class PipelineRunner:
         limbo = pipeline.limbo
         status.limbo, status.received = limbo, pipeline.ledger.received
         alert_ms = self._config.source.quorum_alert_ms
-        overdue, news = limbo_watch.look(limbo, noticed.overdue, now_us(), alert_ms=alert_ms)
-        noticed.overdue = status.overdue = overdue
-        if news and overdue is not None:
-            self._log.warning("waiting for a quorum", reason=news)
-        elif news:
-            self._log.info("the wait for a quorum is over", reason=news)
+        overdue, message = limbo_watch.check_overdue(limbo, observations.overdue_quorum, now_us(), alert_ms=alert_ms)
+        observations.overdue_quorum = status.overdue_quorum = overdue
+        if message and overdue is not None:
+            self._log.warning("waiting for a quorum", reason=message)
+        elif message:
+            self._log.info("the wait for a quorum is over", reason=message)
 
-    def _show_store(self, writer: StateWriter) -> None:
+    def _update_store_status(self, writer: StateWriter) -> None:
         status = self._status
-        status.stored = writer.position.vclock if writer.position is not None else VClock()
+        status.store_position = writer.position.vclock if writer.position is not None else VClock()
         status.state_rows, status.state_bytes = writer.store.row_count, writer.size_bytes
 
     # Start.
@@ -337,7 +337,7 @@ class PipelineRunner:
             self._log.info("bringing the state store up to the checkpoint", store=str(plan.position.vclock))
         path, server = Path(self._config.state.path), self._server
         surroundings = Surroundings(options_of(self._config), server.server_uuid, server.version, lambda: FileSpool(path))
-        checkpoint = replace(self._checkpoint, position=self._behind_what_is_seen(self._checkpoint.position))
+        checkpoint = replace(self._checkpoint, position=self._seq_after_published(self._checkpoint.position))
         if plan.catch_up_to is not None:
             plan = replace(plan, catch_up_to=checkpoint.position)
         return begin(plan, checkpoint, self._writer, surroundings)

@@ -60,7 +60,7 @@ class SnapshotIntake:
     def rows(self, frames: Frames) -> None:
         """Load some of the snapshot's rows."""
         pipeline = self._runner.pipeline
-        self._runner.take(self._counted(pipeline.feed_snapshot(frames, now_us())))
+        self._runner.submit_all(self._counted(pipeline.feed_snapshot(frames, now_us())))
 
     def _counted(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:
@@ -71,7 +71,7 @@ class SnapshotIntake:
 
     def end(self) -> None:
         """Finish the snapshot, once all rows were loaded."""
-        self._runner.take(self._runner.pipeline.end_snapshot(now_us()))
+        self._runner.submit_all(self._runner.pipeline.end_snapshot(now_us()))
 
     def wait_until_durable(self) -> bool:
         """Wait until the snapshot is durable. Return False if a stop was requested meanwhile."""

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from cdc.config import Config
 from cdc.daemon.follower import Goal
-from cdc.daemon.runner import Noticed
+from cdc.daemon.runner import Observations
 from cdc.errors import CdcError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
@@ -29,7 +29,7 @@ class Beginning:
     publisher: Publisher
     writer: StateWriter | None
     goal: Goal
-    noticed: Noticed = field(default_factory=Noticed)
+    observations: Observations = field(default_factory=Observations)
 
 
 class Stream(Protocol):
@@ -65,16 +65,16 @@ class Source(Protocol):
     def failed(self, error: CdcError) -> None:
         """Record the error that ended the open stream. The daemon handles the error."""
 
-    def looks_elsewhere(self, error: CdcError) -> bool:
+    def try_fail_over(self, error: CdcError) -> bool:
         """Return whether only one of several places failed, so that the daemon should try another at once."""
 
     def next_delay(self) -> float:
         """Return the delay before the next attempt, in seconds. Delays grow until something succeeds."""
 
-    def rested(self) -> None:
+    def delay_elapsed(self) -> None:
         """Record that the delay is over."""
 
-    def works(self) -> None:
+    def succeeded(self) -> None:
         """Record a success, so that the next delay is short again."""
 
 

@@ -31,12 +31,12 @@ import structlog
 from cdc import native
 from cdc.config import Config
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold, Orders, StateMissingError
+from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
 from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Goal
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
-from cdc.daemon.runner import Noticed
+from cdc.daemon.runner import Observations
 from cdc.daemon.source import Beginning, NewSource
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
@@ -81,10 +81,10 @@ _ENDS_SECONDS: Final = 30.0
 class Daemon:
     """A run of the daemon, from its start to its stop."""
 
-    def __init__(self, config: Config, orders: Orders | None = None, new_source: NewSource = Members) -> None:
+    def __init__(self, config: Config, options: StartOptions | None = None, new_source: NewSource = Members) -> None:
         """Open http.listen. Raises ConfigurationError if that fails, NameTakenError if a daemon of this name uses the address."""
         self._config = config
-        self._orders = orders or Orders()
+        self._start_options = options or StartOptions()
         self._log = structlog.get_logger().bind(name=config.name)
         self._writer_id = str(uuid.uuid4())
         self._is_stopping = threading.Event()
@@ -95,7 +95,7 @@ class Daemon:
         self._topics_seen: Mapping[str, str | None] = {}
         self._writer: StateWriter | None = None
         self._checkpoint = Checkpoint()
-        self._foothold: Foothold | None = None
+        self._directory_lock: StateDirectoryLock | None = None
         # Whether the store belongs to the checkpoint's writer, or --rebuild-state allows any store.
         self._is_store_ours = True
         self._life: SignOfLife | None = None
@@ -107,7 +107,7 @@ class Daemon:
         self._thrown_back_to: Position | None = None
         # The last error that led to a wait. It isn't logged a second time until changes flow again.
         self._waited_for: str | None = None
-        self._noticed = Noticed()
+        self._observations = Observations()
         # Position up to which complete source transactions were submitted to a publisher.
         self._published = VClock()
         # The checkpoint when a source transaction took too long to publish.
@@ -165,17 +165,17 @@ class Daemon:
             self.status.state, self.status.error = "failed", str(explained)
             raise explained from error
         except CdcError as error:
-            error.hint = self._orders.added_to(error.hint)
+            error.hint = self._start_options.added_to(error.hint)
             self.status.state, self.status.error = "failed", str(error)
-            if isinstance(error, StateForeignError) and self._foothold is not None:
+            if isinstance(error, StateForeignError) and self._directory_lock is not None:
                 # This process has become the checkpoint's writer. The next one must not conclude that the store is the right one.
-                self._foothold.give_back(self._writer_id)
+                self._directory_lock.remove_holder(self._writer_id)
             raise
         finally:
             self._stop_publisher()
             self._close_writer()
-            if self._foothold is not None:
-                self._foothold.close()
+            if self._directory_lock is not None:
+                self._directory_lock.close()
             self._source.close()
             self._stall_watch.close()
             if self._server is not None:
@@ -198,10 +198,10 @@ class Daemon:
             return StatusServer(address, self.status, self._config.http.allowed_hosts) if address is not None else None
         except ConfigurationError as error:
             assert address is not None
-            found = admission.who_listens(self._config)
+            found = admission.listener_conflict_error(self._config)
             if found is not None:
-                found.hint = self._orders.added_to(found.hint)
-            if self._orders.take_over and isinstance(found, NameTakenError):
+                found.hint = self._start_options.added_to(found.hint)
+            if self._start_options.take_over and isinstance(found, NameTakenError):
                 self._listens_later = True
                 return None
             raise found or error from error
@@ -234,42 +234,44 @@ class Daemon:
 
     def _be_admitted(self) -> None:
         """Check, before claiming the name, that the claim harms no other daemon and causes no unintended republishing."""
-        config, orders = self._config, self._orders
+        config, options = self._config, self._start_options
         # From the second round on, the reason has been logged already.
         tell = self._log.debug if self._waited_for is not None else self._log.info
         stored = admission.read(config, lambda reason: tell("kafka doesn't answer yet", reason=reason))
-        if not orders.take_prefix:
+        if not options.take_prefix:
             ownership.check(stored, config.kafka.topic_prefix, config.name)
-        if not orders.rebuild_state:
-            if not orders.take_prefix:
+        if not options.rebuild_state:
+            if not options.take_prefix:
                 admission.check_position(config, stored)
             self._check_store(stored)
-        is_alone = orders.take_over
+        is_alone = options.take_over
         if config.state.images == "full" and self._writer is None:
             if not is_alone and not is_there(admission.store_path(config)):
                 # Checked before a store is created: the next start would fill an empty store without asking.
                 admission.check_alone(config, stored, (), self._is_stopping.is_set)
                 is_alone = True
             self._open_store()
-        self._foothold = self._foothold or Foothold(config)
-        self._is_store_ours = orders.rebuild_state or admission.is_store_ours(config, stored, self._foothold.former())
+        self._directory_lock = self._directory_lock or StateDirectoryLock(config)
+        self._is_store_ours = options.rebuild_state or admission.is_store_ours(
+            config, stored, self._directory_lock.former_writers()
+        )
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
         former = admission.former_holder(config, stored)
         if not is_alone:
-            admission.check_alone(config, stored, self._foothold.former_holders(), self._is_stopping.is_set)
-        elif orders.take_over and former is not None:
+            admission.check_alone(config, stored, self._directory_lock.former_holders(), self._is_stopping.is_set)
+        elif options.take_over and former is not None:
             self._log.info("claiming the name; the daemon that has it stops within seconds", former=former)
-        if orders.take_prefix:
+        if options.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():
-            self._foothold.take(self._writer_id)
+            self._directory_lock.record_holder(self._writer_id)
 
     def _check_store(self, stored: Checkpoint) -> None:
         """Raise StateMissingError if the store is missing, or NameTakenError if a running daemon has it elsewhere."""
         try:
             admission.check_store(self._config, stored)
         except StateMissingError:
-            if not self._orders.take_over:
+            if not self._start_options.take_over:
                 admission.check_alone(self._config, stored, (), self._is_stopping.is_set)
             raise
 
@@ -278,7 +280,7 @@ class Daemon:
     def _follow(self, publisher: Publisher, goal: Goal) -> bool:
         """Open one stream from the source and run it. Return whether the goal was reached."""
         self.status.state = "connecting"
-        beginning = Beginning(self._known(), self._checkpoint, publisher, self._writer, goal, self._noticed)
+        beginning = Beginning(self._known(), self._checkpoint, publisher, self._writer, goal, self._observations)
         with self._source.opened(beginning) as stream:
             self.status.reconnect_count = self._connect_count
             self._connect_count += 1
@@ -314,7 +316,7 @@ class Daemon:
     def _recover(self, error: CdcError) -> None:
         """Prepare another round after an error, or raise the error again if a retry can't help."""
         match error:
-            case _ if self._source.looks_elsewhere(error):
+            case _ if self._source.try_fail_over(error):
                 pass
             case PublishAborted() if self._is_stopping.is_set():
                 self._log.info("stopping", reason=str(error))
@@ -355,7 +357,7 @@ class Daemon:
                 tell = self._log.debug if is_told else self._log.warning
                 tell("waiting", reason=str(error), retry_seconds=round(delay, 2))
                 self._is_stopping.wait(delay)
-                self._source.rested()
+                self._source.delay_elapsed()
             case _:
                 raise error
 
@@ -396,7 +398,7 @@ class Daemon:
             topics_seen=self._topics_seen,
             row_work_lock=new_row_work_lock(),
         )
-        takes_prefix = self._orders.take_prefix and not self._writers
+        takes_prefix = self._start_options.take_prefix and not self._writers
         try:
             self._checkpoint = publisher.start(
                 expected_writers=self._writers, takes_prefix=takes_prefix, known=self._newest_committed()
@@ -419,7 +421,7 @@ class Daemon:
         left_out = no_longer_published(self._checkpoint.spaces.values(), options_of(self._config).space_filter())
         if left_out and self._connect_count == 0:
             self._log.warning("some spaces are no longer published; consumers keep their rows", spaces=list(left_out))
-        self._source.works()
+        self._source.succeeded()
         return publisher
 
     def _newest_committed(self) -> Position | None:

@@ -113,7 +113,7 @@ class SpaceEvents(RowEncoder):
 
         self.changes[Type.UPSERT] = counted
 
-    def tell_version(self, server_version: str) -> None:
+    def add_server_version(self, server_version: str) -> None:
         """Add the server's version to each event, because versions differ in how they apply the operations in a patch."""
         self.schema = b'%b,"server_version":"%b","vclock":' % (self._server, server_version.encode())
 

@@ -33,7 +33,7 @@ from uuid import UUID
 from cdc.events.json_values import plain
 from cdc.protocol.extensions import Datetime
 from cdc.schema.forms import KeyPart
-from cdc.schema.keys import is_quiet_nan, stood_for
+from cdc.schema.keys import comparable_value, is_quiet_nan
 
 Write = Callable[[Any], Any]
 """Function from a part's value to the value that is written as JSON in its place."""
@@ -53,7 +53,7 @@ def _number(value: Any) -> Any:
     if kind is not Decimal:
         return plain(value)
     double = float(value)
-    if math.isfinite(double) and stood_for(double) == value:
+    if math.isfinite(double) and comparable_value(double) == value:
         return _double(double)
     if _INTEGER_MIN <= value < _INTEGER_END and value == value.to_integral_value():
         return int(value)
@@ -79,7 +79,7 @@ def _in_double(value: Any) -> Any:
 
 def _in_decimal(value: Any) -> Any:
     if type(value) is float and math.isfinite(value):
-        value = stood_for(value) or value
+        value = comparable_value(value) or value
     elif type(value) is int:
         value = Decimal(value)
     return _digits(value) if type(value) is Decimal else _number(value)
@@ -166,7 +166,7 @@ _AS_WRITTEN_BY_TYPE: Final[dict[str, tuple[Write, frozenset[type]]]] = {
 _PLAIN: Final = (plain, frozenset({type(None), bool, int, str, bytes, UUID}))
 
 
-def writing(part: KeyPart) -> tuple[Write, frozenset[type]]:
+def key_converter(part: KeyPart) -> tuple[Write, frozenset[type]]:
     """Return the function that converts a key part's values, and the types whose values need no conversion for msgspec.
 
     A str needs no conversion only if it is UTF-8, which msgspec itself checks.

@@ -19,7 +19,7 @@ import msgspec
 
 from cdc.errors import EncodingError, excerpt
 from cdc.events.json_values import SAFE_TYPES, WAY_OUT, encode, plain
-from cdc.events.key_text import writing
+from cdc.events.key_text import key_converter
 from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.tuples.operations import Operation, normalise, steps
 
@@ -60,7 +60,7 @@ class RowEncoder:
         self.key: Encode
         self.key_of: Encode
         self.rows: dict[int, Encode]
-        twice = _first_that_is_there_twice(names)
+        twice = _first_duplicate(names)
         if twice is not None:
             # The server accepts such a key, but it can't be written as a JSON object, so no row of the space can be published.
             refuse = _refuse_all(f"two parts of the primary key of space {form.name!r} would be called {twice!r}")
@@ -170,7 +170,7 @@ def _unsafe_places(types: Sequence[str]) -> list[tuple[int, frozenset[type]]]:
 
 def _key_encoder(names: list[str], parts: Sequence[KeyPart]) -> Encode:
     """Return an encoder from a key's values in order to a JSON object with these names, which is the same for equal keys."""
-    writings = [writing(part) for part in parts]
+    writings = [key_converter(part) for part in parts]
     unsafe = [(place, kinds) for place, (_, kinds) in enumerate(writings) if parts[place].type not in PLAIN_FIELD_TYPES]
     return _encoder(_builder(names, takes_fewer=False), unsafe, [write for write, _ in writings])
 
@@ -188,7 +188,7 @@ def _encoder(
     values are converted with `writes` (one function per place), by default with `plain`.
     """
 
-    def slowly(values: Sequence[Any]) -> bytes:
+    def encode_converted(values: Sequence[Any]) -> bytes:
         try:
             shown = map(plain, values) if writes is None else [write(value) for write, value in zip(writes, values, strict=True)]
             return encode(build(*shown))
@@ -203,18 +203,18 @@ def _encoder(
             try:
                 return encode(build(*values))
             except _NOT_ENCODABLE:
-                return slowly(values)
+                return encode_converted(values)
 
         return safe
 
     def checked(values: Sequence[Any]) -> bytes:
         for place, kinds in unsafe:
             if type(values[place]) not in kinds:
-                return slowly(values)
+                return encode_converted(values)
         try:
             return encode(build(*values))
         except _NOT_ENCODABLE:
-            return slowly(values)
+            return encode_converted(values)
 
     def checked_in_part(values: Sequence[Any]) -> bytes:
         count = len(values)
@@ -222,11 +222,11 @@ def _encoder(
             if place >= count:
                 break
             if type(values[place]) not in kinds:
-                return slowly(values)
+                return encode_converted(values)
         try:
             return encode(build(*values))
         except _NOT_ENCODABLE:
-            return slowly(values)
+            return encode_converted(values)
 
     return checked if is_whole else checked_in_part
 
@@ -236,7 +236,7 @@ def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = Tr
 
     If `takes_fewer`, there may be fewer values than names; the remaining names are then left out.
     """
-    twice = _first_that_is_there_twice(names)
+    twice = _first_duplicate(names)
     if twice is not None:
         # A format may have a field named `field_5`, which is also the name of a fifth field past the format.
         raise EncodingError(f"two fields of a row would be called {twice!r}", WAY_OUT)
@@ -257,7 +257,7 @@ def _builder(names: list[str], *, is_struct: bool = True, takes_fewer: bool = Tr
         return as_dict  # msgspec rejects names that JSON must escape
 
 
-def _first_that_is_there_twice(names: Sequence[str]) -> str | None:
+def _first_duplicate(names: Sequence[str]) -> str | None:
     return None if len(set(names)) == len(names) else next(name for place, name in enumerate(names) if name in names[:place])
 
 

@@ -68,7 +68,7 @@ class ImageChanges:
         self.space = space
         self._images = images
         codec = images.codec(space.form)
-        images.keep(space.form)
+        images.use_form(space.form)
         self._key_of_tuple = codec.of_tuple
         self._key_of_key = codec.of_key
         self._names = space.form.field_names
@@ -189,7 +189,7 @@ class ImageChanges:
         result = tuple_values(after)
         try:
             if self._key_of_tuple(result) != key:
-                self._look_at_writing(tuple_, result, before, after)
+                self._check_notation(tuple_, result, before, after)
                 return None  # if the operations would change the key, the server leaves the tuple as it is
         except SchemaError:
             return None
@@ -227,7 +227,7 @@ class ImageChanges:
         fields = [tuple_[begin:end] for begin, end in layout.elements(tuple_, 0)]
         return ", ".join(f"{fields[part.field].hex(' '):.200}" for part in self.space.form.key_parts)
 
-    def _look_at_writing(self, tuple_: Sequence[Any], result: Sequence[Any], before: bytes, after: bytes) -> None:
+    def _check_notation(self, tuple_: Sequence[Any], result: Sequence[Any], before: bytes, after: bytes) -> None:
         """Raise ImageError for an UPSERT that changes only the encoding of its key.
 
         The server compares the keys as a TREE does and finds no difference, but moves the row in a HASH index.

@@ -149,7 +149,7 @@ class Images:
         ids = {space_prefix(number): space_prefix(space_id) for space_id, number in self.numbers.items()}
         return frozenset(ids.get(key[:_PREFIX_BYTES], key[:_PREFIX_BYTES]) + key[_PREFIX_BYTES:] for key in self.doubtful)
 
-    def recall(self, doubts: Iterable[bytes]) -> None:
+    def restore_doubtful(self, doubts: Iterable[bytes]) -> None:
         """Add the keys that were doubtful at a position."""
         numbers = {space_prefix(space_id): space_prefix(number) for space_id, number in self.numbers.items()}
         self.doubtful |= {numbers.get(key[:_PREFIX_BYTES], key[:_PREFIX_BYTES]) + key[_PREFIX_BYTES:] for key in doubts}
@@ -168,7 +168,7 @@ class Images:
         self._unknown.discard(form.space_id)
         return codec
 
-    def keep(self, form: SpaceForm) -> None:
+    def use_form(self, form: SpaceForm) -> None:
         """Make a space's keys by this form from here on. If `has_other_keys` is true, the caller has cleared the space before."""
         assert not self.has_other_keys(form)
         self._keys[form.space_id] = form.primary_key
@@ -260,7 +260,7 @@ class Images:
         if self._doubtful:
             self.doubtful -= {key}
 
-    def doubt(self, key: bytes) -> bool:
+    def mark_doubtful(self, key: bytes) -> bool:
         """Mark the key's tuple as unknown from here on; return False if there are too many such keys to remember."""
         if len(self.doubtful) >= DOUBTFUL_MAX:
             return key in self.doubtful
@@ -328,7 +328,7 @@ class Images:
         """Whether the snapshot's keys have to be recorded, because there were rows before it."""
         return self._is_comparing
 
-    def see(self, keys: Iterable[bytes]) -> None:
+    def mark_seen(self, keys: Iterable[bytes]) -> None:
         """Record keys that the snapshot contains."""
         self._store.add_marks(keys)
 

@@ -19,11 +19,11 @@ from cdc.stream.batch import Part
 
 _PLUG_INS: Final = "plugin.library.paths"
 
-_AT_WORK: Final = threading.Lock()
+_COMPILED_CODE_LOCK: Final = threading.Lock()
 """Lock held by the thread that runs compiled code, and permanently once the interpreter exits. While it exits, the interpreter
 ends each thread that next asks for the interpreter's own lock. If such a thread is in compiled code, the whole process aborts,
 and its intended exit status is lost."""
-atexit.register(_AT_WORK.acquire)
+atexit.register(_COMPILED_CODE_LOCK.acquire)
 
 
 class ByBatch(Protocol):
@@ -46,7 +46,7 @@ class _Guarded:
 
     def produce(self, parts: list[Part], start: int, within: int) -> tuple[int, int, int]:
         """See `ByBatch.produce`."""
-        with _AT_WORK:
+        with _COMPILED_CODE_LOCK:
             return self._handle.produce(parts, start, within)
 
 

@@ -157,7 +157,7 @@ class KafkaClients:
             },
         )
 
-    def passing(self) -> Producer:
+    def best_effort_producer(self) -> Producer:
         """Return a producer for short-lived messages: it retries only briefly, and uses no transactions."""
         settings = self._settings(lambda _: None)
         settings.pop("transaction.timeout.ms", None)

@@ -196,7 +196,7 @@ class ExactlyOnce:
         return written | {self._checkpoint_topic}
 
     def abort(self) -> None:
-        self._sender.forget()
+        self._sender.invalidate()
         self._transactions.abort()
         self._written.clear()
 
@@ -271,8 +271,8 @@ class AtLeastOnce:
 
     def abort(self) -> None:
         """Discard the queued messages, and wait for the result of those in transit, so that none arrives after later messages."""
-        self._sender.forget()
-        self._checkpoint_sender.forget()
+        self._sender.invalidate()
+        self._checkpoint_sender.invalidate()
         self._transactions.abort()
         while True:
             self._producer.purge(in_queue=True, in_flight=False)

@@ -44,7 +44,7 @@ class Ends:
         # By topic: its number of partitions, and the time until which that number is valid.
         self._counts: dict[str, tuple[int, float]] = {}
 
-    def forget(self) -> None:
+    def reset_clients(self) -> None:
         """After an error: close the clients, and request leaders and partition counts again."""
         self._counts.clear()
         while self._consumers:

@@ -56,10 +56,10 @@ class FirstWrites:
         self._counts: dict[str, int] = {}
         self._forget_at = -math.inf
 
-    def lacking(self, topics: Collection[str], now_seconds: float) -> set[str]:
+    def unacknowledged_topics(self, topics: Collection[str], now_seconds: float) -> set[str]:
         """Return those of these topics that may have partitions without an acknowledged message."""
         if now_seconds >= self._forget_at:
-            self.forget()
+            self.invalidate()
             self._forget_at = now_seconds + FORGET_SECONDS
         return set(topics) - self._whole
 
@@ -71,23 +71,23 @@ class FirstWrites:
         """Store the partition counts of topics."""
         self._counts.update(counts)
 
-    def begins(self, parts: Iterable[Part], lacking: Collection[str]) -> bool:
-        """Return whether any message is the first for its partition, in the topics `lacking`, whose counts must be known."""
-        counts = {topic: self._counts[topic] for topic in lacking}
+    def has_first_message(self, parts: Iterable[Part], unacknowledged: Collection[str]) -> bool:
+        """Return whether any message is the first for its partition, in `unacknowledged` topics, whose counts must be known."""
+        counts = {topic: self._counts[topic] for topic in unacknowledged}
         return any(number not in self._begun[topic] for part in parts for topic, number in _places(part, counts))
 
     def split(
-        self, parts: Iterable[Part], lacking: Collection[str], counts: Mapping[str, int]
+        self, parts: Iterable[Part], unacknowledged: Collection[str], counts: Mapping[str, int]
     ) -> tuple[list[Placed], list[Placed]]:
         """Return the messages to send now, and those to send once the former are `acknowledged`.
 
-        `counts` has the partition counts of all topics that get a broadcast; `lacking` is as for `begins`.
+        `counts` has the partition counts of all topics that get a broadcast; `unacknowledged` is as for `has_first_message`.
         """
         now: list[Placed] = []
         later: list[Placed] = []
         for message in _each(parts, counts):
             topic, key, _, partition = message
-            if topic in lacking:
+            if topic in unacknowledged:
                 number = _number(key, self._counts[topic]) if partition is None else partition
                 if number in self._sent[topic]:
                     later.append(message)
@@ -109,7 +109,7 @@ class FirstWrites:
                 del self._begun[topic]
         self._sent.clear()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Forget all acknowledgements and partition counts."""
         for known in (self._begun, self._whole, self._sent, self._counts):
             known.clear()

@@ -25,7 +25,7 @@ from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.former_topics import form_records, spaces_by_topic
 
-LOOK_SECONDS: Final = 60.0
+CHECK_SECONDS: Final = 60.0
 """Interval between two checks of a running daemon."""
 
 
@@ -37,7 +37,7 @@ class LostTopics:
         self._new_admin = new_admin
         self._topic_admin = topic_admin
         self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
-        self._next_look = 0.0
+        self._next_check = 0.0
 
     def begin(self, stored: Checkpoint) -> Batch | None:
         """Remember the topics that have had records as of this checkpoint, so that recreating one of them is logged.
@@ -57,18 +57,18 @@ class LostTopics:
                 spaces=len(records),
             )
         self._topic_admin.remember(spaces, [self._schema_topic] if records else [])
-        self._next_look = time.monotonic() + LOOK_SECONDS
+        self._next_check = time.monotonic() + CHECK_SECONDS
         return Batch(list(records), 0, 0, 0, stored.position or Position(), True, {}, [], 0.0) if is_lost else None
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Raise ProducerLostError if the schema topic was deleted, as the next publisher writes all forms when it starts.
 
-        Checks at most every LOOK_SECONDS.
+        Checks at most every CHECK_SECONDS.
         """
         now = time.monotonic()
-        if now < self._next_look or not self._topic_admin.was_there(self._schema_topic):
+        if now < self._next_check or not self._topic_admin.was_there(self._schema_topic):
             return
-        self._next_look = now + LOOK_SECONDS
+        self._next_check = now + CHECK_SECONDS
         try:
             if self._is_there():
                 return

@@ -141,7 +141,7 @@ class Publisher:
         self._topic_admin.ensure([self._topics.control(topics.CHECKPOINT)])
         stored = self._view.checkpoint() if expected_writers else None
         if stored is not None and stored.writer not in expected_writers:
-            taken = FencedError(ownership.taken(stored, self._name), NAME_HINT)
+            taken = FencedError(ownership.name_taken_message(stored, self._name), NAME_HINT)
             raise taken if stored.writer is not None else lost_checkpoint(self._topics.control(topics.CHECKPOINT))
         self._started = self._make_delivery()
         try:
@@ -312,13 +312,13 @@ class Publisher:
                 self._end(error)
             except CdcError as error:
                 self._fail(error)
-                self._leave_nothing_open()
+                self._abort_open_transaction()
             except Exception as error:
                 # A bug in this program; its traceback follows. Without this call the daemon would wait forever.
                 self._fail(PublishError(f"the publisher's thread failed: {error!r}"))
                 raise
 
-    def _leave_nothing_open(self) -> None:
+    def _abort_open_transaction(self) -> None:
         """Abort the open transaction: consumers shouldn't wait for an operator to repair the failure, which may take hours."""
         try:
             with translate_kafka_errors():
@@ -393,7 +393,7 @@ class Publisher:
             if self._is_stopping.is_set() or self._is_drained:
                 raise PublishAborted("stopped before everything was committed")
             if not open_.began_at:
-                self._lost_topics.look()
+                self._lost_topics.check()
 
     def _make_topics(self, batch: Batch) -> None:
         """Make sure that the topics of a batch exist.
@@ -403,11 +403,11 @@ class Publisher:
         """
         while True:
             try:
-                self._topic_admin.ensure(batch.topics, batch.begins_anew)
+                self._topic_admin.ensure(batch.topics, batch.begins_with_truncation)
             except PublishAborted as error:
                 if self._open.began_at or self._is_stopping.is_set():
                     raise
-                self._tell_trouble(error.message)
+                self._report_trouble(error.message)
             else:
                 return
             with self._lock:
@@ -418,7 +418,7 @@ class Publisher:
     def _await_readers(self, *, may_end: bool = False) -> None:
         """Wait until consumers can read the last commit. With `may_end`, wait no longer once nothing is left to write."""
         while not self._readability.is_seen and not (may_end and self._is_drained):
-            pause = self._readability.look(self._delivery)
+            pause = self._readability.check(self._delivery)
             self.statistics.trouble = self._readability.trouble or self.statistics.trouble
             if pause is None:
                 return
@@ -493,7 +493,7 @@ class Publisher:
 
         Raises ProducerLostError if the transaction can't be aborted: only a new producer can continue then.
         """
-        self._topic_admin.forget()  # a topic may have been deleted, which only a new check would reveal
+        self._topic_admin.invalidate()  # a topic may have been deleted, which only a new check would reveal
         started = time.monotonic()
         try:
             self._delivery.abort()
@@ -526,9 +526,9 @@ class Publisher:
     def _complain(self, error: KafkaError) -> None:
         """Handle an error of a broker connection, which librdkafka keeps retrying."""
         self._readability.complained()
-        self._tell_trouble(error.str())
+        self._report_trouble(error.str())
 
-    def _tell_trouble(self, reason: str) -> None:
+    def _report_trouble(self, reason: str) -> None:
         self.statistics.trouble = reason
         now = time.monotonic()
         if now >= self._next_complaint:

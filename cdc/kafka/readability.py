@@ -21,7 +21,7 @@ from cdc.kafka.errors import translate_kafka_errors
 from cdc.kafka.hanging import Place
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import snapshot_remedy
-from cdc.stream.unseen import Unseen
+from cdc.stream.unseen import UnconfirmedCommits
 
 PAUSES_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Pauses between two checks. Most commits are readable at the first check, two milliseconds after the commit's answer."""
@@ -45,8 +45,8 @@ class Readability:
         self._view = view
         self._ends = ends
         self._is_stopping = is_stopping
-        self._unseen = Unseen()
-        self._look_count = self._filler_count = 0
+        self._unconfirmed = UnconfirmedCommits()
+        self._check_count = self._filler_count = 0
         # Whether the partitions' leaders may have changed.
         self._is_doubtful = False
         # Time since which partitions have been open although they have leaders.
@@ -61,8 +61,8 @@ class Readability:
     def committed(self, topics: Iterable[str], seconds: float) -> None:
         """Record the commit of a transaction that wrote to these topics, and how many `seconds` the commit took."""
         self._is_doubtful |= seconds >= SLOW_COMMIT_SECONDS
-        self._unseen.committed(topics)
-        self._look_count = self._filler_count = 0
+        self._unconfirmed.committed(topics)
+        self._check_count = self._filler_count = 0
         self._open_since = self._missing_since = None
 
     def complained(self) -> None:
@@ -72,7 +72,7 @@ class Readability:
     @property
     def is_seen(self) -> bool:
         """Whether consumers were seen to be able to read all committed messages. Nothing may be written before that."""
-        return self._unseen.is_seen
+        return self._unconfirmed.is_seen
 
     @property
     def unreadable(self) -> str | None:
@@ -81,22 +81,22 @@ class Readability:
             return None
         return self._reason or self.trouble or "Kafka has not written all markers of the last commit yet"
 
-    def look(self, delivery: Delivery) -> float | None:
+    def check(self, delivery: Delivery) -> float | None:
         """Check once, and end hanging transactions. Returns the pause until the next check in seconds, or None if `is_seen`.
 
         Raises the errors of `Delivery.end_hanging`.
         """
         if self._is_doubtful:
             self._is_doubtful = False
-            self._ends.forget()
+            self._ends.reset_clients()
         try:
             self._ask()
-            if not self._unseen.is_seen and self._is_patience_over():
+            if not self._unconfirmed.is_seen and self._is_patience_over():
                 self._end_own(delivery)
         except ConnectionLostError as error:
             self._is_doubtful = True
             self._open_since, self._filler_count = None, 0
-            self._unseen.ask_again()
+            self._unconfirmed.ask_again()
             if self.trouble is None:
                 structlog.get_logger().info(
                     "can't check whether consumers can read the last commit", name=self._name, reason=error.message
@@ -106,12 +106,12 @@ class Readability:
         if self.trouble is not None:
             structlog.get_logger().info("the check whether consumers can read the last commit works again", name=self._name)
             self.trouble = None
-        if self._unseen.is_seen:
+        if self._unconfirmed.is_seen:
             return None
-        self._look_count += 1
+        self._check_count += 1
         # By the last pause the commit should be readable. The broker that was asked may not be the leader any more.
-        self._is_doubtful = self._look_count == len(PAUSES_SECONDS)
-        return PAUSES_SECONDS[min(self._look_count, len(PAUSES_SECONDS)) - 1]
+        self._is_doubtful = self._check_count == len(PAUSES_SECONDS)
+        return PAUSES_SECONDS[min(self._check_count, len(PAUSES_SECONDS)) - 1]
 
     def await_end(self, delivery: Delivery) -> None:
         """Wait, after the final commit, until consumers can read it. If they can't in time, `unreadable` says why."""
@@ -119,7 +119,7 @@ class Readability:
         while not self.is_seen:
             try:
                 with translate_kafka_errors():
-                    pause = self.look(delivery)
+                    pause = self.check(delivery)
             except CdcError as error:
                 self._reason = error.message
                 return
@@ -146,11 +146,11 @@ class Readability:
 
     def close(self) -> None:
         """Close the connections."""
-        self._ends.forget()
+        self._ends.reset_clients()
 
     def _ask(self) -> None:
-        if not self._unseen.has_ends:
-            ends, missing = self._ends.written(self._unseen.topics)
+        if not self._unconfirmed.has_ends:
+            ends, missing = self._ends.written(self._unconfirmed.topics)
             if missing:
                 # A broker that has just started may know only some of the topics. A topic that stays missing was deleted.
                 now = time.monotonic()
@@ -159,8 +159,8 @@ class Readability:
                     raise ConnectionLostError(f"Kafka doesn't show the topic {missing[0]}")
             else:
                 self._missing_since = None
-            self._unseen.written(ends)
-        self._unseen.reached(self._ends.committed(self._unseen.open))
+            self._unconfirmed.written(ends)
+        self._unconfirmed.reached(self._ends.committed(self._unconfirmed.open))
 
     def _is_patience_over(self) -> bool:
         now = time.monotonic()
@@ -169,23 +169,23 @@ class Readability:
 
     def _end_own(self, delivery: Delivery) -> None:
         """End the daemon's own hanging transaction. It was committed, as no transaction of the daemon is running now."""
-        own = self._view.own(self._unseen.open)
+        own = self._view.own(self._unconfirmed.open)
         if self._filler_count >= FILLERS_MAX:
             own = {}
-        others = self._unseen.open.keys() - own.keys()
+        others = self._unconfirmed.open.keys() - own.keys()
         if others:
             structlog.get_logger().warning(
                 "committed events aren't readable: another producer's transaction is open in the same partitions",
                 name=self._name,
                 partitions=[f"{topic}-{number}" for topic, number in sorted(others)],
             )
-            self._unseen.leave(others)
+            self._unconfirmed.ignore(others)
         if own:
             self.end(delivery, own, commit=True)
             self._filler_count += 1
             self._open_since = None
-            self._look_count = 0
-            self._unseen.committed({topic for topic, _ in own})
+            self._check_count = 0
+            self._unconfirmed.committed({topic for topic, _ in own})
 
     def _remedy(self, partitions: Iterable[Place]) -> str:
         topics = {topic.removeprefix(f"{self._topic_prefix}.") for topic, _ in partitions}

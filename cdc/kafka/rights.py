@@ -132,7 +132,7 @@ class _Prober:
                 case Right(kind="transactional id"):
                     self._ask_for_transactional_id()
                 case Right(kind="group", name=group):
-                    self._look_at_group(group)
+                    self._check_group(group)
                 case Right(operation="CREATE", name=prefix):
                     self._create_without_making(f"{prefix}tarantool-cdc-check")
                 case Right(operation=operation, name=prefix):
@@ -158,7 +158,7 @@ class _Prober:
                     return False
         return True
 
-    def _look_at_group(self, group: str) -> None:
+    def _check_group(self, group: str) -> None:
         try:
             self._admin.describe_consumer_groups([group], request_timeout=TIMEOUT_SECONDS)[group].result()
         except KafkaException as error:

@@ -51,9 +51,9 @@ class Sender:
 
     def send(self, parts: list[Part], topics: Collection[str]) -> None:
         """Queue these messages, which all go to `topics`. Raises PublishAborted or PublishError."""
-        lacking = self._first_writes.lacking(topics, time.monotonic())
-        if lacking:
-            parts = self._begin(parts, lacking)
+        unacknowledged = self._first_writes.unacknowledged_topics(topics, time.monotonic())
+        if unacknowledged:
+            parts = self._begin(parts, unacknowledged)
         self._put(parts)
 
     def flush(self) -> None:
@@ -64,18 +64,18 @@ class Sender:
                 raise PublishAborted("stopped while messages were in transit")
         self._check()
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """Forget all acknowledgements, because messages in transit may not have arrived."""
-        self._first_writes.forget()
+        self._first_writes.invalidate()
 
-    def _begin(self, parts: list[Part], lacking: set[str]) -> list[Part]:
+    def _begin(self, parts: list[Part], unacknowledged: set[str]) -> list[Part]:
         """Send the first message of each new partition, and wait until they have arrived. Return the parts still to be sent."""
         first_writes = self._first_writes
-        first_writes.learn(self._counted(first_writes.unknown(lacking)))
-        if not first_writes.begins(parts, lacking):
+        first_writes.learn(self._counted(first_writes.unknown(unacknowledged)))
+        if not first_writes.has_first_message(parts, unacknowledged):
             return parts
         broadcast = {part.topic for part in parts if isinstance(part, Broadcast)}
-        now, later = first_writes.split(parts, lacking, {topic: self._partition_count(topic) for topic in broadcast})
+        now, later = first_writes.split(parts, unacknowledged, {topic: self._partition_count(topic) for topic in broadcast})
         self._put_placed(now)
         self.flush()
         first_writes.acknowledged()

@@ -55,26 +55,26 @@ class SignOfLife:
         self._is_stopping.set()
         self._thread.join()
         if is_clean:
-            self._give(is_last=True)
+            self._write_sign(is_last=True)
             self._producer.flush(_FLUSH_SECONDS)
         self._producer.purge()
 
     def _run(self) -> None:
         while True:
-            self._give()
+            self._write_sign()
             self._producer.poll(0)
             if not self._has_arrived:
-                self._look()
+                self._replace_unreachable_producer()
             if self._is_stopping.wait(SIGN_SECONDS):
                 return
 
     def _begin(self) -> None:
-        producer = self._producer = self._clients.passing()
+        producer = self._producer = self._clients.best_effort_producer()
         self._reach = Reach([producer], self._clients.admin, self._topic, ConnectionLostError)
         # Whether the latest sign with a delivery report has arrived.
         self._has_arrived = True
 
-    def _look(self) -> None:
+    def _replace_unreachable_producer(self) -> None:
         """Replace the producer if it can't reach Kafka but a new client can. Called when the last sign didn't arrive."""
         try:
             self._reach.check()
@@ -86,7 +86,7 @@ class SignOfLife:
     def _on_delivery(self, error: KafkaError | None, _: Message) -> None:
         self._has_arrived = error is None
 
-    def _give(self, *, is_last: bool = False) -> None:
+    def _write_sign(self, *, is_last: bool = False) -> None:
         sign = Sign(self._writer, socket.gethostname(), os.getpid(), time.time_ns() // 1_000_000, is_last)
         key, value = sign_record(self._name, sign)
         try:
@@ -119,7 +119,7 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
                 # Silence counts only while the partition's leader confirms that there are no further records.
                 end = _answers(lambda: consumer.get_watermark_offsets(place, timeout=_QUERY_SECONDS))
                 if end is None or read_to < end[1]:
-                    listening.deaf(now)
+                    listening.record_outage(now)
                     reach.check()
             elif (error := message.error()) is None:
                 read_to = (message.offset() or 0) + 1
@@ -127,13 +127,13 @@ def listen(clients: KafkaClients, topic: str, name: str, is_stopping: Callable[[
                 if found is not None:
                     if found.host:
                         latest = found
-                    listening.heard(now)
-                    if listening.is_at_work:
+                    listening.record_sign(now)
+                    if listening.is_running:
                         return latest
             elif error.code() == KafkaError._PARTITION_EOF:
                 read_to = message.offset() or 0
             else:
-                listening.deaf(now)
+                listening.record_outage(now)
     finally:
         consumer.close()
     return None

@@ -49,11 +49,11 @@ _CHECKPOINT_CONFIG: Final = {
 }
 
 
-def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None] = lambda _: None) -> dict[str, int]:
+def list_topics(admin: Admin, bootstrap_servers: str, report_delay: Callable[[str], None] = lambda _: None) -> dict[str, int]:
     """Return all topics and their partition counts.
 
-    If the first answer doesn't arrive soon, `tell` is called once with the reason, long before the request times out. Raises
-    LoginError, and ConnectionLostError with a clearer message than librdkafka's.
+    If the first answer doesn't arrive soon, `report_delay` is called once with the reason, long before the request times out.
+    Raises LoginError, and ConnectionLostError with a clearer message than librdkafka's.
     """
     deadline = time.monotonic() + ADMIN_TIMEOUT_SECONDS
     # The first request has a short time-out; the next ones get the remaining time.
@@ -67,7 +67,7 @@ def list_topics(admin: Admin, bootstrap_servers: str, tell: Callable[[str], None
             if len(admin.refusals) > 1:
                 raise reading_error(admin.refusals[-1], f"Kafka at {bootstrap_servers} refuses the daemon's login") from error
             if is_first:
-                tell("; ".join(admin.troubles.values()) or f"there is no answer from {bootstrap_servers}")
+                report_delay("; ".join(admin.troubles.values()) or f"there is no answer from {bootstrap_servers}")
             timeout, is_first = deadline - time.monotonic(), False
             if timeout <= 0:
                 found_wrong = "; ".join(admin.troubles.values()) or error.args[0].str()
@@ -156,17 +156,17 @@ class TopicAdmin:
         """Return whether all these topics are known to exist."""
         return self._known.issuperset(wanted)
 
-    def forget(self) -> None:
+    def invalidate(self) -> None:
         """After an error of Kafka: check every topic again."""
         self._former = dict.fromkeys(self._known) | self._former
         self._known.clear()
 
-    def ensure(self, wanted: Iterable[str], begins_anew: Callable[[str], bool] = lambda _: False) -> None:
+    def ensure(self, wanted: Iterable[str], begins_with_truncation: Callable[[str], bool] = lambda _: False) -> None:
         """Create the missing ones of these topics, all at once.
 
         A warning is logged for each topic that has to be created again, unless its new contents start from scratch
-        (`begins_anew`). Raises PublishAborted while Kafka is unavailable, ProducerLostError if the schema topic was deleted, and
-        PublishError if a retry can't help, for example if the checkpoint topic was deleted.
+        (`begins_with_truncation`). Raises PublishAborted while Kafka is unavailable, ProducerLostError if the schema topic was
+        deleted, and PublishError if a retry can't help, for example if the checkpoint topic was deleted.
         """
         unknown = [topic for topic in wanted if topic not in self._known]
         if not unknown:
@@ -181,7 +181,7 @@ class TopicAdmin:
                 raise lost_checkpoint(self._checkpoint_topic)
             missing = self._await(missing)
             for topic in created:
-                if topic in self._former and topic not in missing and not begins_anew(topic):
+                if topic in self._former and topic not in missing and not begins_with_truncation(topic):
                     structlog.get_logger().warning(self._loss(topic))
         if missing:
             raise self._absence(missing)

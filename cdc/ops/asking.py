@@ -18,10 +18,10 @@ _STATUS_SECONDS: Final = 5.0
 Address = tuple[str, int]
 
 
-def ask(name: str, address: Address | None, path: str, question: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(name: str, address: Address | None, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Send a request to the running daemon `name` at http.listen's address, and return its answer.
 
-    `question` is the body of a POST; without it the request is a GET. Raises ConfigurationError if no daemon, or another one,
+    `body` is the body of a POST; without it the request is a GET. Raises ConfigurationError if no daemon, or another one,
     answers there, and RequestError if the daemon refuses the request.
     """
     if address is None:
@@ -36,7 +36,7 @@ def ask(name: str, address: Address | None, path: str, question: dict[str, Any] 
             raise ConfigurationError(
                 f"at {host}:{port} the daemon {status['name']!r} answers, not {name!r}", "Correct http.listen."
             )
-        return status if path == "/status" else _get(address, path, question)
+        return status if path == "/status" else _get(address, path, body)
     except urllib.error.HTTPError as error:
         with error:
             raise RequestError(_refusal(error.read()) or f"{host}:{port} answers {error.code} to {path}") from error
@@ -60,7 +60,7 @@ def tap_status(name: str, address: Address | None) -> dict[str, Any] | None:
     return found if found.get("name") == name and "clients" in found else None
 
 
-def who_listens(name: str, address: Address, how_to_end_it: str) -> CdcError | None:
+def listener_conflict_error(name: str, address: Address, how_to_end_it: str) -> CdcError | None:
     """Return the error for a daemon `name` that can't listen at an address where another daemon listens; None if none does.
 
     `how_to_end_it` is added to the hint if the other daemon has the same name.
@@ -98,14 +98,14 @@ def _status_at(address: Address) -> dict[str, Any] | None:
         return None
 
 
-def _get(address: Address, path: str, question: dict[str, Any] | None) -> dict[str, Any]:
+def _get(address: Address, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
     host, port = address
     request = urllib.request.Request(
         f"http://{host}:{port}{path}",
-        data=None if question is None else json.dumps(question).encode(),
+        data=None if body is None else json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    timeout = _STATUS_SECONDS if question is None else _ASK_SECONDS
+    timeout = _STATUS_SECONDS if body is None else _ASK_SECONDS
     # The request goes directly to the daemon's address, even if the environment sets a proxy.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(request, timeout=timeout) as answer:

@@ -1,7 +1,7 @@
 """Queue of backfill requests (`tarantool-cdc snapshot`), from the HTTP threads to the daemon's thread, which has the rows.
 
-    HTTP's thread ──ask──▶ waiting ──▶ current ──▶ chunks, one per turn of the follower's loop
-                    ◀──────── admitted, or why not
+    HTTP's thread ──submit──▶ waiting ──▶ current ──▶ chunks, one per turn of the follower's loop
+                  ◀────────── admitted, or why not
 
 One request runs at a time, and the stream has priority: while the stream has rows, the request uses at most a third of the time.
 The pipeline ends with its connection. On the next connection the request starts again, under another number. A restart of the
@@ -41,12 +41,12 @@ class _Request:
 
 
 class SnapshotRequests:
-    """The queue. Any thread may call `ask` and `to_json`; only the daemon's thread may use the rest."""
+    """The queue. Any thread may call `submit` and `to_json`; only the daemon's thread may use the rest."""
 
     def __init__(self, *, start_alone: bool = False) -> None:
         """`start_alone`: make no row of a request before the checkpoint records that the request has begun."""
         self._start_alone = start_alone
-        self._is_waiting = False
+        self._awaits_checkpoint = False
         self.is_open = False
         """Whether a stream is being followed, so that requests can be accepted."""
         self._lock = threading.Lock()
@@ -57,7 +57,7 @@ class SnapshotRequests:
         self._not_before = 0.0
         self._log = structlog.get_logger()
 
-    def ask(self, names: Sequence[str], timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> None:
+    def submit(self, names: Sequence[str], timeout_seconds: float = ANSWER_TIMEOUT_SECONDS) -> None:
         """Request the rows of these spaces, and wait until the request is accepted. Raises RequestError if it is refused, if too
         many requests wait, or if the daemon doesn't begin it within `timeout_seconds`."""
         request = _Request(tuple(names))
@@ -91,7 +91,7 @@ class SnapshotRequests:
     @property
     def is_running(self) -> bool:
         """Whether a request has chunks to be made now."""
-        return self._current is not None and not self._current.is_complete and not self._is_waiting
+        return self._current is not None and not self._current.is_complete and not self._awaits_checkpoint
 
     def open(self) -> None:
         """Accept requests, because a stream is being followed."""
@@ -106,7 +106,7 @@ class SnapshotRequests:
         pipeline."""
         if self._current is not None:
             self._current = Republication(self._current.names, starts_alone=self._start_alone)
-        self._is_waiting = self.is_open = False
+        self._awaits_checkpoint = self.is_open = False
         self._end = None
         self._not_before = 0.0
 
@@ -123,8 +123,8 @@ class SnapshotRequests:
         began = time.monotonic()
         if pipeline.is_catching_up or queued_bytes > QUEUED_BYTES_MAX or (is_busy and began < self._not_before):
             return None
-        self._is_waiting = self._start_alone and self._current is not None and not _has_begun(self._current, pipeline)
-        if self._is_waiting:
+        self._awaits_checkpoint = self._start_alone and self._current is not None and not _has_begun(self._current, pipeline)
+        if self._awaits_checkpoint:
             return None
         batch = self._first(pipeline, now_us) if self._current is None else self._next(pipeline, self._current, now_us)
         ended = time.monotonic()

@@ -3,7 +3,7 @@
     connections   at most `connections_max`: a new connection replaces the oldest one, so that a request is answered however
                   many idle connections there are
     time          a connection is closed `request_seconds` after it was accepted, even if the client still sends. Once the answer
-                  exists, the client has as long again to read it. A handler whose answer has to wait calls `prolong`
+                  exists, the client has as long again to read it. A handler whose answer has to wait calls `extend_deadline`
     Host          an IP address, `localhost` or an allowed name. A web page can make its own host name resolve to this machine
                   (DNS rebinding); the browser's requests then carry that name, and are answered with 421
 
@@ -121,7 +121,7 @@ class BoundedServer(ThreadingHTTPServer):
             self._thread_count -= 1
         super().shutdown_request(request)
 
-    def prolong(self, request: socket.socket, seconds: float) -> None:
+    def extend_deadline(self, request: socket.socket, seconds: float) -> None:
         """Extend a connection's deadline after its request was read.
 
         The answer may take `seconds` to be made, and then has the normal time to be sent.
@@ -185,7 +185,7 @@ class BoundedHandler(BaseHTTPRequestHandler):
 
     def answer(self, code: int, content_type: str, body: bytes) -> None:
         """Send the complete answer. It has the normal time to be sent, however long it took to be made."""
-        self.server.prolong(self.connection, 0)
+        self.server.extend_deadline(self.connection, 0)
         self.send_response(code)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))

@@ -58,9 +58,9 @@ class StatusServer:
                     self.answer(404, "text/plain", b"there is /snapshot\n")
                 # A web page can't send this content type to another site without that site's permission (CORS).
                 elif self.headers.get_content_type() != "application/json":
-                    self._tell(415, {"error": "the body must be application/json"})
+                    self._answer_json(415, {"error": "the body must be application/json"})
                 else:
-                    self._tell(*self._request_snapshot())
+                    self._answer_json(*self._request_snapshot())
 
             def _request_snapshot(self) -> tuple[int, dict[str, Any]]:
                 try:
@@ -74,14 +74,14 @@ class StatusServer:
                     return 400, {"error": 'the body must be {"spaces": [names]}'}
                 if status.requests is None or not status.requests.is_open:
                     return 503, {"error": f"the daemon isn't following the stream, it is {status.state}. Try again once it does."}
-                self.server.prolong(self.connection, ANSWER_TIMEOUT_SECONDS)
+                self.server.extend_deadline(self.connection, ANSWER_TIMEOUT_SECONDS)
                 try:
-                    status.requests.ask(names)
+                    status.requests.submit(names)
                 except RequestError as error:
                     return 409, {"error": str(error)}
                 return 202, {"spaces": names}
 
-            def _tell(self, code: int, value: dict[str, Any]) -> None:
+            def _answer_json(self, code: int, value: dict[str, Any]) -> None:
                 self.answer(code, "application/json", json.dumps(value).encode())
 
         self._server = BoundedServer.listening(_KEY, address, Handler, allowed_hosts)

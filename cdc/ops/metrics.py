@@ -69,7 +69,7 @@ GAUGES: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     ),
     "tarantool_cdc_limbo_overdue": (
         "1 while a transaction has been waiting for longer than source.quorum_alert_ms; /status names it",
-        lambda s: float(s.overdue is not None),
+        lambda s: float(s.overdue_quorum is not None),
     ),
     "tarantool_cdc_state_bytes": ("Bytes of the state store's file, free pages included", lambda s: s.state_bytes),
     "tarantool_cdc_state_rows": ("Rows in the state store", lambda s: s.state_rows),
@@ -134,7 +134,7 @@ class StatusCollector(Collector):
         for name, (help_text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=read(status))
         lsn = _family(LSN)
-        vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.stored or VClock())
+        vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.store_position or VClock())
         for position, vclock in zip(VCLOCKS, vclocks, strict=True):
             for origin, value in vclock.items():
                 lsn.add_metric([position, str(origin)], value)

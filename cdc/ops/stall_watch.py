@@ -34,9 +34,9 @@ class StallWatch:
         self._is_stopping.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.look()  # logs a stall that ended after the last check
+        self.check()  # logs a stall that ended after the last check
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Compare the status with the last check, and log the beginning or the end of a stall."""
         stall, seconds = self._status.stall, self._status.stalled_seconds
         if stall is not None:
@@ -49,4 +49,4 @@ class StallWatch:
 
     def _run(self) -> None:
         while not self._is_stopping.wait(TURN_SECONDS):
-            self.look()
+            self.check()

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
-from cdc.stream.limbo_watch import Overdue
+from cdc.stream.limbo_watch import OverdueQuorum
 from cdc.stream.publisher_statistics import PublisherStatistics
 from cdc.upstream.overview import Upstream
 
@@ -47,13 +47,13 @@ class Status:
     last_heard_at: float = 0.0
     open_transaction_bytes: int = 0
     limbo: LimboState = field(default_factory=LimboState)
-    overdue: Overdue | None = None
+    overdue_quorum: OverdueQuorum | None = None
     """Transaction that has been waiting for its quorum for too long, or None."""
     queued_bytes: int = 0
     unwritten_bytes: int = 0
     """Memory for changes of images that the store doesn't have yet, in bytes."""
     is_reading: bool = True
-    stored: VClock | None = None
+    store_position: VClock | None = None
     state_rows: int = 0
     state_bytes: int = 0
     merging_upsert_count: int = 0
@@ -98,7 +98,7 @@ class Status:
     @property
     def shown_error(self) -> str | None:
         """`error` as shown to operators: if it is None, a stall, an aborted Kafka transaction, or an overdue quorum."""
-        overdue = self.overdue.sentence(time.time_ns() // 1000) if self.overdue is not None else None
+        overdue = self.overdue_quorum.sentence(time.time_ns() // 1000) if self.overdue_quorum is not None else None
         return self.error or self.stall or self.kafka.failure or overdue
 
     def lag_seconds(self, now: float) -> float:
@@ -151,9 +151,9 @@ class Status:
             "snapshot_rows": self.snapshot_rows,
             "received_bytes": self.received_bytes,
             "store": None
-            if self.stored is None
+            if self.store_position is None
             else {
-                "position": self.stored.to_json(),
+                "position": self.store_position.to_json(),
                 "rows": self.state_rows,
                 "bytes": self.state_bytes,
                 "doubtful_keys": self.doubtful_key_count,
@@ -167,7 +167,7 @@ class Status:
                 "bytes_on_disk": self.limbo.disk_byte_count,
                 "oldest_seconds": round(self.limbo_seconds(now), 3),
                 "oldest": f"{self.limbo.oldest_origin}:{self.limbo.oldest_lsn}" if self.limbo.oldest_us else None,
-                "is_overdue": self.overdue is not None,
+                "is_overdue": self.overdue_quorum is not None,
             },
             "buffers": {
                 "queued_bytes": self.queued_bytes,

@@ -216,16 +216,16 @@ def _number(value: Any) -> bytes:
     if kind is float:
         if not math.isfinite(value):
             return _not_finite(value)
-        return _ordered(value) + (_NO_DECIMAL if stood_for(value) is None else _SAME)
+        return _ordered(value) + (_NO_DECIMAL if comparable_value(value) is None else _SAME)
     if kind is not Decimal:
         raise TypeError(f"{excerpt(value, 100)} isn't a number")
     double = float(value)
-    if math.isfinite(double) and stood_for(double) == value:
+    if math.isfinite(double) and comparable_value(double) == value:
         return _ordered(double) + _SAME
     return _beside(double, value, value)
 
 
-def stood_for(double: float) -> Decimal | None:
+def comparable_value(double: float) -> Decimal | None:
     """Return the number that a finite double equals in comparisons with integers and decimals; None if no decimal equals it."""
     if double.is_integer() and -_UINT64_END < double < _UINT64_END:
         return Decimal(int(double))
@@ -245,7 +245,7 @@ def _beside(double: float, value: Any, exact: Decimal) -> bytes:
     text = bytes(digits).rstrip(b"\0")
     # Trailing zeroes are dropped; digits are encoded as 1 to 10, so that the byte 0 can end them.
     tail = _EXPONENT(exponent + len(digits) + _EXPONENT_BIAS) + bytes(digit + 1 for digit in text) + b"\0"
-    is_less = double > 0 if math.isinf(double) else value < (stood_for(double) or Decimal(double))
+    is_less = double > 0 if math.isinf(double) else value < (comparable_value(double) or Decimal(double))
     return _ordered(double) + (_LESS if is_less else _GREATER) + (tail.translate(_COMPLEMENT) if sign else tail)
 
 

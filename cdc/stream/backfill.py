@@ -52,7 +52,7 @@ Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
 
 
 class Chunk(NamedTuple):
-    """Result of `show`: the last key shown, the number of rows shown, and whether no more rows follow."""
+    """Result of `write_rows`: the last key shown, the number of rows shown, and whether no more rows follow."""
 
     after: bytes
     row_count: int
@@ -120,7 +120,7 @@ class Republication:
             if shown != self._shown:
                 self._after, self._shown, self._space_rows = b"", shown, 0
             pieces = envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
-            chunk = show(space, images, self._after, pieces, builder, refuse, rows_max=rows_left, bytes_max=bytes_max)
+            chunk = write_rows(space, images, self._after, pieces, builder, refuse, rows_max=rows_left, bytes_max=bytes_max)
             self._after = chunk.after
             self._space_rows += chunk.row_count
             self.row_count += chunk.row_count
@@ -171,7 +171,7 @@ def next_request(position: Position) -> Position:
     return replace(position, snapshot=state)
 
 
-def show(
+def write_rows(
     space: SpaceEvents,
     images: Images,
     after: bytes,
@@ -211,7 +211,7 @@ def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], builder
     return True
 
 
-def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
+def encoder_of(spaces: Spaces, space_id: int) -> SpaceEvents | None:
     """Return the encoder of a space's rows; None if the space is gone or isn't published."""
     space = spaces.compiled.get(space_id)
     if space is None:
@@ -224,6 +224,6 @@ def compiled(spaces: Spaces, space_id: int) -> SpaceEvents | None:
 
 
 def _space(spaces: Spaces, space_id: int) -> SpaceEvents | None:
-    """Return the encoder as `compiled` does; None also if the space's rows aren't kept."""
-    space = compiled(spaces, space_id)
+    """Return the encoder as `encoder_of` does; None also if the space's rows aren't kept."""
+    space = encoder_of(spaces, space_id)
     return space if space_id in spaces.image_changes else None

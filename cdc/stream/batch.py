@@ -223,7 +223,7 @@ class Batch(msgspec.Struct, gc=False):
         """All messages of the batch."""
         return list(self.each())
 
-    def begins_anew(self, topic: str) -> bool:
+    def begins_with_truncation(self, topic: str) -> bool:
         """Return whether the batch's first message for a topic is a truncation: then consumers don't need earlier messages."""
         first = next((each for each in self.each() if (each.topic if isinstance(each, Broadcast) else each[0]) == topic), None)
         return isinstance(first, Broadcast)

@@ -18,7 +18,7 @@ from uuid import UUID
 from cdc import native
 from cdc.events.envelope import SpaceEvents
 from cdc.events.json_values import encode
-from cdc.events.key_text import writing
+from cdc.events.key_text import key_converter
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
 from cdc.schema.forms import KeyPart, SpaceForm
 from cdc.stream.options import PipelineOptions
@@ -114,7 +114,7 @@ def _kinds(part: KeyPart) -> int:
         return 0
     if part.type == "datetime" and not part.is_as_written:
         return _INSTANT
-    return _ALL_KINDS if part.type in PLAIN_FIELD_TYPES else sum(_KINDS[kind] for kind in writing(part)[1])
+    return _ALL_KINDS if part.type in PLAIN_FIELD_TYPES else sum(_KINDS[kind] for kind in key_converter(part)[1])
 
 
 def _fields_max(form: SpaceForm) -> int:

@@ -53,7 +53,7 @@ from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, 
 from cdc.protocol.system_spaces import SPACE_SPACE
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.transaction import Row, Transaction
-from cdc.stream.transaction_buffer import Line, TransactionBuffer
+from cdc.stream.transaction_buffer import TransactionBuffer, TransactionQueue
 
 FLAGS_SINCE: Final = (2, 8)
 """The first version whose rows have flags that mark waiting transactions."""
@@ -90,7 +90,7 @@ class Limbo:
         self._waiting = waiting
         self._has_flags = version >= FLAGS_SINCE
         # Invariant: no queue is empty, unless its last transaction is being released.
-        self._queues: dict[int, Line] = {}
+        self._queues: dict[int, TransactionQueue] = {}
         # By origin: lsn and `_space` rows of the waiting transactions that have such rows.
         self._definitions: dict[int, deque[tuple[int, list[Row]]]] = {}
         # `_space` rows as they will be when all waiting transactions are released; None for a space that will be gone.
@@ -125,16 +125,16 @@ class Limbo:
 
     # Arrivals.
 
-    def holds(self, transaction: Transaction, now_us: int) -> bool:
+    def enqueue_if_waiting(self, transaction: Transaction, now_us: int) -> bool:
         """Queue a transaction if it has to wait; return whether it was queued. Raises the spool's errors if the disk is full."""
         queue = self._queues.get(transaction.replica_id)
-        touches, space_rows = self._look_at_spaces(transaction)
-        is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._passes_limbo(transaction))
+        touches, space_rows = self._synchronous_and_space_rows(transaction)
+        is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._bypasses_limbo(transaction))
         if queue is None and not is_synchronous:
             # If it is asynchronous and flagged as waiting, it was written while the last confirmation was under way.
             return False
         if queue is None:
-            queue = self._queues[transaction.replica_id] = self._waiting.line()
+            queue = self._queues[transaction.replica_id] = self._waiting.new_queue()
         queue.put(transaction, is_synchronous=is_synchronous, received_us=now_us)
         if space_rows:
             self._definitions.setdefault(transaction.replica_id, deque()).append((transaction.lsn, space_rows))
@@ -142,7 +142,7 @@ class Limbo:
         self._fold(self._space_rows, space_rows)
         return True
 
-    def passes(self, replica_id: int, lsn: int) -> bool:
+    def advance_or_defer(self, replica_id: int, lsn: int) -> bool:
         """Record a row that only moves the position; return whether the position may move at once."""
         if replica_id not in self._queues:
             return True
@@ -177,7 +177,7 @@ class Limbo:
                 if other != owner:
                     self._undo(other, 0)
 
-    def unpinned(self) -> dict[int, int]:
+    def take_unblocked(self) -> dict[int, int]:
         """Return the origins whose queue has become empty since the last call, with the lsn up to which they were received."""
         if len(self.received) == len(self._queues):
             return {}
@@ -218,7 +218,7 @@ class Limbo:
                 for _, space_rows in definitions:
                     self._fold(self._space_rows, space_rows)
 
-    def _passes_limbo(self, transaction: Transaction) -> bool:
+    def _bypasses_limbo(self, transaction: Transaction) -> bool:
         """Return whether a transaction with WAIT_ACK changes nothing, so that its master didn't wait either."""
         if transaction.flags & Flag.WAIT_SYNC:
             return False
@@ -228,7 +228,7 @@ class Limbo:
 
     # Synchronous spaces, for rows without flags.
 
-    def _look_at_spaces(self, transaction: Transaction) -> tuple[bool, list[Row]]:
+    def _synchronous_and_space_rows(self, transaction: Transaction) -> tuple[bool, list[Row]]:
         """Return whether a transaction touches a synchronous space, and its rows of `_space`."""
         if transaction.spool is None:
             return self._touched(transaction.rows, {})

@@ -13,7 +13,7 @@ from cdc.stream.limbo import LimboState
 
 
 @dataclass(frozen=True, slots=True)
-class Overdue:
+class OverdueQuorum:
     """A transaction that has been waiting too long, and the number of waiting transactions with it."""
 
     origin: int
@@ -32,16 +32,21 @@ class Overdue:
         )
 
 
-def look(limbo: LimboState, told: Overdue | None, now_us: int, *, alert_ms: int) -> tuple[Overdue | None, str]:
+def check_overdue(
+    limbo: LimboState, previous: OverdueQuorum | None, now_us: int, *, alert_ms: int
+) -> tuple[OverdueQuorum | None, str]:
     """Return what has been waiting for `alert_ms` or more, and a line for the log if that has just begun or ended, else "".
 
-    `told` is the result of the previous call. The limbo ends with its connection; the next connection receives the waiting
+    `previous` is the result of the previous call. The limbo ends with its connection; the next connection receives the waiting
     transactions again.
     """
     if not limbo.oldest_us or now_us - limbo.oldest_us < alert_ms * 1000:
-        if told is None:
+        if previous is None:
             return None, ""
-        return None, f"transaction {told.origin}:{told.lsn} no longer waits, after {(now_us - told.since_us) / 1e6:.0f} s"
-    overdue = Overdue(limbo.oldest_origin, limbo.oldest_lsn, limbo.oldest_us, limbo.transaction_count)
-    is_news = told is None or (told.origin, told.lsn) != (overdue.origin, overdue.lsn)
+        return (
+            None,
+            f"transaction {previous.origin}:{previous.lsn} no longer waits, after {(now_us - previous.since_us) / 1e6:.0f} s",
+        )
+    overdue = OverdueQuorum(limbo.oldest_origin, limbo.oldest_lsn, limbo.oldest_us, limbo.transaction_count)
+    is_news = previous is None or (previous.origin, previous.lsn) != (overdue.origin, overdue.lsn)
     return overdue, overdue.sentence(now_us) if is_news else ""

@@ -82,7 +82,7 @@ def claims(stored: Checkpoint, name: str, now_ms: int, *, takes: bool = False) -
     return [*(owner_record(other, None) for other in others), owner_record(name, now_ms)]
 
 
-def taken(stored: Checkpoint, name: str) -> str:
+def name_taken_message(stored: Checkpoint, name: str) -> str:
     """Return the message for a daemon whose checkpoint another process has written, with that process if it is known already."""
     sign = stored.signs.get(name)
     who = f", process {sign.process_id} on {sign.host}," if sign is not None and sign.writer == stored.writer else ""
@@ -109,20 +109,20 @@ class Listening:
     def __init__(self, started: float) -> None:
         self._quiet_since = started
         self._first_heard: float | None = None
-        self.is_at_work = False
+        self.is_running = False
 
-    def heard(self, now: float) -> None:
+    def record_sign(self, now: float) -> None:
         """Record that a record of the daemon has arrived."""
         self._quiet_since = now
         if self._first_heard is None:
             self._first_heard = now
-        self.is_at_work = self.is_at_work or now - self._first_heard >= APART_SECONDS
+        self.is_running = self.is_running or now - self._first_heard >= APART_SECONDS
 
-    def deaf(self, now: float) -> None:
+    def record_outage(self, now: float) -> None:
         """Record that Kafka doesn't answer: silence means nothing then, and later records may have been sent long before."""
         self._quiet_since = now
         self._first_heard = None
 
     def is_gone(self, now: float) -> bool:
         """Return whether the silence has lasted long enough."""
-        return not self.is_at_work and now - self._quiet_since >= SILENCE_SECONDS
+        return not self.is_running and now - self._quiet_since >= SILENCE_SECONDS

@@ -96,11 +96,11 @@ class Pipeline:
         self._catch_up_changes = no_changes()
         # During the replay: transactions that have arrived and aren't published yet.
         self._waiting = TransactionBuffer(options.transaction_bytes_max, new_spool)
-        self._ahead = self._waiting.line()
+        self._ahead = self._waiting.new_queue()
         self._ahead_received: dict[int, int] = {}
         self.images = images
         if images is not None:
-            images.recall(position.doubtful)
+            images.restore_doubtful(position.doubtful)
         self._envelope = Envelope(__version__, options.prefix)
         self._assembler = Assembler(memory_bytes_max=options.transaction_bytes_max, new_spool=new_spool)
         names = TopicNames(options.prefix)
@@ -138,7 +138,7 @@ class Pipeline:
                 batch=self._batch,
             )
         self._tombstones = options.tombstones
-        self._takes_singles = options.transaction_topic != "all"
+        self._can_encode_runs = options.transaction_topic != "all"
         self._snapshot: Snapshot | None = None
         self.ledger = Ledger(position)
 
@@ -173,14 +173,14 @@ class Pipeline:
         """Return the published spaces' forms at this position."""
         return self._spaces.published_forms()
 
-    def go_on(self, now_us: int) -> Iterator[Batch]:
+    def resume_unfinished_work(self, now_us: int) -> Iterator[Batch]:
         """Yield the batches of work left undone at the position, before the first rows of the stream.
 
         Raises the errors of `feed`.
         """
         self._events.now_us = now_us
         if self._catch_up_to is None:
-            yield from self._show_rekeyed()
+            yield from self._publish_rekeyed()
 
     def close(self) -> None:
         """Discard the incomplete and uncertain transactions: the connection has ended."""
@@ -219,8 +219,8 @@ class Pipeline:
         transactions = self._assembler.feed(frames)
         done = 0
         while done < len(transactions):
-            if self._takes_singles and limbo.is_empty and self._catch_up_to is None:
-                done = events.singles(transactions, done, suffix)
+            if self._can_encode_runs and limbo.is_empty and self._catch_up_to is None:
+                done = events.encode_single_row_run(transactions, done, suffix)
                 if self._builder.is_full:
                     yield self._batch()
                     continue
@@ -245,12 +245,12 @@ class Pipeline:
                 self._check_catch_up(transaction.replica_id)
             if is_control(transaction) and not self._limbo.is_empty:
                 for ready in self._decided(transaction):
-                    yield from self._take(ready, suffix)
+                    yield from self._handle_certain(ready, suffix)
             self._ahead.put(transaction)
             self._ahead_received[transaction.replica_id] = transaction.lsn
         else:
             for ready in self._certain(transaction):
-                yield from self._take(ready, suffix)
+                yield from self._handle_certain(ready, suffix)
         while self._ahead and self._catch_up_to is None:
             for ready in self._certain(self._ahead.take()):
                 yield from self._handle(ready, suffix)
@@ -264,9 +264,9 @@ class Pipeline:
                 transaction.spool.close()
         elif is_control(transaction):
             yield from self._decided(transaction)
-            if limbo.passes(origin, transaction.lsn):
+            if limbo.advance_or_defer(origin, transaction.lsn):
                 yield transaction
-        elif not limbo.holds(transaction, events.now_us):
+        elif not limbo.enqueue_if_waiting(transaction, events.now_us):
             yield transaction
 
     def _decided(self, control: Transaction) -> Iterator[Transaction]:
@@ -275,10 +275,10 @@ class Pipeline:
         The position passes over rolled back transactions together with the control row, so no position lies between the two.
         """
         yield from self._limbo.apply(control)
-        if freed := self._limbo.unpinned():
+        if freed := self._limbo.take_unblocked():
             self._events.jump(freed)
 
-    def _take(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
+    def _handle_certain(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle a certain transaction: publish it if it is new to consumers, else only update the images."""
         until = self._catch_up_to
         if until is None:
@@ -287,7 +287,7 @@ class Pipeline:
         yield from self._replay(transaction, suffix)
         if VClock(self._events.vclock) == until.vclock:
             assert self.images is not None
-            self.images.recall(until.doubtful)
+            self.images.restore_doubtful(until.doubtful)
             batch = self._caught_up()
             self._builder.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
@@ -298,7 +298,7 @@ class Pipeline:
             # A caller that only wants to catch up checks `is_catching_up` after each batch.
             self._catch_up_to = None
             yield batch
-            yield from self._show_rekeyed()
+            yield from self._publish_rekeyed()
         elif self._replayed_count > REPLAYED_CHANGES_MAX:
             yield self._caught_up()
 
@@ -333,7 +333,7 @@ class Pipeline:
         if self._events.has_rekeyed:
             yield from self._rekey(transaction)
             yield self._batch()
-            yield from self._show_rekeyed()
+            yield from self._publish_rekeyed()
         elif builder.is_full or before is None:
             yield self._batch()
 
@@ -343,14 +343,14 @@ class Pipeline:
         pieces = events.begin(transaction, suffix)
         if spool is None:
             rows = iter(transaction.rows)
-            while not events.rows(pieces, rows):
+            while not events.encode_rows(pieces, rows):
                 yield
         else:
             try:
                 decoder = FrameDecoder()
                 for chunk in spool.chunks():
                     rows = iter(rows_of(decoder.feed(chunk)))
-                    while not events.rows(pieces, rows):
+                    while not events.encode_rows(pieces, rows):
                         yield
                     yield
             finally:
@@ -413,7 +413,7 @@ class Pipeline:
                 if not (is_last and any(one.space_id == space_id for one in until.rekeyed)):
                     self.images.clear(space_id)
 
-    def _show_rekeyed(self) -> Iterator[Batch]:
+    def _publish_rekeyed(self) -> Iterator[Batch]:
         """Publish the rows of spaces with changed primary keys; the stream waits meanwhile."""
         while self._events.base.rekeyed:
             assert self.images is not None

@@ -22,7 +22,7 @@ from cdc.events.json_values import encode
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.schema.keys import space_prefix
-from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, compiled, next_request, show
+from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, encoder_of, next_request, write_rows
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.spaces import Spaces
 
@@ -42,7 +42,7 @@ def advance(
     rows aren't set aside. Also raises ConfigurationError.
     """
     rekeyed, *others = position.rekeyed
-    space = compiled(spaces, rekeyed.space_id)
+    space = encoder_of(spaces, rekeyed.space_id)
     if space is None:
         # The space is gone, or isn't published any more.
         return replace(position, rekeyed=tuple(others))
@@ -54,7 +54,7 @@ def advance(
     pieces = envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
     prefix = space_prefix(images.number(rekeyed.space_id))
     bytes_max = builder.byte_count + CHUNK_BYTES
-    chunk = show(space, images, prefix + rekeyed.after, pieces, builder, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
+    chunk = write_rows(space, images, prefix + rekeyed.after, pieces, builder, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
     rekeyed = replace(rekeyed, after=chunk.after[len(prefix) :], row_count=rekeyed.row_count + chunk.row_count)
     if not chunk.is_last:
         return replace(position, seq=builder.seq, rekeyed=(rekeyed, *others))

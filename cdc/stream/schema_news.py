@@ -13,7 +13,7 @@ from cdc.schema.forms import KeyPart, StoredSpace
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import Batch, Broadcast
 
-News = tuple[str, dict[str, Any]]
+Report = tuple[str, dict[str, Any]]
 """A sentence, and the details that it is about."""
 
 REKEYED: Final = (
@@ -21,7 +21,7 @@ REKEYED: Final = (
     "their new keys; no action is needed"
 )
 EMPTIED: Final = "all rows of a space are gone"
-COMES_ANEW: Final = (
+PUBLISHED_AGAIN: Final = (
     "a snapshot publishes a space again: a `t` event has consumers drop their rows, and the snapshot's rows follow as `r`"
 )
 BARE: Final = (
@@ -30,7 +30,7 @@ BARE: Final = (
 )
 
 
-def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
+def schema_reports(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[Report]:
     """Yield the reports about published spaces. `known` are the spaces before the batch."""
     snapshot = batch.position.snapshot
     # Ends of the names of topics whose rows are published again.
@@ -38,7 +38,7 @@ def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
     if batch.stored and (snapshot is None or snapshot.is_complete):
         rekeyed = {each.space_id for each in batch.position.rekeyed}
         for space_id, space in batch.stored.items():
-            found = _of_space(known.get(space_id), space, comes_again=space_id in rekeyed)
+            found = _of_space(known.get(space_id), space, is_published_again=space_id in rekeyed)
             if found is not None:
                 yield found
                 if found[0] == REKEYED:
@@ -46,10 +46,10 @@ def news(batch: Batch, known: Mapping[int, StoredSpace]) -> Iterator[News]:
     if batch.has_broadcast:
         for message in batch.parts:
             if isinstance(message, Broadcast) and not message.topic.endswith(tuple(ends)):
-                yield EMPTIED if snapshot is None or snapshot.is_complete else COMES_ANEW, {"topic": message.topic}
+                yield EMPTIED if snapshot is None or snapshot.is_complete else PUBLISHED_AGAIN, {"topic": message.topic}
 
 
-def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, comes_again: bool) -> News | None:
+def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, is_published_again: bool) -> Report | None:
     former_version = before.schema_version if before is not None else 0
     if now is None or not now.schema_version:
         if before is None or not former_version:
@@ -66,7 +66,7 @@ def _of_space(before: StoredSpace | None, now: StoredSpace | None, *, comes_agai
     if former_key == key or not former_key or not key:
         return "a space has another form", about
     about |= {"former_key": ", ".join(name for name, _ in former_key), "key": ", ".join(name for name, _ in key)}
-    return REKEYED if comes_again else BARE, about
+    return REKEYED if is_published_again else BARE, about
 
 
 def _key(space: StoredSpace) -> tuple[tuple[str, KeyPart], ...]:

@@ -104,16 +104,19 @@ class Snapshot:
         # Spaces of which consumers have only a part of the rows, because these were being published again.
         self._emptied: set[int] = set()
         if images is not None and images.is_comparing and previous is not None:
-            self._returning = {*spaces.unmarked, *(form.space_id for form in spaces.published_forms() if not form.schema_version)}
+            self._returning = {
+                *spaces.unpublished_spaces_with_rows,
+                *(form.space_id for form in spaces.published_forms() if not form.schema_version),
+            }
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", self.position, now_us))
         if images is not None and images.is_comparing:
             published = {form.space_id: form for form in spaces.published_forms()}
             for rekeyed in position.rekeyed:
                 if rekeyed.space_id in published:
                     self._emptied.add(rekeyed.space_id)
-                    self._emptied_unseen(published[rekeyed.space_id])
+                    self._broadcast_truncation(published[rekeyed.space_id])
         spaces.compiled.clear()
-        spaces.apart.clear()
+        spaces.synchronous_encoders.clear()
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
@@ -127,9 +130,9 @@ class Snapshot:
         if self._row_path is not None:
             self._row_path.shown_unread()
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
-            self._see()
+            self._record_seen_keys()
             yield
-        self._see()
+        self._record_seen_keys()
 
     def _feed_compiled(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
         """Make events in the compiled path, and in the Python path for the rows that it hands back, e.g. a space's first row."""
@@ -160,9 +163,9 @@ class Snapshot:
                     path.show_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
                 at = stop
 
-    def _see(self) -> None:
+    def _record_seen_keys(self) -> None:
         if self._images is not None and self._images.is_comparing:
-            self._images.see(self._seen)
+            self._images.mark_seen(self._seen)
         self._seen = []
 
     def missing(self, now_us: int) -> Iterator[None]:
@@ -175,15 +178,15 @@ class Snapshot:
         if self.position.replicaset_uuid is None:
             raise ProtocolError("the snapshot doesn't say which replica set it belongs to: _schema has neither name for it")
         self._complete_schema()
-        self._settle()
-        self._see()
+        self._publish_changed_forms()
+        self._record_seen_keys()
         if self._images is None:
             return
         for form in self._spaces.published_forms():
             changes = self._spaces.image_changes.get(form.space_id)
             if changes is None:
                 # No row of the space has arrived, but the store may have some.
-                self._ready(form)
+                self._record_whether_known(form)
                 self._spaces.compile(form)
                 changes = self._spaces.image_changes.get(form.space_id)
             if changes is None:
@@ -240,7 +243,7 @@ class Snapshot:
                 is_compiled = space_id in compiled
             except TypeError as error:  # an array or a map
                 raise malformed_in_snapshot(frame) from error
-            space = compiled[space_id] if is_compiled else self._special(header, body, frame)
+            space = compiled[space_id] if is_compiled else self._slow_path_encoder(header, body, frame)
             if space is None:
                 continue
             try:
@@ -298,14 +301,14 @@ class Snapshot:
             self._pieces[space_id] = pieces
         return pieces
 
-    def _ready(self, form: SpaceForm) -> None:
+    def _record_whether_known(self, form: SpaceForm) -> None:
         """Note whether the images had a space's rows, before these are compared."""
         images = self._images
         if images is None or not self._spaces.is_published(form):
             return
         self._known[form.space_id] = self._is_base and images.is_kept(form.space_id) and form.space_id not in self._emptied
 
-    def _special(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
+    def _slow_path_encoder(self, header: Header, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row of a system space or the first row of a space, None if the row has no event."""
         space_id, tuple_ = body.get(SPACE_ID), body.get(TUPLE)
         if header.get(Key.REQUEST_TYPE) != INSERT or type(space_id) is not int or not isinstance(tuple_, list):
@@ -320,10 +323,10 @@ class Snapshot:
         if not self._is_schema_complete:
             self._early_rows.append((header, body, frame))
             return None
-        self._settle()
+        self._publish_changed_forms()
         try:
             form = self._spaces.form(space_id)
-            self._ready(form)
+            self._record_whether_known(form)
             space = self._spaces.compile(form)
         except SchemaError as error:
             raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
@@ -335,21 +338,21 @@ class Snapshot:
         if self._is_schema_complete:
             return
         self._is_schema_complete = True
-        self._settle()
+        self._publish_changed_forms()
         rows, self._early_rows = self._early_rows, []
         for space_id in {row[1][SPACE_ID] for row in rows}:
             if self._spaces.is_wanted(space_id):
                 form = self._spaces.form(space_id)
-                self._ready(form)
+                self._record_whether_known(form)
                 self._spaces.compiled[space_id] = self._spaces.compile(form)
         for _ in self._rows(row for row in rows if self._spaces.compiled.get(row[1][SPACE_ID]) is not None):
             pass  # the rows of system spaces go into the batch of the first user's row
 
-    def _settle(self) -> None:
+    def _publish_changed_forms(self) -> None:
         if not self._spaces.schema.touched:
             return
         position = replace(self.position, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version)
-        self._spaces.publish_schema_changes(position, self._now_us, None, self._emptied_unseen, in_snapshot=True)
+        self._spaces.publish_schema_changes(position, self._now_us, None, self._broadcast_truncation, in_snapshot=True)
         if self._images is None:
             return
         # Done together with the schema records: a daemon that resumes at a later moment of this snapshot finds these spaces
@@ -358,10 +361,10 @@ class Snapshot:
             if form.space_id in self._returning or self._images.has_other_keys(form):
                 # The rows under the old keys are dropped all at once, and every row is published under its new key.
                 self._emptied.add(form.space_id)
-                self._emptied_unseen(form)
+                self._broadcast_truncation(form)
         self._returning.clear()
 
-    def _emptied_unseen(self, form: SpaceForm) -> None:
+    def _broadcast_truncation(self, form: SpaceForm) -> None:
         """Report that the snapshot lacks a published space, or has its rows under other keys.
 
         If the configuration leaves a space out from now on, consumers keep its rows, as they do if no snapshot is taken.

@@ -70,8 +70,8 @@ class Spaces:
         self._to_rekey: list[SpaceForm] = []
         # None for a space that isn't published.
         self.compiled = CompiledSpaces(row_path)
-        # Synchronous spaces are kept apart: their rows must pass the limbo first.
-        self.apart: dict[Any, SpaceEvents | None] = {}
+        # Synchronous spaces have a dict of their own: their rows must pass the limbo first.
+        self.synchronous_encoders: dict[Any, SpaceEvents | None] = {}
         self._is_included = is_included
         self._names = names
         self._envelope = envelope
@@ -83,10 +83,12 @@ class Spaces:
         """Number of UPSERTs of vinyl spaces, if the server merges them."""
         # The configuration may publish other spaces than in the daemon's last run.
         schema.touch_all()
-        self.unmarked = {space_id: schema.name(space_id) for space_id in schema.touched if self._is_unseen(space_id)}
+        self.unpublished_spaces_with_rows = {
+            space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
+        }
         """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
-        self._unseen_since_now: dict[int, str | None] = {}
+        self._newly_unpublished: dict[int, str | None] = {}
 
     def is_published(self, form: SpaceForm) -> bool:
         """Return whether this space's changes are published."""
@@ -104,7 +106,7 @@ class Spaces:
         """Fold a system row; return the form of a published space that loses its rows by it. Raises SchemaError."""
         emptied = self.schema.apply(kind, body)
         if emptied is not None and body[Key.SPACE_ID] == INDEX_SPACE:
-            self.unmarked.pop(emptied.space_id, None)
+            self.unpublished_spaces_with_rows.pop(emptied.space_id, None)
         if self.schema.last_touched is not None:
             # Forget this space alone: the first snapshot touches all spaces before it publishes their forms.
             self.forget(self.schema.last_touched)
@@ -118,15 +120,15 @@ class Spaces:
         """Return the encoder of a space's events, None if it isn't published. Raises ConfigurationError for its topic's name."""
         if self.is_published(form):
             return self.events_of(form)
-        if self._is_unseen(form.space_id):
-            self.unmarked[form.space_id] = form.name
+        if self._may_have_unpublished_rows(form.space_id):
+            self.unpublished_spaces_with_rows[form.space_id] = form.name
         return None
 
     def end_transaction(self) -> None:
         """Note that the transaction has ended: its renamed spaces may get rows under an unpublished name from now on."""
-        if self._unseen_since_now:
-            self.unmarked |= self._unseen_since_now
-            self._unseen_since_now.clear()
+        if self._newly_unpublished:
+            self.unpublished_spaces_with_rows |= self._newly_unpublished
+            self._newly_unpublished.clear()
 
     def events_of(self, form: SpaceForm) -> SpaceEvents:
         """Return an encoder for one form, and announce its topic."""
@@ -154,13 +156,13 @@ class Spaces:
         self._builder.announce(topic)
         space = SpaceEvents(form, topic, self._server_uuid)
         if self._images is None or not is_keyable(form):
-            space.tell_version(self._server_version)
+            space.add_server_version(self._server_version)
         return space
 
     def forget(self, space_id: int) -> None:
         """Remove a space's encoder, so that it is compiled again."""
         self.compiled.pop(space_id, None)
-        self.apart.pop(space_id, None)
+        self.synchronous_encoders.pop(space_id, None)
 
     def take_rekeyed(self) -> list[SpaceForm]:
         """Return the spaces since the last call whose rows have to be moved to another primary key."""
@@ -194,7 +196,7 @@ class Spaces:
         if not self.schema.touched:
             return
         touched = self.schema.touched
-        self._look_at_names(touched, in_snapshot=in_snapshot)
+        self._check_names(touched, in_snapshot=in_snapshot)
         changes = self.schema.changes(self.is_published)
         # All names are released before any is assigned: spaces may swap their names in one transaction.
         for change in changes:
@@ -206,7 +208,7 @@ class Spaces:
         for change in changes:
             form = change.form
             if self._images is not None and not in_snapshot and change.kind is not ChangeKind.DROP:
-                self._look_at_key(form)
+                self._check_key(form)
             self.forget(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._builder.announce(self._names.of_space(form.space_id, form.name))
@@ -217,23 +219,23 @@ class Spaces:
     def is_left_out(self, form: SpaceForm) -> bool:
         """Return whether a formerly published space exists unchanged, and only the configuration leaves it out now."""
         space_id = form.space_id
-        return self._is_unseen(space_id) and space_id in self.schema and self.schema.name(space_id) == form.name
+        return self._may_have_unpublished_rows(space_id) and space_id in self.schema and self.schema.name(space_id) == form.name
 
     def _has_other_name(self, form: SpaceForm) -> bool:
         return form.space_id in self.schema and self.schema.name(form.space_id) != form.name
 
-    def _is_unseen(self, space_id: int) -> bool:
+    def _may_have_unpublished_rows(self, space_id: int) -> bool:
         return self.schema.has_primary_key(space_id) and not self.is_wanted(space_id)
 
-    def _look_at_names(self, space_ids: list[int], *, in_snapshot: bool) -> None:
+    def _check_names(self, space_ids: list[int], *, in_snapshot: bool) -> None:
         for space_id in space_ids:
             name = self.schema.name(space_id)
-            if self._is_unseen(space_id):
-                has_rows = in_snapshot or space_id in self.unmarked or self.schema.is_known(space_id)
-                (self.unmarked if has_rows else self._unseen_since_now)[space_id] = name
+            if self._may_have_unpublished_rows(space_id):
+                has_rows = in_snapshot or space_id in self.unpublished_spaces_with_rows or self.schema.is_known(space_id)
+                (self.unpublished_spaces_with_rows if has_rows else self._newly_unpublished)[space_id] = name
                 continue
-            self._unseen_since_now.pop(space_id, None)
-            former_name = self.unmarked.pop(space_id, None)
+            self._newly_unpublished.pop(space_id, None)
+            former_name = self.unpublished_spaces_with_rows.pop(space_id, None)
             if in_snapshot or former_name is None or not self.schema.has_primary_key(space_id):
                 continue
             if self.schema.form(space_id).is_replicated:
@@ -243,7 +245,7 @@ class Spaces:
                     "The daemon automatically takes a snapshot, which contains them: let it run.",
                 )
 
-    def _look_at_key(self, form: SpaceForm) -> None:
+    def _check_key(self, form: SpaceForm) -> None:
         assert self._images is not None
         if not self._images.has_other_keys(form):
             return

@@ -1,8 +1,8 @@
 """Turns complete transactions of the stream into events in the outbox, in order; the hot path.
 
 The transactions are certain, and are handled by the schema at their position. The inner loops handle rows of known spaces by dict
-lookups alone. All other rows take the slow path through `_special`: system rows, rows of spaces whose encoder isn't compiled
-yet, and rows of spaces whose single rows must be checked before.
+lookups alone. All other rows take the slow path through `_slow_path_encoder`: system rows, rows of spaces whose encoder isn't
+compiled yet, and rows of spaces whose single rows must be checked before.
 
 This module doesn't know whether a transaction had to wait, whether its events are already published, and what a batch is.
 """
@@ -98,11 +98,11 @@ class StreamEvents:
         self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
         self.texts = OriginTexts()
 
-    def singles(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
+    def encode_single_row_run(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
         """Make the events of a run of transactions of one ordinary row each; return where the run ends, or the outbox is full.
 
-        This is the other half of the hot path. It does the work of `begin`, `rows` and `end` in one place, because for a single
-        row these calls would cost more than the row.
+        This is the other half of the hot path. It does the work of `begin`, `encode_rows` and `end` in one place, because for a
+        single row these calls would cost more than the row.
         """
         builder, spaces = self._builder, self._spaces.compiled
         add = builder.parts.append
@@ -132,7 +132,7 @@ class StreamEvents:
             except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
                 if self._images is not None:
                     self._images.undo_last()
-                break  # `rows` handles the row
+                break  # `encode_rows` handles the row
             if change is None:
                 timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
                 done += 1
@@ -202,7 +202,7 @@ class StreamEvents:
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
         return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
-    def rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
+    def encode_rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
         """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
 
         If not, the outbox is full, and must be taken before the remaining rows.
@@ -226,7 +226,7 @@ class StreamEvents:
                 # The slow path may write events of its own: it must see the counters, and this loop must read them afterwards.
                 builder.seq, builder.byte_count = seq, byte_count
                 pieces.row_number, pieces.total_order = row_number, total_order
-                space = self._special(pieces, kind, lsn, body, frame)
+                space = self._slow_path_encoder(pieces, kind, lsn, body, frame)
                 seq, byte_count, total_order = builder.seq, builder.byte_count, pieces.total_order
             if space is None:
                 row_number += 1
@@ -241,7 +241,7 @@ class StreamEvents:
                 continue
             except ImageError as error:
                 builder.byte_count = byte_count
-                self._pass_over(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
+                self._refuse_unappliable(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
                 byte_count = builder.byte_count
                 row_number += 1
                 continue
@@ -289,7 +289,7 @@ class StreamEvents:
         pieces.row_number, pieces.total_order = row_number, total_order
         return is_done
 
-    def _special(self, pieces: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
+    def _slow_path_encoder(self, pieces: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row whose space isn't compiled, or None if the row has no event."""
         if kind not in DATA_TYPES:
             if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
@@ -301,8 +301,8 @@ class StreamEvents:
         try:
             if space_id in TRACKED_SPACES:
                 self._schema_row(pieces, kind, lsn, body)
-            elif space_id in self._spaces.apart:
-                return self._spaces.apart[space_id]
+            elif space_id in self._spaces.synchronous_encoders:
+                return self._spaces.synchronous_encoders[space_id]
             return self._space(space_id, pieces)
         except (EncodingError, SchemaError) as error:
             raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
@@ -312,27 +312,27 @@ class StreamEvents:
         self._rekey_at_once()
         self._schema_row_at = lsn, pieces.row_number
         if body[SPACE_ID] == TRUNCATE_SPACE:
-            self._settle(pieces)  # a truncation's event refers to the space's form, which must be published before
+            self._publish_changed_forms(pieces)  # a truncation's event refers to the space's form, which must be published before
         emptied = self._spaces.apply(kind, body)
         if emptied is not None:
             self._truncate(pieces, emptied, *self._schema_row_at)
 
     def _space(self, space_id: int, pieces: EventFragments) -> SpaceEvents | None:
         """Return a newly compiled encoder for a space's rows; None if they aren't published."""
-        self._settle(pieces)
+        self._publish_changed_forms(pieces)
         if space_id in self._rekeyed:
             self._rekey_at_once()
         form = self._spaces.form(space_id)
         space = self._spaces.compile(form)
         if space is not None and space_id in self._rekeyed:
-            self._mute(space)
-        if form.is_sync:  # the limbo must see its single rows, which `singles` would take past it
-            self._spaces.apart[space_id] = space
+            self._suppress_events(space)
+        if form.is_sync:  # the limbo must see its single rows, which `encode_single_row_run` would take past it
+            self._spaces.synchronous_encoders[space_id] = space
         elif space_id not in TRACKED_SPACES:  # their rows must take the slow path every time
             self._spaces.compiled[space_id] = space
         return space
 
-    def _settle(self, pieces: EventFragments) -> None:
+    def _publish_changed_forms(self, pieces: EventFragments) -> None:
         """Publish the changed forms."""
         if self._spaces.schema.touched:
             transaction = pieces.transaction
@@ -345,7 +345,7 @@ class StreamEvents:
             for form in self._spaces.take_rekeyed():
                 self._to_rekey.append(form)
                 self._rekeyed[form.space_id] = None
-                self._void(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
+                self._broadcast_truncation(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
 
     # Changed primary keys.
 
@@ -374,7 +374,7 @@ class StreamEvents:
             self._spaces.forget(space_id)
         return found
 
-    def _mute(self, space: SpaceEvents) -> None:
+    def _suppress_events(self, space: SpaceEvents) -> None:
         """Suppress a space's events for the rest of the transaction that alters its primary key: all its rows follow later."""
         if space.form.space_id not in self._spaces.image_changes:
             raise KeysChangedError(
@@ -393,7 +393,7 @@ class StreamEvents:
     def end(self, pieces: EventFragments) -> None:
         """Finish a transaction after its last row."""
         transaction = pieces.transaction
-        self._settle(pieces)
+        self._publish_changed_forms(pieces)
         self._spaces.end_transaction()
         self._builder.timestamp = transaction.timestamp
         wanted = self._options.transaction_topic
@@ -405,9 +405,9 @@ class StreamEvents:
         """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
         if self._images is not None:
             self._images.clear(form.space_id)
-        self._void(pieces, self._spaces.plain_events_of(form), lsn, row_number)
+        self._broadcast_truncation(pieces, self._spaces.plain_events_of(form), lsn, row_number)
 
-    def _void(self, pieces: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
+    def _broadcast_truncation(self, pieces: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._builder.seq += 1
         self._builder.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._builder.seq))
 
@@ -417,14 +417,16 @@ class StreamEvents:
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         if self._images is not None:
             self._images.keep_last()
-        self._set_aside(error, transaction, kind, lsn, body, space_id)
+        self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
 
-    def _pass_over(self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+    def _refuse_unappliable(
+        self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object
+    ) -> None:
         """Raise the error of a row that can't be applied to the images, or mark its key as doubtful and set the row aside."""
         assert self._images is not None
-        if self._options.on_image_error == "fail" or error.key is None or not self._images.doubt(error.key):
+        if self._options.on_image_error == "fail" or error.key is None or not self._images.mark_doubtful(error.key):
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
-        self._set_aside(error, transaction, kind, lsn, body, space_id)
+        self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
 
     def _space_text(self, space_id: object) -> str:
         try:
@@ -432,6 +434,8 @@ class StreamEvents:
         except SchemaError:
             return ""  # it has rows here and no name; the error gives the reason, and the body contains the space's id
 
-    def _set_aside(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
+    def _write_dead_letter(
+        self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object
+    ) -> None:
         server_uuid = str(self.base.server_uuid)
         self._builder.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))

@@ -1,14 +1,14 @@
-"""Queues ("lines") of complete transactions that can't be handled yet: taken from the front, dropped from the back.
+"""Queues of complete transactions that can't be handled yet: taken from the front, dropped from the back.
 
-A line begins in memory. Once the limit is reached, it continues on disk, and nothing of a transaction stays in memory: the file
+A queue begins in memory. Once the limit is reached, it continues on disk, and nothing of a transaction stays in memory: the file
 has the facts about it before its frames. Transactions are kept as the frames in which they were received, so a transaction that
 had to wait must be decoded again.
 
     memory   41  42     spool 1   [ head│frames  head│frames  … ]     spool 2   [ head│frames  …
              ▲ take                 each is deleted when the last one in it has been taken      ▲ put
 
-All lines together keep to the limit, which also counts the memory of a transaction besides its frames. This module doesn't know
-which transactions are put into a line, and why.
+All queues together keep to the limit, which also counts the memory of a transaction besides its frames. This module doesn't know
+which transactions are put into a queue, and why.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cdc.stream.transaction import Chunks, Row, Spool, Transaction
 SMALL_BYTES: Final = 256 * 1024
 """Maximum size, in bytes, of a transaction that is read from disk at once. A larger one is read in pieces of this size."""
 SPOOL_BYTES: Final = 64 * 1024 * 1024
-"""Size of a line's file on disk, in bytes, from which the line starts another file."""
+"""Size of a queue's file on disk, in bytes, from which the queue starts another file."""
 ENTRY_BYTES: Final = 512
 """Memory of a waiting transaction besides its frames, in bytes."""
 
@@ -36,7 +36,7 @@ _IS_SYNCHRONOUS, _IS_APART = 1, 2
 
 
 class Entry(msgspec.Struct, gc=False):
-    """Facts about a waiting transaction. Its frames are in `data`, or its line knows where they are."""
+    """Facts about a waiting transaction. Its frames are in `data`, or its queue knows where they are."""
 
     replica_id: int
     tsn: int
@@ -52,7 +52,7 @@ class Entry(msgspec.Struct, gc=False):
 
 
 class _File:
-    """A spool with consecutive transactions of a line, from the first that hasn't been taken to the last."""
+    """A spool with consecutive transactions of a queue, from the first that hasn't been taken to the last."""
 
     def __init__(self, spool: Spool) -> None:
         self.spool = spool
@@ -144,7 +144,7 @@ class _Frames:
                 file.release()
 
 
-class Line:
+class TransactionQueue:
     """Queue of transactions in the order in which they were added."""
 
     def __init__(self, waiting: TransactionBuffer) -> None:
@@ -316,27 +316,27 @@ class Line:
 
 
 class TransactionBuffer:
-    """The limit that lines share, and the number of bytes that they hold."""
+    """The limit that queues share, and the number of bytes that they hold."""
 
     def __init__(self, memory_bytes_max: int, new_spool: Callable[[], Spool]) -> None:
         self._memory_bytes_max = memory_bytes_max
-        self._lines: list[Line] = []
+        self._queues: list[TransactionQueue] = []
         self.new_spool = new_spool
         self.decoder = FrameDecoder()
-        # Invariant: the sums over all lines of the bytes in memory and on disk.
+        # Invariant: the sums over all queues of the bytes in memory and on disk.
         self.memory_byte_count = 0
         self.disk_byte_count = 0
 
-    def line(self) -> Line:
-        """Return a new line."""
-        line = Line(self)
-        self._lines.append(line)
-        return line
+    def new_queue(self) -> TransactionQueue:
+        """Return a new queue."""
+        queue = TransactionQueue(self)
+        self._queues.append(queue)
+        return queue
 
-    def drop(self, line: Line) -> None:
-        """Close a line that isn't needed any more."""
-        line.close()
-        self._lines.remove(line)
+    def drop(self, queue: TransactionQueue) -> None:
+        """Close a queue that isn't needed any more."""
+        queue.close()
+        self._queues.remove(queue)
 
     def has_room(self, byte_count: int) -> bool:
         """Return whether a transaction of this size may wait in memory."""
@@ -355,6 +355,6 @@ class TransactionBuffer:
 
     def close(self) -> None:
         """Discard all transactions."""
-        for line in self._lines:
-            line.close()
-        self._lines.clear()
+        for queue in self._queues:
+            queue.close()
+        self._queues.clear()

@@ -15,8 +15,8 @@ Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 
-class Unseen:
-    """Unseen commits of one producer.
+class UnconfirmedCommits:
+    """Commits of one producer whose messages readers haven't been seen to reach.
 
     Its topics may be shared: another producer's transaction may keep readers from its records.
     """
@@ -80,7 +80,7 @@ class Unseen:
         if not found:
             self._topics, self._ends = frozenset(), None
 
-    def leave(self, places: Iterable[Place]) -> None:
+    def ignore(self, places: Iterable[Place]) -> None:
         """Stop waiting for these `open` partitions: another producer keeps readers from their ends.
 
         Until readers advance there, nothing can be seen.

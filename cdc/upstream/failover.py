@@ -1,10 +1,10 @@
 """Failover: decides which member to try, which members to pass over, and how long to wait. Its inputs are events and times.
 
-                   ┌───────── looks_elsewhere: one of several members failed ──────────┐
+                   ┌────────── try_fail_over: one of several members failed ───────────┐
                    ▼                                                                   │
     passed_over, answers ─▶ choose ─▶ (its ballot) confirm ─▶ connected ─▶ ended ─▶ an error
-                   ▲           │ NobodyError                                           │ heals by waiting
-                   └── rested ◀┴─────────────── next_delay ◀───────────────────────────┘
+     delay_elapsed ▲           │ NobodyError                                           │ heals by waiting
+                   └───────────┴─────────────── next_delay ◀───────────────────────────┘
 
 Members that fail are passed over until a round ends with a delay. Then all are tried again, except those whose stream has
 reported missing logs, which a ballot may not show. A member that was followed for long and then closed the connection (because
@@ -105,7 +105,7 @@ class Failover:
             self._short_since = None
             self._was_steady = now - self._connected_at >= STEADY_SECONDS
 
-    def looks_elsewhere(self, error: CdcError) -> int | None:
+    def try_fail_over(self, error: CdcError) -> int | None:
         """Return which of several members this error concerns, if the other members should be tried at once.
 
         Returns None if the error doesn't concern one member alone, or there is no other.
@@ -123,10 +123,10 @@ class Failover:
         """Return how long to wait before the next attempt, in seconds; longer each time until an attempt succeeds."""
         return self._back_off.next()
 
-    def rested(self) -> None:
+    def delay_elapsed(self) -> None:
         """Record that the delay is over: all members are tried again, except those with missing logs that no ballot may show."""
         self._failures = {index: found for index, found in self._failures.items() if isinstance(found, XlogGapError)}
 
-    def works(self) -> None:
+    def succeeded(self) -> None:
         """Record a success: the next delay is short again."""
         self._back_off.reset()

@@ -14,7 +14,7 @@ import pytest
 from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_policies, of_state_path, runs_already
 from cdc.config import Config, parse
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold
+from cdc.daemon.admission import StateDirectoryLock
 from cdc.kafka.readers_view import ReadersView
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
@@ -132,10 +132,10 @@ def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatc
     stored = Checkpoint()
     fold("shop", *sign_record("shop", Sign("writer-1", "vm", 42, 1)), stored)
     none = config(state={"path": str(tmp_path), "images": "none"})
-    foothold = Foothold(none)
-    foothold.take("writer-1")
+    directory_lock = StateDirectoryLock(none)
+    directory_lock.record_holder("writer-1")
     assert runs_already(own, stored)
-    foothold.close()
+    directory_lock.close()
     store = StateStore(admission.store_path(own), "`verify` of 'shop'")
     assert not runs_already(own, stored)
     (found,) = [each for each in of_kafka(own, stored) if each.is_failure]
@@ -185,7 +185,7 @@ def test_a_store_that_a_daemon_at_work_has_is_not_lost(tmp_path: Path) -> None:
     stored, elsewhere = Checkpoint(position=position, has_store=True), config(state={"path": str(tmp_path / "elsewhere")})
     (lost,) = failures(of_state_path(elsewhere, stored))
     assert "If it is lost, start once with --rebuild-state" in lost
-    (found,) = failures(of_state_path(elsewhere, stored, is_at_work=True))
+    (found,) = failures(of_state_path(elsewhere, stored, is_running=True))
     assert found.endswith(": to replace that daemon, stop it and name that directory here.")
 
 

@@ -10,14 +10,22 @@ import pytest
 
 from cdc.config import Config, parse
 from cdc.daemon import admission
-from cdc.daemon.admission import Foothold, Orders, StateMissingError, check_store, check_store_is_ours, is_store_ours, store_path
+from cdc.daemon.admission import (
+    StartOptions,
+    StateDirectoryLock,
+    StateMissingError,
+    check_store,
+    check_store_is_ours,
+    is_store_ours,
+    store_path,
+)
 from cdc.errors import StateError
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
 from cdc.store.store import StateStore
 from cdc.stream.checkpoint import Checkpoint, Sign, Writer, fold, position_record
-from cdc.stream.ownership import taken
+from cdc.stream.ownership import name_taken_message
 
 
 def config(path: Path, images: str = "full") -> Config:
@@ -75,54 +83,54 @@ def test_a_store_of_another_daemon(tmp_path: Path) -> None:
 
 def test_who_had_the_directory_before(tmp_path: Path) -> None:
     for number in range(20):
-        foothold = Foothold(config(tmp_path, "none"))
-        foothold.take(f"writer-{number}")
-        foothold.close()
-    foothold = Foothold(config(tmp_path, "none"))
-    former = foothold.former()
+        directory_lock = StateDirectoryLock(config(tmp_path, "none"))
+        directory_lock.record_holder(f"writer-{number}")
+        directory_lock.close()
+    directory_lock = StateDirectoryLock(config(tmp_path, "none"))
+    former = directory_lock.former_writers()
     assert former[-2:] == ["writer-18", "writer-19"]
     assert len(former) < 20
     with pytest.raises(StateError, match="in use by the daemon 'shop', process"):
-        Foothold(config(tmp_path, "none"))
-    foothold.close()
+        StateDirectoryLock(config(tmp_path, "none"))
+    directory_lock.close()
     assert (store_path(config(tmp_path)) / "writers").stat().st_mode & 0o077 == 0
 
 
 def test_who_held_the_lock_of_a_copied_directory_may_be_at_work(tmp_path: Path) -> None:
     settings = config(tmp_path / "one", "none")
-    foothold = Foothold(settings)
-    foothold.take("w")
+    directory_lock = StateDirectoryLock(settings)
+    directory_lock.record_holder("w")
     copied = config(tmp_path / "two", "none")
     shutil.copytree(settings.state.path, copied.state.path)
-    assert foothold.former() == foothold.former_holders() == ["w"]
-    foothold.close()
-    copy = Foothold(copied)
-    assert copy.former() == ["w"]
+    assert directory_lock.former_writers() == directory_lock.former_holders() == ["w"]
+    directory_lock.close()
+    copy = StateDirectoryLock(copied)
+    assert copy.former_writers() == ["w"]
     assert copy.former_holders() == []
-    copy.take("v")
+    copy.record_holder("v")
     assert copy.former_holders() == ["w", "v"], "it is its own now"
     copy.close()
     # A directory that is moved is the same one.
     settings.state.path.rename(tmp_path / "three")
-    assert Foothold.holders_of(store_path(config(tmp_path / "three", "none"))) == ["w"]
+    assert StateDirectoryLock.holders_of(store_path(config(tmp_path / "three", "none"))) == ["w"]
 
 
 def test_an_older_versions_directory_tells_nothing_of_its_lock(tmp_path: Path) -> None:
     path = store_path(config(tmp_path))
     path.mkdir(parents=True)
-    assert Foothold.holders_of(path) == []
+    assert StateDirectoryLock.holders_of(path) == []
     (path / "writers").write_text("v\nw\n")
-    assert Foothold.writers_in(path) == ["v", "w"]
-    assert Foothold.holders_of(path) == []
+    assert StateDirectoryLock.writers_in(path) == ["v", "w"]
+    assert StateDirectoryLock.holders_of(path) == []
     (path / "writers").write_text("")
-    assert Foothold.holders_of(path) == []
+    assert StateDirectoryLock.holders_of(path) == []
 
 
 def test_without_images_a_state_path_that_can_not_be_used_is_no_obstacle() -> None:
-    foothold = Foothold(config(Path("/proc/nope"), "none"))
-    assert foothold.former() == []
-    foothold.take("w")
-    foothold.close()
+    directory_lock = StateDirectoryLock(config(Path("/proc/nope"), "none"))
+    assert directory_lock.former_writers() == []
+    directory_lock.record_holder("w")
+    directory_lock.close()
 
 
 def test_whose_store_it_is(tmp_path: Path) -> None:
@@ -136,26 +144,27 @@ def test_whose_store_it_is(tmp_path: Path) -> None:
 
 def test_who_finds_an_old_copy_leaves_no_trace(tmp_path: Path) -> None:
     settings = config(tmp_path, "none")
-    foothold = Foothold(settings)
-    foothold.take("v")
-    foothold.take("w")
-    foothold.give_back("w")
-    assert foothold.former() == ["v"]
-    foothold.close()
+    directory_lock = StateDirectoryLock(settings)
+    directory_lock.record_holder("v")
+    directory_lock.record_holder("w")
+    directory_lock.remove_holder("w")
+    assert directory_lock.former_writers() == ["v"]
+    directory_lock.close()
 
 
 def test_a_remedy_keeps_the_orders_that_were_given() -> None:
     lost = "If it is lost, start once with --rebuild-state."
-    assert Orders().added_to(lost) == lost
-    assert Orders(take_over=True).added_to(lost) == "If it is lost, add --rebuild-state to --take-over."
-    given = Orders(rebuild_state=True, take_prefix=True)
+    assert StartOptions().added_to(lost) == lost
+    assert StartOptions(take_over=True).added_to(lost) == "If it is lost, add --rebuild-state to --take-over."
+    given = StartOptions(rebuild_state=True, take_prefix=True)
     assert given.added_to("To end it, start with --take-over.") == "To end it, add --take-over to --rebuild-state --take-prefix."
     assert given.added_to("Look there.") == "Look there."
     both = "Stop it, or start with --take-over and --rebuild-state to end it."
-    assert Orders().added_to(both) == both
+    assert StartOptions().added_to(both) == both
     assert given.added_to(both) == "Stop it, or add --take-over to --rebuild-state --take-prefix to end it."
     assert (
-        Orders(take_prefix=True).added_to(both) == "Stop it, or add --take-over and --rebuild-state to --take-prefix to end it."
+        StartOptions(take_prefix=True).added_to(both)
+        == "Stop it, or add --take-over and --rebuild-state to --take-prefix to end it."
     )
 
 
@@ -165,7 +174,7 @@ def test_what_ends_another_daemon_that_listens_at_the_same_address(tmp_path: Pat
     settings = config(tmp_path)
 
     def said() -> str:
-        return str(admission.who_listens(settings))
+        return str(admission.listener_conflict_error(settings))
 
     assert (
         "a daemon 'shop' is running and listens at 127.0.0.1:8085 (http.listen), process 7, and only one daemon of a name may run"
@@ -177,7 +186,7 @@ def test_what_ends_another_daemon_that_listens_at_the_same_address(tmp_path: Pat
     store.close()
     assert "Stop that one first, or start with --take-over to end it. If" in said()
     monkeypatch.setattr(asking, "_get", lambda *_: ["no", "daemon"])
-    assert admission.who_listens(settings) is None
+    assert admission.listener_conflict_error(settings) is None
 
 
 def test_from_whom_a_name_is_taken() -> None:
@@ -186,9 +195,9 @@ def test_from_whom_a_name_is_taken() -> None:
     )
     stored = Checkpoint(writer="w", signs={"x": Sign("w", "vm", 7, 1)})
     assert admission.former_holder(settings, stored) == "process 7 on vm"
-    assert taken(stored, "x").startswith("another daemon, process 7 on vm, has taken the name 'x'")
+    assert name_taken_message(stored, "x").startswith("another daemon, process 7 on vm, has taken the name 'x'")
     stored.signs["x"] = Sign("w", "vm", 7, 1, is_last=True)
     assert admission.former_holder(settings, stored) is None
     stored.signs["x"] = Sign("before", "vm", 7, 1)
     assert admission.former_holder(settings, stored) is None
-    assert taken(stored, "x").startswith("another daemon has taken the name 'x'")
+    assert name_taken_message(stored, "x").startswith("another daemon has taken the name 'x'")

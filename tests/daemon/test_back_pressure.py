@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Noticed, PipelineRunner, Server
+from cdc.daemon.runner import Observations, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
@@ -67,7 +67,7 @@ class Way:
         self.is_stopping = threading.Event()
         self.checkpoint = Checkpoint(BEGIN, {512: SPACE})
         self.config = config
-        self.noticed = Noticed()
+        self.observations = Observations()
         self.queued: list[int] = []
         submit = self.publisher.submit
 
@@ -97,7 +97,7 @@ class Way:
             Server(SERVER, (2, 6, 0), "m"),
             status=self.status,
             is_stopping=self.is_stopping,
-            noticed=self.noticed,
+            observations=self.observations,
             writer=self.writer,
         )
 
@@ -173,7 +173,7 @@ def test_what_the_store_has_yet_to_get(way: Way, monkeypatch: pytest.MonkeyPatch
 
     def take() -> None:
         for first in range(11, 3011, 100):
-            runner.take(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
+            runner.submit_all(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
             most.append(way.writer.unwritten_bytes)
         runner.wait_until_settled()
 
@@ -206,7 +206,7 @@ def test_a_stop_ends_the_wait(way: Way) -> None:
     def take() -> None:
         try:
             for first in range(11, 100_000, 100):
-                runner.take(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
+                runner.submit_all(runner.pipeline.feed(frames_of(rows(first, 100)), 1))
         except PublishAborted as error:
             errors.append(error)
 

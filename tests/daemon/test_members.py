@@ -102,7 +102,7 @@ def test_rows_can_be_asked_for_while_the_stream_flows_and_not_after(scene: Scene
     following.start()
     wait_for("the stream", lambda: scene.status.state == "streaming")
     assert scene.requests.is_open
-    scene.requests.ask(["users"])
+    scene.requests.submit(["users"])
     wait_for("the rows once more", lambda: scene.topics().count("shop.users") == 4)
     served.write(1)
     wait_for("a change", lambda: scene.topics().count("shop.users") == 5)
@@ -119,9 +119,9 @@ def test_a_member_that_is_not_there_is_waited_for_longer_and_longer(scene: Scene
     for _ in range(3):
         with pytest.raises(ConnectionLostError) as caught, members.opened(scene.beginning(until_caught_up=True)):
             pass
-        assert not members.looks_elsewhere(caught.value), "there is no other"
+        assert not members.try_fail_over(caught.value), "there is no other"
         delays.append(members.next_delay())
-        members.rested()
+        members.delay_elapsed()
     assert delays == sorted(set(delays))
-    members.works()
+    members.succeeded()
     assert members.next_delay() == delays[0]

@@ -160,7 +160,7 @@ def test_nobody_holds_up_the_others(listen: Listen) -> None:
         ports.append(gone.getsockname()[1])
     survey = UpstreamMonitor(source(*ports), Status("shop"))
     began = time.monotonic()
-    found = survey.take()
+    found = survey.ask_all()
     assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS, "the limit is for all together"
     assert [answer.error is None for answer in found] == [False, True, False, False, False, False, True, False]
     assert [answer.address for answer in found] == [f"127.0.0.1:{port}" for port in ports]
@@ -170,7 +170,7 @@ def test_those_that_are_passed_over_are_not_asked(listen: Listen) -> None:
     listeners = [listen(silent), listen(serving(Master()))]
     survey = UpstreamMonitor(source(*(listener.port for listener in listeners), vote_timeout_ms=30_000), Status("shop"))
     error = ConnectionLostError("it broke")
-    found = survey.take({0: error})
+    found = survey.ask_all({0: error})
     assert (found[0].error, found[1].error) == (error, None)
     assert [listener.connection_count for listener in listeners] == [0, 1]
 

@@ -51,20 +51,20 @@ class Scripted:
         """As `Source.failed`."""
         self.heard.append(error)
 
-    def looks_elsewhere(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
-        """As `Source.looks_elsewhere`."""
+    def try_fail_over(self, error: CdcError) -> bool:  # noqa: ARG002 - there is no other place
+        """As `Source.try_fail_over`."""
         return False
 
     def next_delay(self) -> float:
         """As `Source.next_delay`."""
         return 0.0
 
-    def rested(self) -> None:
-        """As `Source.rested`."""
+    def delay_elapsed(self) -> None:
+        """As `Source.delay_elapsed`."""
 
-    def works(self) -> None:
-        """As `Source.works`."""
-        self.heard.append("works")
+    def succeeded(self) -> None:
+        """As `Source.succeeded`."""
+        self.heard.append("succeeded")
 
 
 class Turn:
@@ -173,7 +173,7 @@ def test_the_source_is_told_that_kafka_works_and_how_each_stream_ended(
     source.plays = [breaks(LOST), refused(cluster, submits(1)), breaks(gap), ends]
     daemon.run()
     # What Kafka threw away is no failure of the source, and nothing of it can be settled.
-    assert source.heard == ["works", LOST, "collected", gap, "collected"]
+    assert source.heard == ["succeeded", LOST, "collected", gap, "collected"]
 
 
 def test_a_snapshot_that_the_stream_asks_for_is_asked_for_once(daemon: Daemon, source: Scripted) -> None:

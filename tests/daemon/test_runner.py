@@ -80,7 +80,7 @@ def follow(source: PipelineRunner, *, is_bad: bool = False) -> None:
     last = 10 + COUNT
     rows = [row(lsn, 11, Flag.COMMIT if lsn == last else 0, is_bad=is_bad and lsn == last - 1) for lsn in range(11, last + 1)]
     for start in range(0, COUNT, 100):
-        source.take(source.pipeline.feed(frames_of(b"".join(rows[start : start + 100])), 1))
+        source.submit_all(source.pipeline.feed(frames_of(b"".join(rows[start : start + 100])), 1))
 
 
 def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> PipelineRunner:

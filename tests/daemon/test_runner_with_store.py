@@ -49,7 +49,7 @@ def ids(way: Way) -> list[int]:
 
 def test_nothing_is_acknowledged_before_kafka_and_the_store_have_it(way: Way) -> None:
     runner = way.runner()
-    runner.take(runner.pipeline.feed(frames_of(rows(11, 5)), 1))
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 5)), 1))
     runner.collect_commits(is_forced=True)
     assert runner.published == way.status.published == VClock({1: 15})
     assert (runner.pipeline.ledger.acknowledged, runner.needed().logs_from) == (VClock({1: 10}), VClock({1: 10}))
@@ -59,7 +59,7 @@ def test_nothing_is_acknowledged_before_kafka_and_the_store_have_it(way: Way) ->
     assert ids(way) == [11, 12, 13, 14, 15]
     assert (runner.pipeline.ledger.acknowledged, runner.needed().logs_from) == (VClock({1: 15}), VClock({1: 15}))
     assert way.writer.store.row_count == way.status.state_rows == 8
-    assert way.status.stored == way.status.checkpoint == VClock({1: 15})
+    assert way.status.store_position == way.status.checkpoint == VClock({1: 15})
 
 
 def test_what_lies_between_store_and_checkpoint_goes_to_the_store_alone(way: Way) -> None:
@@ -67,7 +67,7 @@ def test_what_lies_between_store_and_checkpoint_goes_to_the_store_alone(way: Way
     runner = way.runner()
     assert (runner.needed().published, runner.needed().logs_from) == (VClock({1: 20}), VClock({1: 10}))
     way.delivery.gate.set()
-    runner.take(runner.pipeline.feed(frames_of(rows(11, 15)), 1))
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 15)), 1))
     assert runner.wait_until_settled()
     assert ids(way) == [21, 22, 23, 24, 25]
     assert way.writer.store.row_count == 18
@@ -78,7 +78,7 @@ def test_a_stop_ends_between_batches_and_waits_for_nothing(way: Way) -> None:
     runner = way.runner()
     way.is_stopping.set()
     with pytest.raises(PublishAborted, match="stopped before all batches had been submitted"):
-        runner.take(runner.pipeline.feed(frames_of(rows(11, 6000)), 1))
+        runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 6000)), 1))
     assert runner.published.covers(VClock({1: 11}))
     assert not runner.published.covers(VClock({1: 6010}))
     assert not runner.wait_until_settled()
@@ -112,11 +112,11 @@ def test_a_wait_for_a_quorum_is_told_once_however_many_streams_it_lasts(way: Way
     monkeypatch.setattr(Pipeline, "limbo", property(lambda _: waiting))
     with capture_logs() as said:
         for _ in range(2):
-            way.status.overdue = None  # what is shown decides nothing
-            way.runner().show()
-            assert way.status.overdue is not None
+            way.status.overdue_quorum = None  # what is shown decides nothing
+            way.runner().update_status()
+            assert way.status.overdue_quorum is not None
         waiting = LimboState()
-        way.runner().show()
-        way.runner().show()
+        way.runner().update_status()
+        way.runner().update_status()
     assert [line["event"] for line in said] == ["waiting for a quorum", "the wait for a quorum is over"]
-    assert way.status.overdue is None
+    assert way.status.overdue_quorum is None

@@ -13,7 +13,7 @@ import pytest
 
 from cdc.config import parse
 from cdc.daemon import admission, supervisor
-from cdc.daemon.admission import Orders, StateMissingError
+from cdc.daemon.admission import StartOptions, StateMissingError
 from cdc.daemon.members import Members
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
@@ -80,7 +80,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
     }
     daemon, clock = Daemon(parse(values, "test")), Clock()
 
-    def take(passed_over: Mapping[int, CdcError]) -> list[Answer]:
+    def ask_all(passed_over: Mapping[int, CdcError]) -> list[Answer]:
         return [
             Answer(f"m{place}:3301", error=passed_over[place]) if place in passed_over else answer(text, place)
             for place, text in enumerate(texts)
@@ -88,7 +88,7 @@ def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixtu
 
     members = daemon._source
     assert isinstance(members, Members)
-    monkeypatch.setattr(members._monitor, "take", take)
+    monkeypatch.setattr(members._monitor, "ask_all", ask_all)
     monkeypatch.setattr(daemon, "_is_stopping", clock)
     daemon._checkpoint.position = Position(vclock=PUBLISHED, snapshot=SnapshotState(1, is_complete=True))
     daemon._connect_count = 1
@@ -203,17 +203,17 @@ def test_a_store_that_is_missing_may_be_that_of_a_daemon_at_work(tmp_path: Path,
     def at_work(*_: object) -> None:
         raise NameTakenError("a daemon 'shop' is at work")
 
-    def start(orders: Orders) -> None:
-        Daemon(parse(values, "test"), orders)._be_admitted()
+    def start(options: StartOptions) -> None:
+        Daemon(parse(values, "test"), options)._be_admitted()
 
     monkeypatch.setattr(admission, "check_alone", at_work)
     with pytest.raises(NameTakenError):
-        start(Orders())
+        start(StartOptions())
     with pytest.raises(StateMissingError):
-        start(Orders(take_over=True))
+        start(StartOptions(take_over=True))
     monkeypatch.setattr(admission, "check_alone", lambda *_: None)
     with pytest.raises(StateMissingError):
-        start(Orders())
+        start(StartOptions())
     assert not (tmp_path / "elsewhere").exists()
 
 
@@ -233,11 +233,11 @@ def test_with_take_over_the_address_is_listened_at_once_the_other_has_ended(
         config = parse(values, "test")
         monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "another"})
         with pytest.raises(ConfigurationError):
-            Daemon(config, Orders(take_over=True))
+            Daemon(config, StartOptions(take_over=True))
         monkeypatch.setattr(asking, "_status_at", lambda _: {"name": "shop"})
         with pytest.raises(NameTakenError, match=r"start with --take-over"):
             Daemon(config)
-        daemon = Daemon(config, Orders(take_over=True))
+        daemon = Daemon(config, StartOptions(take_over=True))
         assert daemon.http_port is None
         monkeypatch.setattr(supervisor, "_ENDS_SECONDS", 0.0)
         with pytest.raises(ConfigurationError):

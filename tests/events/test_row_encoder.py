@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import CdcError, EncodingError, SchemaError
 from cdc.events.json_values import encode, plain
-from cdc.events.key_text import writing
+from cdc.events.key_text import key_converter
 from cdc.events.row_encoder import RowEncoder
 from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema.forms import Field, KeyPart, SpaceForm
@@ -208,7 +208,7 @@ def test_the_key_of_a_row_is_the_key_of_its_delete(data: st.DataObject) -> None:
     )
     encoder = RowEncoder(shape)
     key = [row[place] for place in places]
-    canonical = {f"f{part.field}": writing(part)[0](row[part.field]) for part in shape.key_parts}
+    canonical = {f"f{part.field}": key_converter(part)[0](row[part.field]) for part in shape.key_parts}
     assert encoder.key_of(row) == encoder.key(key) == encode(canonical)
 
 

@@ -374,7 +374,7 @@ class FakeClients:
         self.cluster.complain = complain
         return FakeProducer(self.cluster)
 
-    def passing(self) -> FakeProducer:
+    def best_effort_producer(self) -> FakeProducer:
         """Outside of transactions, with reports to nobody."""
         return FakeProducer(self.cluster, lambda *_: None)
 

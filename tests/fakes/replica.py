@@ -162,7 +162,7 @@ class Replica:
         assert isinstance(subscribed, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
         assert self.session.state is State.STREAMING
-        for batch in self.pipeline.go_on(NOW_US):
+        for batch in self.pipeline.resume_unfinished_work(NOW_US):
             self.submit(batch)
         self._submit(rest)
 

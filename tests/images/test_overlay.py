@@ -151,7 +151,7 @@ def test_changes_behind_a_mark_are_forgotten() -> None:
 
 def test_rows_under_other_keys_are_told() -> None:
     images = Images(MemoryTuples())
-    images.keep(form())
+    images.use_form(form())
     images.put(space_prefix(512) + b"a", b"\x91\x01")
     assert not images.has_other_keys(form())
     assert images.has_other_keys(form(kind="string"))
@@ -159,14 +159,14 @@ def test_rows_under_other_keys_are_told() -> None:
     assert not images.has_other_keys(form(513, "string"))
     images.clear(512)
     assert not images.has_other_keys(form(kind="string"))
-    images.keep(form(kind="string"))
+    images.use_form(form(kind="string"))
     images.put(space_prefix(512) + b"a", b"\x91\x01")
     assert images.has_other_keys(form())
 
 
 def test_rows_behind_a_truncation_are_still_under_their_keys() -> None:
     images = Images(MemoryTuples())
-    images.keep(form())
+    images.use_form(form())
     images.clear(512)
     images.put(space_prefix(512) + b"a", b"\x91\x01")
     assert images.has_other_keys(form(kind="string"))
@@ -192,7 +192,7 @@ def test_nobody_knows_the_rows_of_a_space_that_could_not_be_kept(*, is_stored: b
     assert not images.has_other_keys(collated)
     assert images.has_other_keys(form())
     images.codec(form())
-    images.keep(form())
+    images.use_form(form())
     assert not images.has_other_keys(form())
 
 
@@ -201,17 +201,17 @@ def test_a_key_in_doubt_stays_so_under_another_primary_key() -> None:
     images = Images(MemoryTuples())
     first, second = form(field=0), form(field=1)
     codec = images.codec(first)
-    images.keep(first)
+    images.use_form(first)
     for number in (1, 2):
         images.put(codec.of_key([number]), wire.pack([number, 10 * number]))
-    assert images.doubt(codec.of_key([2]))
+    assert images.mark_doubtful(codec.of_key([2]))
     assert images.doubts == {codec.of_key([2])}
     list(images.rekey(second))
     other = images.codec(second)
     assert images.doubtful == {other.of_key([20])}
     assert images.doubts == {space_prefix(512) + other.of_key([20])[4:]}
     images.doubtful = frozenset()
-    images.recall({space_prefix(512) + other.of_key([20])[4:], space_prefix(513) + b"x"})
+    images.restore_doubtful({space_prefix(512) + other.of_key([20])[4:], space_prefix(513) + b"x"})
     assert images.doubtful == {other.of_key([20]), space_prefix(513) + b"x"}
     images.put(other.of_key([20]), wire.pack([2, 20]))
     assert images.doubts == {space_prefix(513) + b"x"}
@@ -288,7 +288,7 @@ def test_images_over_either_store(store: MemoryTuples | StateStore) -> None:
     store.write(changes, ())
     images.written(changes)
     assert list(images.missing(512)) == [(key, row)]
-    images.see([key])
+    images.mark_seen([key])
     assert list(images.missing(512)) == []
     images.end_snapshot()
     assert not images.is_comparing

@@ -96,7 +96,7 @@ def test_properties_that_are_not_taken_are_named_without_their_values(properties
     made = KafkaClients("x", KafkaSection(bootstrap_servers=NOBODY, topic_prefix="x", properties=dict(properties)))
     ways: list[Callable[[], object]] = [
         made.admin,
-        made.passing,
+        made.best_effort_producer,
         lambda: made.prober(1000),
         lambda: made.consumer("read_committed"),
         lambda: made.transactional(lambda _: None, 1000),
@@ -122,7 +122,7 @@ def test_no_client_has_a_broker_make_topics(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(KafkaClients, "_made", lambda _, *given, **named: made(*given, **named))
     some = clients()
-    some.admin(), some.prober(1000), some.consumer("read_committed"), some.passing()
+    some.admin(), some.prober(1000), some.consumer("read_committed"), some.best_effort_producer()
     some.transactional(lambda _: None, 1000), some.idempotent(lambda _: None, lambda *_: None)
     assert [given["allow.auto.create.topics"] for given in settings] == [False] * 6
 

@@ -97,7 +97,7 @@ def test_connections_are_kept_until_there_is_trouble(asked: Ends, clients: Count
         asked.written([TOPIC])
         asked.committed([(TOPIC, 0)])
     assert clients.made == 2
-    asked.forget()
+    asked.reset_clients()
     asked.committed([(TOPIC, 0)])
     assert clients.made == 3
 
@@ -113,7 +113,7 @@ def test_partitions_that_are_added_are_found_a_second_later_or_at_once_after_tro
     now[0] += ends.COUNTS_SECONDS
     assert len(asked.written([TOPIC])[0]) == 3
     cluster.partitions[TOPIC] = 4
-    asked.forget()
+    asked.reset_clients()
     assert len(asked.written([TOPIC])[0]) == 4
 
 

@@ -34,12 +34,12 @@ class Log:
         """As `Sender.send`; returns how many messages went in which round."""
         topics = {part.topic if isinstance(part, Broadcast) else part[0] for part in parts if isinstance(part, Broadcast | tuple)}
         first_writes = self.first_writes
-        lacking = first_writes.lacking(topics, now_seconds)
-        first_writes.learn({topic: COUNTS[topic] for topic in first_writes.unknown(lacking)})
-        if not first_writes.begins(parts, lacking):
-            lacking = set()
+        unacknowledged = first_writes.unacknowledged_topics(topics, now_seconds)
+        first_writes.learn({topic: COUNTS[topic] for topic in first_writes.unknown(unacknowledged)})
+        if not first_writes.has_first_message(parts, unacknowledged):
+            unacknowledged = set()
         begun = set(self.written)
-        rounds = first_writes.split(parts, lacking, COUNTS)
+        rounds = first_writes.split(parts, unacknowledged, COUNTS)
         for messages in rounds:
             sent: set[tuple[str, int]] = set()
             for place in map(self._place, messages):
@@ -60,7 +60,7 @@ def test_the_first_message_of_a_partition_goes_alone() -> None:
     log = Log()
     assert log.send(*[("a", b"%d" % number, b"") for number in range(5)]) == (1, 4)
     assert log.send(*[("a", b"%d" % number, b"") for number in range(5)]) == (5, 0)
-    assert not log.first_writes.lacking({"a"}, 1.0)
+    assert not log.first_writes.unacknowledged_topics({"a"}, 1.0)
 
 
 def test_first_messages_of_several_partitions_go_together() -> None:
@@ -72,17 +72,17 @@ def test_a_topic_lacks_something_until_each_of_its_partitions_has_begun() -> Non
     log = Log()
     keys = {partition_of(b"%d" % number, 3): b"%d" % number for number in range(50)}
     for number in range(3):
-        assert log.first_writes.lacking({"b", "a"}, 0.0) == {"a", "b"}
+        assert log.first_writes.unacknowledged_topics({"b", "a"}, 0.0) == {"a", "b"}
         assert log.send(("b", keys[number], b""), ("b", keys[number], b"")) == (1, 1)
         assert log.send(("b", keys[number], b""), ("b", keys[number], b"")) == (2, 0)
-    assert log.first_writes.lacking({"b", "a"}, 0.0) == {"a"}
+    assert log.first_writes.unacknowledged_topics({"b", "a"}, 0.0) == {"a"}
 
 
 def test_a_message_without_a_key_is_placed_as_long_as_something_is_lacking() -> None:
     first_writes = FirstWrites()
     first_writes.learn(COUNTS)
     messages: list[Part] = [("b", None, b"x"), ("b", None, b"y")]
-    assert first_writes.begins(messages, {"b"})
+    assert first_writes.has_first_message(messages, {"b"})
     now, later = first_writes.split(messages, {"b"}, {})
     assert [message.partition for message in now] == [0]
     assert [message.value for message in later] == [b"y"]
@@ -91,13 +91,13 @@ def test_a_message_without_a_key_is_placed_as_long_as_something_is_lacking() -> 
 def test_all_is_forgotten_after_a_while_and_when_something_was_lost() -> None:
     log = Log()
     log.send(("a", b"1", b""))
-    assert not log.first_writes.lacking({"a"}, FORGET_SECONDS - 1)
-    assert log.first_writes.lacking({"a"}, FORGET_SECONDS) == {"a"}
+    assert not log.first_writes.unacknowledged_topics({"a"}, FORGET_SECONDS - 1)
+    assert log.first_writes.unacknowledged_topics({"a"}, FORGET_SECONDS) == {"a"}
     # How many partitions there are is asked again.
     assert log.first_writes.unknown({"a"}) == ["a"]
     log.send(("a", b"1", b""), now_seconds=FORGET_SECONDS)
-    log.first_writes.forget()
-    assert log.first_writes.lacking({"a"}, FORGET_SECONDS) == {"a"}
+    log.first_writes.invalidate()
+    assert log.first_writes.unacknowledged_topics({"a"}, FORGET_SECONDS) == {"a"}
 
 
 @given(st.lists(st.lists(MESSAGES, max_size=20), max_size=4))
@@ -126,10 +126,10 @@ def test_what_the_compiled_path_has_made_tells_its_partitions() -> None:
         expected = {(topic, partition_of(key or b"", counts[topic])) for topic, key, _ in compiled if counts.get(topic)}
         assert set(places) == expected
     first_writes = FirstWrites()
-    lacking = first_writes.lacking({"shop.users"}, 0.0)
+    unacknowledged = first_writes.unacknowledged_topics({"shop.users"}, 0.0)
     first_writes.learn({"shop.users": 1000})
-    assert first_writes.begins([compiled], lacking)
-    now, later = first_writes.split([compiled], lacking, {})
+    assert first_writes.has_first_message([compiled], unacknowledged)
+    now, later = first_writes.split([compiled], unacknowledged, {})
     assert len(now) + len(later) == len(compiled)
     first_writes.acknowledged()
-    assert not first_writes.begins([compiled], first_writes.lacking({"shop.users"}, 0.0))
+    assert not first_writes.has_first_message([compiled], first_writes.unacknowledged_topics({"shop.users"}, 0.0))

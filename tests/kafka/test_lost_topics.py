@@ -33,7 +33,7 @@ FORM = StoredSpace(
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.1)
-    monkeypatch.setattr(lost_topics, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(lost_topics, "CHECK_SECONDS", 0.05)
     monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 0.1)
 
 

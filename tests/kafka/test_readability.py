@@ -59,7 +59,7 @@ class FakeEnds:
             raise ConnectionLostError("no leader")
         return {PLACE: offset}
 
-    def forget(self) -> None:
+    def reset_clients(self) -> None:
         """Count."""
         self.forgotten += 1
 
@@ -83,13 +83,13 @@ def readability(ends: FakeEnds, *, is_own: bool = True) -> Readability:
 
 
 def looks(found: Readability, delivery: Delivery, count: int) -> list[float | None]:
-    return [found.look(delivery) for _ in range(count)]
+    return [found.check(delivery) for _ in range(count)]
 
 
 def test_the_first_look_mostly_suffices() -> None:
     found, delivery = readability(FakeEnds(9)), Ended()
     assert not found.is_seen
-    assert found.look(delivery) is None
+    assert found.check(delivery) is None
     assert (found.is_seen, delivery.ended) == (True, [])
 
 
@@ -112,19 +112,19 @@ def test_nothing_is_ended_before_its_partition_has_had_a_leader_for_the_whole_ti
     monkeypatch.setattr("cdc.kafka.readability.time.monotonic", lambda: now[0])
     ends, delivery = FakeEnds(3, None, 3, 3, 9), Ended()
     found = readability(ends)
-    assert found.look(delivery) == PAUSES_SECONDS[0]
+    assert found.check(delivery) == PAUSES_SECONDS[0]
     now[0] += readers_view.MARKERS_SECONDS
     troubles = []
     for pause in (TROUBLED_SECONDS, PAUSES_SECONDS[1]):
-        assert found.look(delivery) == pause
+        assert found.check(delivery) == pause
         troubles.append(found.trouble)
     assert troubles == ["no leader", None]
     assert ends.forgotten == 1, "another connection is asked"
     assert not delivery.ended
     now[0] += readers_view.MARKERS_SECONDS
-    found.look(delivery)
+    found.check(delivery)
     assert delivery.ended == [{PLACE}]
-    assert found.look(delivery) is None
+    assert found.check(delivery) is None
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -133,13 +133,13 @@ def test_anothers_transaction_holds_nobody_up_for_ever(monkeypatch: pytest.Monke
     monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.0)
     found, delivery = readability(FakeEnds(3), is_own=is_own), Ended()
     with capture_logs() as lines:
-        while found.look(delivery) is not None:
+        while found.check(delivery) is not None:
             pass
     assert len(delivery.ended) == (FILLERS_MAX if is_own else 0)
     assert ["another producer's transaction is open" in line["event"] for line in lines][-1]
     assert lines[-1]["partitions"] == ["shop.things-0"]
     found.committed([PLACE[0]], 0.0)
-    assert found.look(delivery) is None, "it is where it was"
+    assert found.check(delivery) is None, "it is where it was"
 
 
 def test_a_topic_that_was_deleted_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,20 +148,20 @@ def test_a_topic_that_was_deleted_is_not_waited_for_for_ever(monkeypatch: pytest
     ends, delivery = FakeEnds(9), Ended()
     ends.is_missing = True
     found = readability(ends)
-    assert found.look(delivery) == TROUBLED_SECONDS
+    assert found.check(delivery) == TROUBLED_SECONDS
     assert found.trouble == "Kafka doesn't show the topic shop.things"
     now[0] += readers_view.GONE_SECONDS
-    assert found.look(delivery) is None
+    assert found.check(delivery) is None
 
 
 def test_after_a_slow_commit_or_a_complaint_other_connections_are_asked() -> None:
     ends, delivery = FakeEnds(9), Ended()
     found = readability(ends)
     found.committed([PLACE[0]], 2.0)
-    found.look(delivery)
+    found.check(delivery)
     found.complained()
     found.committed([PLACE[0]], 0.0)
-    found.look(delivery)
+    found.check(delivery)
     assert ends.forgotten == 2
 
 
@@ -169,7 +169,7 @@ def test_an_end_that_fails_says_what_may_be_lost_and_what_brings_it_back(monkeyp
     monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.0)
     found = readability(FakeEnds(3))
     with capture_logs() as lines, pytest.raises(PublishAborted):
-        found.look(Ended(PublishAborted("a Kafka transaction can't be committed")))
+        found.check(Ended(PublishAborted("a Kafka transaction can't be committed")))
     assert (lines[-1]["log_level"], lines[-1]["partitions"]) == ("error", ["shop.things-0"])
     assert "tarantool-cdc snapshot --config FILE things" in lines[-1]["remedy"]
 
@@ -177,10 +177,10 @@ def test_an_end_that_fails_says_what_may_be_lost_and_what_brings_it_back(monkeyp
 def test_an_end_without_waiting_says_so_as_well() -> None:
     found = readability(FakeEnds(3))
     assert "has not written all markers" in (found.unreadable or "")
-    found.look(Ended())
+    found.check(Ended())
     assert found.unreadable is not None
     found = readability(FakeEnds(9))
-    found.look(Ended())
+    found.check(Ended())
     assert found.unreadable is None
 
 
@@ -208,6 +208,6 @@ def test_after_trouble_the_ends_are_asked_for_again() -> None:
     """The topic may have been made anew meanwhile."""
     ends = FakeEnds(None, 4)
     found = readability(ends)
-    assert found.look(Ended()) == TROUBLED_SECONDS
+    assert found.check(Ended()) == TROUBLED_SECONDS
     ends.end = 4
-    assert found.look(Ended()) is None
+    assert found.check(Ended()) is None

@@ -157,7 +157,7 @@ def test_topics_that_were_made_sure_of_and_are_gone() -> None:
     topics = admin(cluster)
     topics.ensure(["shop.things"])
     cluster.partitions.clear()
-    topics.forget()
+    topics.invalidate()
     topics.ensure(["shop.things"])
     assert cluster.partitions == {"shop.things": 4}
 
@@ -168,11 +168,11 @@ def test_a_topic_that_was_deleted_is_told_with_what_sends_its_rows_again() -> No
     with structlog.testing.capture_logs() as logs:
         topics.ensure(["shop.users", "shop.dlq"])
         assert not logs, "nothing was lost yet"
-        topics.forget()
+        topics.invalidate()
         topics.ensure(["shop.users", "shop.dlq", "shop.new"])
         assert not logs, "they are there"
         cluster.partitions.clear()
-        topics.forget()
+        topics.invalidate()
         topics.ensure(["shop.users", "shop.dlq", "shop.newer"])
     said = [entry["event"] for entry in logs]
     assert said == [

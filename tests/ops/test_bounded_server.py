@@ -33,7 +33,7 @@ class Handler(BoundedHandler):
             case "/large":
                 self.answer(200, "text/plain", bytes(LARGE))
             case "/slow":
-                self.server.prolong(self.connection, 2)
+                self.server.extend_deadline(self.connection, 2)
                 time.sleep(2)  # as long as was said, which is longer than a connection may stay otherwise
                 self.answer(200, "text/plain", b"at last")
             case "/late":

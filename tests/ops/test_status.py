@@ -22,7 +22,7 @@ from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
-from cdc.stream.limbo_watch import look
+from cdc.stream.limbo_watch import check_overdue
 from cdc.upstream.overview import Upstream
 
 FOLLOWED = Upstream(
@@ -177,8 +177,8 @@ def test_stream_of_which_nothing_becomes_durable(server: StatusServer, status: S
     with structlog.testing.capture_logs() as lines:
         backlog.submitted(now - status.stalled_after_seconds - 5, 0.0)
         status.kafka.trouble = "1/1 brokers are down"
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
         code, text = ready()
         shown = status.to_json()
         assert (code, shown["state"], round(shown["kafka"]["stalled_seconds"])) == (503, "stalled", 20)
@@ -189,8 +189,8 @@ def test_stream_of_which_nothing_becomes_durable(server: StatusServer, status: S
         found = samples(status)
         assert (found[("tarantool_cdc_ready", ())], round(found[("tarantool_cdc_stalled_seconds", ())])) == (0, 20)
         backlog.committed(time.monotonic(), 1)
-        watch.look()
-        watch.look()
+        watch.check()
+        watch.check()
     assert (ready(), status.to_json()["error"]) == ((200, "streaming\n"), None)
     assert [(line["log_level"], line["event"]) for line in lines] == [
         ("error", "Kafka stands still"),
@@ -225,7 +225,7 @@ def test_not_ready_and_not_healthy(server: StatusServer, status: Status) -> None
 def test_a_transaction_that_waits_for_long_is_an_error(status: Status) -> None:
     status.limbo = LimboState(2, 2, 100, 0, time.time_ns() // 1000 - 12_000_000, 1, 45)
     assert (status.to_json()["error"], status.to_json()["limbo"]["is_overdue"]) == (None, False)
-    status.overdue, _ = look(status.limbo, None, time.time_ns() // 1000, alert_ms=10_000)
+    status.overdue_quorum, _ = check_overdue(status.limbo, None, time.time_ns() // 1000, alert_ms=10_000)
     shown = status.to_json()
     assert shown["error"].startswith("transaction 1:45 has been waiting for its quorum for 12 s, and 1 more after it")
     assert (shown["limbo"]["oldest"], shown["limbo"]["is_overdue"]) == ("1:45", True)

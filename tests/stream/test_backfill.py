@@ -268,7 +268,7 @@ def test_one_after_another_and_again_on_the_next_connection() -> None:
     def ask(*names: str) -> threading.Thread:
         def run() -> None:
             try:
-                requests.ask(names)
+                requests.submit(names)
             except RequestError as error:
                 errors.append(error)
 
@@ -363,7 +363,7 @@ def test_what_kafka_throws_away_is_made_once_more() -> None:
 def test_nobody_answers() -> None:
     requests = SnapshotRequests()
     with pytest.raises(RequestError, match="busy"):
-        requests.ask(["users"], 0.01)
+        requests.submit(["users"], 0.01)
     shop = Asking()
     assert requests.chunk(shop.replica.pipeline, NOW_US, queued_bytes=0, is_busy=False) is None
 
@@ -371,7 +371,7 @@ def test_nobody_answers() -> None:
 def test_gives_way_to_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     shop, requests = Asking(), SnapshotRequests()
     with pytest.raises(RequestError):
-        requests.ask(["nobody"], 0.0)
+        requests.submit(["nobody"], 0.0)
     now = iter([100.0, 101.0, 102.9, 103.1, 103.2])
     monkeypatch.setattr("cdc.ops.backfill_queue.time.monotonic", lambda: next(now))
     requests._current = Republication(["users"])

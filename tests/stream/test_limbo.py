@@ -33,7 +33,7 @@ class Queue:
 
     def arrive(self, lsn: int, flags: int = ASYNC, *, origin: int = 1, now_us: int = 5) -> bool:
         """One transaction of one row; returns whether it waits."""
-        return self.limbo.holds(transaction(lsn, flags, origin=origin), now_us)
+        return self.limbo.enqueue_if_waiting(transaction(lsn, flags, origin=origin), now_us)
 
     def say(self, kind: int, owner: int, lsn: int) -> list[int]:
         """A control row; the lsns that it releases."""
@@ -70,11 +70,11 @@ def test_confirm_releases_up_to_the_next_synchronous_one() -> None:
         queue.arrive(lsn, flags)
     assert queue.say(Type.RAFT_CONFIRM, 1, 1) == [1, 2]
     assert queue.say(Type.RAFT_CONFIRM, 1, 2) == []
-    assert queue.limbo.unpinned() == {}
+    assert queue.limbo.take_unblocked() == {}
     assert queue.say(Type.RAFT_CONFIRM, 1, 5) == [3, 4, 5, 6]
     assert queue.limbo.is_empty
-    assert queue.limbo.unpinned() == {1: 6}
-    assert queue.limbo.unpinned() == {}
+    assert queue.limbo.take_unblocked() == {1: 6}
+    assert queue.limbo.take_unblocked() == {}
 
 
 def test_rollback_takes_the_first_synchronous_one_and_all_behind_it() -> None:
@@ -84,7 +84,7 @@ def test_rollback_takes_the_first_synchronous_one_and_all_behind_it() -> None:
     assert queue.say(Type.RAFT_ROLLBACK, 1, 2) == []
     assert queue.limbo.state.row_count == 2
     assert queue.say(Type.RAFT_CONFIRM, 1, 1) == [1, 2]
-    assert queue.limbo.unpinned() == {1: 4}
+    assert queue.limbo.take_unblocked() == {1: 4}
 
 
 @pytest.mark.parametrize("kind", [Type.RAFT_PROMOTE, Type.RAFT_DEMOTE])
@@ -94,7 +94,7 @@ def test_promote_and_demote_confirm_and_roll_back(kind: int) -> None:
         queue.arrive(lsn, flags)
     assert queue.say(kind, 1, 2) == [1, 2]
     assert queue.limbo.is_empty
-    assert queue.limbo.unpinned() == {1: 4}
+    assert queue.limbo.take_unblocked() == {1: 4}
 
 
 def test_origins_wait_apart() -> None:
@@ -103,18 +103,18 @@ def test_origins_wait_apart() -> None:
     assert not queue.arrive(1, origin=2)
     assert queue.arrive(7, SYNC, origin=2)
     assert queue.say(Type.RAFT_CONFIRM, 2, 7) == [7]
-    assert queue.limbo.unpinned() == {2: 7}
+    assert queue.limbo.take_unblocked() == {2: 7}
     assert queue.limbo.received == {1: 1}
 
 
 def test_rows_that_only_move_the_position() -> None:
     queue = Queue()
-    assert queue.limbo.passes(1, 1)
+    assert queue.limbo.advance_or_defer(1, 1)
     queue.arrive(2, SYNC)
-    assert not queue.limbo.passes(1, 3)
+    assert not queue.limbo.advance_or_defer(1, 3)
     assert queue.limbo.received == {1: 3}
     assert queue.say(Type.RAFT_ROLLBACK, 1, 2) == []
-    assert queue.limbo.unpinned() == {1: 3}
+    assert queue.limbo.take_unblocked() == {1: 3}
 
 
 def test_rollback_of_what_is_out_stops_it() -> None:
@@ -132,7 +132,7 @@ def test_rollback_that_comes_twice() -> None:
     queue = Queue()
     queue.arrive(7, SYNC)
     assert queue.say(Type.RAFT_ROLLBACK, 1, 7) == []
-    assert queue.limbo.unpinned() == {1: 7}
+    assert queue.limbo.take_unblocked() == {1: 7}
     assert queue.say(Type.RAFT_ROLLBACK, 1, 7) == []
 
 
@@ -144,7 +144,7 @@ def test_another_owner_undoes_what_nobody_owns(kind: int) -> None:
     queue.arrive(46)
     assert queue.say(kind, 2, 7) == []
     assert queue.limbo.is_empty
-    assert queue.limbo.unpinned() == {1: 46}
+    assert queue.limbo.take_unblocked() == {1: 46}
 
 
 def test_rollback_of_everything_as_26_says_it() -> None:
@@ -213,7 +213,7 @@ def test_close_leaves_nothing_open() -> None:
     queue = Queue(memory=50)
     large = MemorySpool(queue.spools)
     large.append(b"x" * 200)
-    assert queue.limbo.holds(Transaction(1, 1, 4, 1.0, SYNC, [], large, 4, 200), 5)
+    assert queue.limbo.enqueue_if_waiting(Transaction(1, 1, 4, 1.0, SYNC, [], large, 4, 200), 5)
     for lsn in range(5, 15):
         queue.arrive(lsn)
     queue.waiting.close()

@@ -100,7 +100,7 @@ class Queue:
             spool = MemorySpool()
             spool.append(b"".join(frame for _, _, _, frame in rows))
             rows = []
-        return self.limbo.holds(Transaction(1, lsn, lsn, 1.0, flags, rows, spool, len(kinds)), 5)
+        return self.limbo.enqueue_if_waiting(Transaction(1, lsn, lsn, 1.0, flags, rows, spool, len(kinds)), 5)
 
     def say(self, kind: int, lsn: int) -> list[int]:
         """A control row; the lsns that it releases."""
@@ -145,4 +145,4 @@ def test_nops_behind_what_waits_keep_nobody_waiting() -> None:
     assert queue.arrive(5, Flag.WAIT_ACK, Type.NOP)
     assert queue.say(Type.RAFT_ROLLBACK, 4) == []
     assert queue.limbo.is_empty
-    assert queue.limbo.unpinned() == {1: 5}
+    assert queue.limbo.take_unblocked() == {1: 5}

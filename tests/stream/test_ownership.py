@@ -123,10 +123,10 @@ def test_who_is_known_to_be_gone(records: Records, ours: list[str], is_gone: boo
 def test_a_daemon_that_gives_signs_is_at_work() -> None:
     listening = Listening(0.0)
     now, heard = 0.0, 0
-    while not listening.is_at_work:
+    while not listening.is_running:
         now += SIGN_SECONDS
         heard += 1
-        listening.heard(now)
+        listening.record_sign(now)
         assert not listening.is_gone(now)
     assert heard == 2
     assert now < SILENCE_SECONDS
@@ -135,27 +135,27 @@ def test_a_daemon_that_gives_signs_is_at_work() -> None:
 def test_what_a_killed_daemon_had_sent_is_no_sign_of_life() -> None:
     listening = Listening(0.0)
     for now in (0.2, 0.3, 0.9, 1.6):
-        listening.heard(now)
-    assert not listening.is_at_work
+        listening.record_sign(now)
+    assert not listening.is_running
     assert not listening.is_gone(1.6 + SILENCE_SECONDS - 0.1)
     assert listening.is_gone(1.6 + SILENCE_SECONDS)
 
 
 def test_what_was_sent_before_kafka_fell_silent_is_no_sign_of_life_behind_it() -> None:
     listening = Listening(0.0)
-    listening.heard(0.5)
+    listening.record_sign(0.5)
     for second in range(1, 20):
-        listening.deaf(float(second))
+        listening.record_outage(float(second))
     for now in (20.0, 20.1):
-        listening.heard(now)
-    assert not listening.is_at_work
-    listening.heard(20.0 + SIGN_SECONDS)
-    assert listening.is_at_work
+        listening.record_sign(now)
+    assert not listening.is_running
+    listening.record_sign(20.0 + SIGN_SECONDS)
+    assert listening.is_running
 
 
 def test_silence_of_kafka_is_no_silence_of_the_daemon() -> None:
     listening = Listening(0.0)
     for second in range(30):
-        listening.deaf(float(second))
+        listening.record_outage(float(second))
         assert not listening.is_gone(float(second))
     assert listening.is_gone(29 + SILENCE_SECONDS)

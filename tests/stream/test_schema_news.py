@@ -8,7 +8,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.schema_news import BARE, REKEYED, news
+from cdc.stream.schema_news import BARE, REKEYED, schema_reports
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline
@@ -34,7 +34,7 @@ class Reader:
         return found
 
     def _take(self, batch: Batch) -> list[tuple[str, dict[str, Any]]]:
-        found = list(news(batch, self.known))
+        found = list(schema_reports(batch, self.known))
         for space_id, space in batch.stored.items():
             if space is None:
                 self.known.pop(space_id, None)
@@ -92,7 +92,7 @@ def test_a_snapshot_is_no_news() -> None:
     rows = b"".join(wire.frame({0: 2}, body) for body in [*master.snapshot(), {0x10: 512, 0x21: [1]}])
     batches = [*target.feed_snapshot(frames_of(rows), NOW_US), *target.end_snapshot(NOW_US)]
     assert any(batch.stored for batch in batches), "it tells of every space"
-    assert [line for batch in batches for line in news(batch, {})] == []
+    assert [line for batch in batches for line in schema_reports(batch, {})] == []
 
 
 def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
@@ -101,7 +101,7 @@ def test_a_truncation_of_a_snapshot_is_no_alarm() -> None:
     def said(snapshot: SnapshotState | None) -> list[str]:
         position = Position(VClock({1: 5}), 5, snapshot=snapshot)
         batch = Batch([Broadcast("shop.users", b"t")], 1, 1, 0, position, True, {}, [], 0.0, has_broadcast=True)
-        return [sentence for sentence, _ in news(batch, {})]
+        return [sentence for sentence, _ in schema_reports(batch, {})]
 
     assert said(SnapshotState(1, is_complete=True)) == [EMPTY]
     (anew,) = said(SnapshotState(1, is_complete=False))

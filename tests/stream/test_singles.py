@@ -42,7 +42,7 @@ def fed(replica: Replica, frames: Frames, sizes: list[int], *, is_general: bool,
         start += size
         if len(part):
             found += target.feed(part, NOW_US)
-    assert is_general == (StreamEvents.singles is _nothing_is_single)
+    assert is_general == (StreamEvents.encode_single_row_run is _nothing_is_single)
     return found
 
 
@@ -62,7 +62,7 @@ def test_both_ways_give_the_same_batches(seed: int, sizes: list[int], tombstones
     options: dict[str, Any] = {"tombstones": tombstones, "transaction_topic": topic}
     drawn_together = fed(replica, frames, sizes, is_general=False, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamEvents, "singles", _nothing_is_single)
+        patch.setattr(StreamEvents, "encode_single_row_run", _nothing_is_single)
         general = fed(replica, frames, sizes, is_general=True, **options)
     assert drawn_together == general
 
@@ -71,7 +71,7 @@ def test_the_short_way_is_taken() -> None:
     """Else the comparison above says nothing."""
     replica, frames = workload(7, 200)
     taken: list[int] = []
-    original = StreamEvents.singles
+    original = StreamEvents.encode_single_row_run
 
     def counting(self: StreamEvents, transactions: list[object], start: int, suffix: bytes) -> int:
         done = original(self, transactions, start, suffix)  # type: ignore[arg-type]
@@ -79,7 +79,7 @@ def test_the_short_way_is_taken() -> None:
         return done
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StreamEvents, "singles", counting)
+        patch.setattr(StreamEvents, "encode_single_row_run", counting)
         stored = replica.topics.checkpoint()
         list(pipeline(stored.position, stored.spaces.values()).feed(frames, NOW_US))
     assert sum(taken) > 50

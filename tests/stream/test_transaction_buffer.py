@@ -11,7 +11,7 @@ import pytest
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.store.spool import FileSpool
 from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import ENTRY_BYTES, Line, TransactionBuffer
+from cdc.stream.transaction_buffer import ENTRY_BYTES, TransactionBuffer, TransactionQueue
 from tests.fakes import wire
 from tests.fakes.pipelines import MemorySpool
 
@@ -47,7 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_line_is_a_queue_that_is_cut_from_behind(seed: int) -> None:
     rng, spools = random.Random(seed), list[MemorySpool]()
     waiting = TransactionBuffer(rng.choice([0, 3 * ENTRY_BYTES, 10**9]), lambda: MemorySpool(spools, 50))
-    lines: list[Line] = [waiting.line(), waiting.line()]
+    lines: list[TransactionQueue] = [waiting.new_queue(), waiting.new_queue()]
     expected: list[list[tuple[int, bool, bytes]]] = [[], []]
     lsn = 1
     for _ in range(300):
@@ -97,7 +97,7 @@ def test_a_large_one_that_waits_again_keeps_its_file() -> None:
     """It goes from one line into another, while the first one is emptied."""
     spools = list[MemorySpool]()
     waiting = TransactionBuffer(0, lambda: MemorySpool(spools))
-    first, second = waiting.line(), waiting.line()
+    first, second = waiting.new_queue(), waiting.new_queue()
     first.put(transaction(1, text="large " * 100))
     first.put(transaction(2))
     large = first.take()
@@ -113,7 +113,7 @@ def test_a_large_one_that_waits_again_keeps_its_file() -> None:
 def test_close_leaves_nothing_open() -> None:
     spools = list[MemorySpool]()
     waiting = TransactionBuffer(2 * ENTRY_BYTES, lambda: MemorySpool(spools))
-    line = waiting.line()
+    line = waiting.new_queue()
     for lsn in range(1, 40):
         line.put(transaction(lsn, spool=MemorySpool(spools) if lsn % 7 == 0 else None))
     waiting.close()
@@ -125,7 +125,7 @@ def test_what_waits_on_disk_costs_no_memory(tmp_path: Path) -> None:
     """Beside what a file's buffers take."""
     count, bound = 5_000, 50 * ENTRY_BYTES
     waiting = TransactionBuffer(bound, lambda: FileSpool(tmp_path))
-    line = waiting.line()
+    line = waiting.new_queue()
     line.put(transaction(1))
     tracemalloc.start()
     try:

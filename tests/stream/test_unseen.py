@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.stream.unseen import Place, Unseen
+from cdc.stream.unseen import Place, UnconfirmedCommits
 
 ROWS: Place = ("shop.things", 0)
 CHECKPOINT: Place = ("shop.checkpoint", 0)
 
 
-def committed(**ends: int) -> Unseen:
+def committed(**ends: int) -> UnconfirmedCommits:
     """One commit, with the ends of the first partitions of topics."""
-    found = Unseen()
+    found = UnconfirmedCommits()
     found.committed(f"shop.{name}" for name in ends)
     found.written({(f"shop.{name}", 0): end for name, end in ends.items()})
     return found
 
 
 def test_nothing_is_unseen_before_a_commit() -> None:
-    found = Unseen()
+    found = UnconfirmedCommits()
     assert (found.is_seen, found.topics) == (True, frozenset())
 
 
@@ -42,7 +42,7 @@ def test_topics_of_commits_that_were_not_seen_add_up_and_ends_are_asked_for_anew
 
 
 def test_topics_that_are_gone_have_nothing_to_see() -> None:
-    found = Unseen()
+    found = UnconfirmedCommits()
     found.committed(["shop.things"])
     found.written({})
     found.reached({})
@@ -52,7 +52,7 @@ def test_topics_that_are_gone_have_nothing_to_see() -> None:
 def test_anothers_transaction_is_left_alone_until_readers_get_on() -> None:
     found = committed(things=7)
     found.reached({ROWS: 2})
-    found.leave([ROWS])
+    found.ignore([ROWS])
     assert found.is_seen
     for offset, is_seen in [(2, True), (3, False)]:
         found.committed(["shop.things"])
@@ -66,13 +66,13 @@ def test_anothers_transaction_is_left_alone_until_readers_get_on() -> None:
 def test_leaving_one_partition_doesnt_make_the_others_seen() -> None:
     found = committed(things=7, checkpoint=3)
     found.reached({ROWS: 2, CHECKPOINT: 2})
-    found.leave([ROWS])
+    found.ignore([ROWS])
     assert (found.is_seen, dict(found.open)) == (False, {CHECKPOINT: 2})
 
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 5), min_size=4), max_size=5))
 def test_seen_means_that_each_partition_has_been_at_its_end(looks: list[dict[int, int]]) -> None:
-    found = Unseen()
+    found = UnconfirmedCommits()
     found.committed(["shop.things"])
     ends = {("shop.things", number): 3 + number % 2 for number in range(4)}
     found.written(ends)

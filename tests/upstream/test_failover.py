@@ -97,7 +97,7 @@ class Stage:
         self._failover.ended(self._now, has_streamed=has_streamed)
 
     def do_fail(self, kind: str) -> Iterator[str]:
-        place = self._failover.looks_elsewhere(ERRORS[kind])
+        place = self._failover.try_fail_over(ERRORS[kind])
         if place is None:
             yield "no other member would help"
             return
@@ -107,7 +107,7 @@ class Stage:
     def do_wait(self) -> Iterator[str]:
         delay = self._failover.next_delay()
         self._now += delay
-        self._failover.rested()
+        self._failover.delay_elapsed()
         yield f"{delay:g} s"
 
 
@@ -143,5 +143,5 @@ def test_what_works_makes_the_next_delay_short_again() -> None:
     failover = Failover(1, Rules())
     for _ in range(5):
         failover.next_delay()
-    failover.works()
+    failover.succeeded()
     assert failover.next_delay() == DELAY_FIRST_SECONDS
