@@ -1,4 +1,4 @@
-"""Pages of docs/ that show decisions: states and what moves them, and what every start comes to."""
+"""Pages of docs/ that show decisions: states with the inputs that move them, and the decision at every start."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _MEMBERS: Final = {
 
 
 def starts() -> Iterator[str]:
-    """What every start comes to."""
+    """Return the page with the decision at every start."""
     yield from first_lines("starts.md")
     yield MARK
     yield ""
@@ -68,7 +68,7 @@ def starts() -> Iterator[str]:
     yield "|---|---|---|---|---|"
     for (checkpoint, position), (store, stored) in product(_CHECKPOINTS.items(), _STORES.items()):
         if position is not _CHECKPOINT and stored not in (None, _CHECKPOINT):
-            continue  # without a whole snapshot in both the store is at the checkpoint, or of no use
+            continue  # unless both have a complete snapshot, the store is at the checkpoint or useless
         if position is None and stored is not None:
             continue
         known = Known(position, not store.startswith("none"), position if stored is _CHECKPOINT else stored)
@@ -89,9 +89,9 @@ def _in_words(known: Known, ballot: Ballot, policy: Policy) -> str:
     except PositionError:
         return "stops"
     if found.catch_up_to is not None:
-        return "brings the store up to the checkpoint, then goes on from there"
+        return "brings the store up to the checkpoint, then resumes from there"
     if found.snapshot is None:
-        return "goes on from the checkpoint"
+        return "resumes from the checkpoint"
     if found.clears_store is not None:
         return "empties the store; a snapshot, compared with nothing"
     is_compared = known.has_store and known.store is not None
