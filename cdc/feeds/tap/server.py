@@ -34,6 +34,7 @@ from cdc.feeds.tap.wire import RESPONSE, Packets, Wish
 _HANDSHAKE_SECONDS: Final = 30.0
 """Maximum time until a connection must have asked for a feed, in seconds."""
 _SAVE_SECONDS: Final = 1.0
+_WATCH_SECONDS: Final = 0.5
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
 """Maximum size of one client's data that waits in this process, in bytes; a single message may be larger."""
@@ -320,14 +321,14 @@ class TapServer:
     ) -> str:
         if wish.vbuckets is not None:
             wish = replace(wish, vbuckets=wish.vbuckets & self.feed.all_vbuckets)  # others have no keys, and cost memory
-        session = await self._session(wish)
+        session = await self._awaited_session(wish, reader)
         # Several connections may want the name at the same time.
         while (former := self.clients.get(session.name)) is not None:
             former.task.cancel()
             await asyncio.gather(former.task, return_exceptions=True)
             if self.clients.get(session.name) is former:  # its own cleanup was cut short
                 del self.clients[session.name]
-            session = await self._session(wish)
+            session = await self._awaited_session(wish, reader)
         task = asyncio.current_task()
         assert task is not None
         tap = self._config
@@ -361,6 +362,18 @@ class TapServer:
     def _end(self, session: Session) -> None:
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
+
+    async def _awaited_session(self, wish: Wish, reader: asyncio.StreamReader) -> Session:
+        """Return the same as `_session`. Raises ConnectionError if the client disconnects first: that may wait for Kafka."""
+        asking = asyncio.ensure_future(self._session(wish))
+        try:
+            while not asking.done():
+                await asyncio.wait({asking}, timeout=_WATCH_SECONDS)  # only who reads is told of the end
+                if not asking.done() and (reader.at_eof() or reader.exception() is not None):
+                    raise ConnectionError
+            return asking.result()
+        finally:
+            asking.cancel()
 
     async def _session(self, wish: Wish) -> Session:
         """Return the session to resume, or a new one."""

@@ -60,7 +60,8 @@ class MadeUpFeed(Feed):
         changes = [change(self.last, name.split(":")[1], value) for name, value in part]
         found = Batch(0, self.last, changes, 0).select(selection, -1, self.last)
         is_end = cursor.space + _ROWS >= len(self.rows)
-        keys = [one.key for one in changes if selection.vbuckets is None or one.vbucket in selection.vbuckets]
+        wanted = range(_MASK + 1) if selection.vbuckets is None else selection.vbuckets
+        keys = [one.key for one in changes if one.vbucket in wanted and one.vbucket not in selection.lost]
         return Rows(self.last, self.version, found.frames, keys, None if is_end else Cursor(cursor.space + _ROWS))
 
     def is_alone(self, session: Session, space: str) -> bool:  # noqa: ARG002 - all clients get all spaces

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import shutil
@@ -68,6 +69,22 @@ def test_what_has_changed_since_a_date(tmp_path: Path) -> None:
             client.connect("b", since=999).start()
             client.wait_filled()
             assert client.contents == ROWS
+
+
+def test_who_leaves_while_kafka_is_away_keeps_no_place(tmp_path: Path) -> None:
+    async def since(_: int) -> int | None:
+        await asyncio.Event().wait()
+        return None
+
+    with Served(tmp_path, ROWS, clients_max=20) as served:
+        served.feed.since = since  # type: ignore[method-assign, assignment]  # there are no topics
+        for number in range(10):
+            with served.connect() as client:
+                client.connect(str(number), since=1_000)
+        with served.connect() as stays:
+            stays.connect("stays", since=1_000)
+            wait_for("the others' end", lambda: served.server.connection_count == 1)
+        wait_for("its own", lambda: served.server.connection_count == 0)
 
 
 def test_what_was_not_acknowledged_comes_again(tmp_path: Path) -> None:
