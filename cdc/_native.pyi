@@ -1,4 +1,4 @@
-"""What the compiled module has (cdc/native/src). Only cdc.native imports it."""
+"""Types of the compiled module (cdc/native/src). Only cdc.native imports it."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, TypeVar
@@ -43,30 +43,33 @@ class StoreKeys:
 def updated(tuple_: bytes, operations: bytes, base: int, fields: list[tuple[bytes, str]]) -> bytes | None: ...
 
 class FrameReader:
-    """Cuts a byte stream into frames and reads their headers."""
+    """Reader that splits a byte stream into frames and reads their headers."""
 
     def __init__(self, frame_bytes_max: int) -> None: ...
     def feed(self, data: bytes) -> Rows | None:
-        """The frames that are whole now; None if a length isn't one, which `rest` then has."""
+        """Return the frames that are now complete. None if a length is malformed; `rest` then begins with it."""
     @property
     def rest(self) -> bytes: ...
     @property
     def buffered_bytes(self) -> int: ...
 
 class Rows:
-    """Whole frames, and what their headers say; nothing of that if one of them is odd."""
+    """Complete frames and their headers; without headers if one of the frames is odd."""
 
     @staticmethod
     def of(data: bytes) -> Rows | None:
-        """Of these bytes, which are whole frames."""
+        """Read bytes that consist of complete frames; return None if they don't."""
     @staticmethod
     def of_log(data: bytes, block_ends: list[int]) -> tuple[Rows, int] | None:
-        """Of bytes of a log file, and how many of these whole rows have; None if a block doesn't end with a row."""
+        """Read bytes of a log file; return the complete rows, and how many bytes they occupy.
+
+        Returns None if one of the blocks, whose ends are given, doesn't end with a row.
+        """
     def lsns(self) -> list[tuple[int, int]] | None:
-        """By origin, the lsn of its last row; None if a row's isn't told."""
+        """Return the lsn of each origin's last row; None if a header is unsound or wasn't read."""
     @property
     def has_group(self) -> bool:
-        """Whether a header names a group: rows of local spaces do."""
+        """Whether a header names a group, as the headers of local spaces' rows do."""
     def __len__(self) -> int: ...
     @property
     def data(self) -> bytes: ...
@@ -77,23 +80,27 @@ class Rows:
     @property
     def has_only_rows(self) -> bool: ...
     def part(self, start: int, stop: int) -> Rows:
-        """The frames from `start` up to `stop`."""
+        """Return the frames from `start` (inclusive) to `stop` (exclusive)."""
     def whole_until(self, at: int, count_max: int) -> int:
-        """Behind whole transactions of up to so many rows from row `at` on, but one at least if there is one."""
-    def go_on(self, begun: Rows, /) -> bool:
-        """Whether these rows are all of the transaction that `begun` ends within, and leave it open."""
+        """Return the index after complete transactions from row `at` on, once they have `count_max` rows."""
+    def continues_open(self, begun: Rows, /) -> bool:
+        """Return whether all these rows belong to the transaction open at the end of `begun`, and none of them ends it."""
     def end_of_open(self, at: int) -> int:
-        """Behind the row that ends the transaction which is open at row `at`, or behind the last row."""
+        """Return the index after the row that ends the transaction open at row `at`, or after the last row."""
 
 ImageKeys = tuple[int, list[tuple[int, str]], list[tuple[bytes, str]], bool]
-"""What a space's keys begin with, their fields and types, the space's fields and types, and whether UPSERTs are taken."""
+"""Number with which a space's keys begin, the keys' fields and types, the space's fields and types, and whether UPSERTs are
+handled."""
 
 class CompiledRowPath:
-    """What the events of one connection are made with."""
+    """Maker of one connection's events from the rows of spaces with a plan."""
 
     def __init__(self, source: bytes, tombstones: bool, records_from: int | None, transaction_topic: str, bytes_max: int) -> None:
-        """`records_from`: a transaction with so many events has records of its own, in this topic; None: none has."""
-    def take(
+        """`records_from`: number of events from which a transaction has BEGIN and END records, in `transaction_topic`.
+
+        None: no transaction has them.
+        """
+    def set_plan(
         self,
         space_id: int,
         topic: str,
@@ -104,14 +111,14 @@ class CompiledRowPath:
         parts: list[tuple[bytes, int, int]],
         fields_max: int,
         images: ImageKeys | None,
-        tells_upserts: bool,
+        handles_upserts: bool,
     ) -> None:
-        """Take a space's rows from here on."""
-    def pass_over(self, space_id: int) -> None:
-        """Pass over a space's rows from here on, which have no events."""
-    def forget(self, space_id: int) -> None:
+        """Handle a space's rows from here on."""
+    def skip_space(self, space_id: int) -> None:
+        """Skip a space's rows from here on, because they have no events."""
+    def remove_plan(self, space_id: int) -> None:
         """Hand a space's rows back from here on."""
-    def forget_all(self) -> None: ...
+    def remove_all_plans(self) -> None: ...
     def run(
         self,
         rows: Rows,
@@ -122,23 +129,23 @@ class CompiledRowPath:
         byte_count: int,
         images: tuple[Any, Callable[[bytes], bytes | None]] | None,
     ) -> Run:
-        """Handle whole transactions from row `at` on."""
+        """Handle complete transactions from row `at` on."""
 
     def begin_snapshot(self) -> None:
-        """A snapshot begins."""
-    def show_spaces(self, pieces: list[tuple[int, bytes, bytes]]) -> None:
-        """By space, what stands between a snapshot's row and its seq, and what follows that; other spaces are handed back."""
-    def show(
+        """Discard the progress of a previous snapshot, because a snapshot begins."""
+    def set_snapshot_spaces(self, pieces: list[tuple[int, bytes, bytes]]) -> None:
+        """Set, by space, the piece between a snapshot row and its seq, and the piece after it; other spaces are handed back."""
+    def run_snapshot(
         self, rows: Rows, at: int, seq: int, byte_count: int, images: tuple[Any, Callable[[bytes], bytes | None]] | None
-    ) -> Showing:
+    ) -> SnapshotRun:
         """Handle rows of a snapshot from row `at` on."""
-    def shown_unread(self) -> None:
-        """The Python path has handled rows of a snapshot that weren't read here."""
-    def shown(self, rows: Rows, start: int, stop: int) -> None:
-        """The Python path has handled these rows of a snapshot."""
+    def mark_unread(self) -> None:
+        """Record that the Python path has handled rows of a snapshot that weren't read here."""
+    def mark_handled(self, rows: Rows, start: int, stop: int) -> None:
+        """Record that the Python path has handled the rows from `start` (inclusive) to `stop` (exclusive) of a snapshot."""
 
 class CompiledMessages:
-    """Messages that a run has made: tuples of topic, key and value, which are made when they are asked for."""
+    """Messages of a run: tuples of topic, key and value, which are created on access."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: int, /) -> tuple[str, bytes | None, bytes | None]: ...
@@ -146,8 +153,8 @@ class CompiledMessages:
     def topics(self) -> list[str]: ...
     def places(self, counts: Mapping[str, int]) -> list[tuple[str, int]]: ...
 
-class Showing:
-    """What showing a snapshot's rows came to."""
+class SnapshotRun:
+    """Result of `CompiledRowPath.run_snapshot`."""
 
     at: int
     messages: CompiledMessages
@@ -156,7 +163,7 @@ class Showing:
     counts: dict[int, int]
 
 class Run:
-    """What a run came to."""
+    """Result of `CompiledRowPath.run`."""
 
     at: int
     messages: CompiledMessages
@@ -169,7 +176,7 @@ class Run:
     is_full: bool
 
 class ProducerHandle:
-    """A producer of librdkafka's, for messages by the batch."""
+    """Batch interface of a librdkafka producer."""
 
     @staticmethod
     def bind(client: str, own: str) -> bool: ...

@@ -60,26 +60,26 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
         path = self._row_path
         if path is None:
             return
-        path.forget(space_id)
+        path.remove_plan(space_id)
         if space is None:
-            path.pass_over(space_id)
+            path.skip_space(space_id)
         elif space.changes_by != "nobody":
-            _take(path, space)
+            _set_plan(path, space)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
         """Remove a space."""
         if self._row_path is not None:
-            self._row_path.forget(int(space_id))
+            self._row_path.remove_plan(int(space_id))
         return super().pop(space_id, default)
 
     def clear(self) -> None:
         """Remove all spaces."""
         if self._row_path is not None:
-            self._row_path.forget_all()
+            self._row_path.remove_all_plans()
         super().clear()
 
 
-def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
+def _set_plan(path: native.CompiledRowPath, space: SpaceEvents) -> None:
     """Add a plan for a space to the compiled path, if the path can handle the space's form."""
     form = space.form
     names = [form.part_name(index) for index in range(len(form.key_parts))]
@@ -95,9 +95,9 @@ def _take(path: native.CompiledRowPath, space: SpaceEvents) -> None:
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name isn't valid UTF-8
-    tells_upserts = not form.is_vinyl  # UPSERTs of vinyl spaces are counted in Python, if the server merges them
+    handles_upserts = not form.is_vinyl  # UPSERTs of vinyl spaces are counted in Python, if the server merges them
     about = space.topic, name, space.table, space.schema
-    path.take(form.space_id, *about, fields, parts, _fields_max(form), images, tells_upserts)
+    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, handles_upserts)
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:

@@ -79,7 +79,7 @@ class CompiledStream:
     def feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
         """Process rows; yield full batches. Raises the same errors as the Python path."""
         start, open_ = 0, self._open
-        if open_ and isinstance(frames, CompiledFrames) and frames.rows.go_on(open_[-1].rows):
+        if open_ and isinstance(frames, CompiledFrames) and frames.rows.continues_open(open_[-1].rows):
             # Don't join these frames with the open ones: they may be a single row, and the open ones large.
             yield from self._keep(frames, suffix)
             return

@@ -128,7 +128,7 @@ class Snapshot:
             yield from self._feed_compiled(self._row_path, frames)
             return
         if self._row_path is not None:
-            self._row_path.shown_unread()
+            self._row_path.mark_unread()
         for _ in self._rows(zip(frames.headers, frames.bodies, frames.raws(), strict=True)):
             self._record_seen_keys()
             yield
@@ -137,15 +137,15 @@ class Snapshot:
     def _feed_compiled(self, path: native.CompiledRowPath, frames: CompiledFrames) -> Iterator[None]:
         """Make events in the compiled path, and in the Python path for the rows that it hands back, e.g. a space's first row."""
         builder, rows, at, count = self._builder, frames.rows, 0, len(frames)
-        path.show_spaces([])
+        path.set_snapshot_spaces([])
         while at < count:
             start, images = at, self._images.reading if self._images is not None else None
-            shown = path.show(rows, at, builder.seq, builder.byte_count, images)
-            at = shown.at
-            if len(shown.messages):
-                builder.parts.append(shown.messages)
-            builder.seq, builder.byte_count = shown.seq, shown.byte_count
-            for space_id, row_count in shown.counts.items():
+            run = path.run_snapshot(rows, at, builder.seq, builder.byte_count, images)
+            at = run.at
+            if len(run.messages):
+                builder.parts.append(run.messages)
+            builder.seq, builder.byte_count = run.seq, run.byte_count
+            for space_id, row_count in run.counts.items():
                 self._counts[space_id] = self._counts.get(space_id, 0) + row_count
             if builder.is_full:
                 yield
@@ -157,10 +157,10 @@ class Snapshot:
                 part = frames.part(at, stop)
                 known_count = len(self._pieces)
                 yield from self._rows(zip(part.headers, part.bodies, part.raws(), strict=True))
-                path.shown(rows, at, stop)
+                path.mark_handled(rows, at, stop)
                 if len(self._pieces) > known_count:
                     new = (space_id for space_id in self._pieces if not self._known.get(space_id, False))
-                    path.show_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
+                    path.set_snapshot_spaces([(space_id, *self._pieces[space_id]) for space_id in new])
                 at = stop
 
     def _record_seen_keys(self) -> None:

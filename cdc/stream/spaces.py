@@ -109,7 +109,7 @@ class Spaces:
             self.unpublished_spaces_with_rows.pop(emptied.space_id, None)
         if self.schema.last_touched is not None:
             # Forget this space alone: the first snapshot touches all spaces before it publishes their forms.
-            self.forget(self.schema.last_touched)
+            self.discard_encoder(self.schema.last_touched)
         return emptied if emptied is not None and self.is_published(emptied) else None
 
     def form(self, space_id: int) -> SpaceForm:
@@ -159,7 +159,7 @@ class Spaces:
             space.add_server_version(self._server_version)
         return space
 
-    def forget(self, space_id: int) -> None:
+    def discard_encoder(self, space_id: int) -> None:
         """Remove a space's encoder, so that it is compiled again."""
         self.compiled.pop(space_id, None)
         self.synchronous_encoders.pop(space_id, None)
@@ -209,7 +209,7 @@ class Spaces:
             form = change.form
             if self._images is not None and not in_snapshot and change.kind is not ChangeKind.DROP:
                 self._check_key(form)
-            self.forget(form.space_id)
+            self.discard_encoder(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._builder.announce(self._names.of_space(form.space_id, form.name))
             self._builder.control(topics.SCHEMA, *self._envelope.schema_record(change, position, now_us, changed_by))

@@ -371,7 +371,7 @@ class StreamEvents:
         """Return these spaces, after `rekey`. From here on their rows have events again."""
         found, self._rekeyed = list(self._rekeyed), {}
         for space_id in found:
-            self._spaces.forget(space_id)
+            self._spaces.discard_encoder(space_id)
         return found
 
     def _suppress_events(self, space: SpaceEvents) -> None:

@@ -277,7 +277,7 @@ pub fn end_of_open(rows: &[Row], at: usize) -> usize {
 }
 
 /// Return whether all these rows belong to the open transaction of `before`, and none of them ends it.
-pub fn go_on(rows: &[Row], before: &Row) -> bool {
+pub fn continues_open(rows: &[Row], before: &Row) -> bool {
     let transaction = before.transaction();
     rows.iter().all(|row| {
         row.is_sound
@@ -386,10 +386,10 @@ pub mod tests {
             header(9, &[]),
             header(10, &[TSN, 0]),
         ]);
-        assert!(go_on(&rows[1..2], &rows[0]) && go_on(&[], &rows[0]));
-        assert!(!go_on(&rows[1..3], &rows[0]));
-        assert!(!go_on(&rows[3..4], &rows[0]));
-        assert!(!go_on(&rows[4..], &rows[0]));
+        assert!(continues_open(&rows[1..2], &rows[0]) && continues_open(&[], &rows[0]));
+        assert!(!continues_open(&rows[1..3], &rows[0]));
+        assert!(!continues_open(&rows[3..4], &rows[0]));
+        assert!(!continues_open(&rows[4..], &rows[0]));
     }
 
     #[test]

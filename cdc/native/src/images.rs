@@ -32,7 +32,7 @@ pub struct ImagePlan {
     pub keys: KeyPlan,
     pub format: Format,
     /// Whether UPSERTs are applied here, like an UPDATE; otherwise they have rules of their own, and are refused.
-    pub takes_upserts: bool,
+    pub applies_upserts: bool,
 }
 
 /// The relevant contents of a request's body: begin and end of its values.
@@ -189,7 +189,7 @@ impl Work {
                         .keys
                         .of_tuple(&self.after, &mut self.key)
                         .ok_or(Refused)?;
-                    if !images.takes_upserts || self.key != self.store_key {
+                    if !images.applies_upserts || self.key != self.store_key {
                         return Err(Refused);
                     }
                     self.key.clear();
@@ -198,7 +198,7 @@ impl Work {
             }
             _ => return Err(Refused),
         };
-        if row.kind == UPSERT && !images.takes_upserts {
+        if row.kind == UPSERT && !images.applies_upserts {
             return Err(Refused);
         }
         match before {
@@ -241,7 +241,7 @@ mod tests {
                 names: vec![b"id".to_vec(), b"name".to_vec()],
                 widths: Vec::new(),
             },
-            takes_upserts: true,
+            applies_upserts: true,
         }
     }
 

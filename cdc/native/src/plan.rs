@@ -47,7 +47,7 @@ pub struct Plan {
     /// Index of the space's topic.
     pub topic: usize,
     /// Whether UPSERTs of a space without images are handled here, from the row alone.
-    pub tells_upserts: bool,
+    pub handles_upserts: bool,
     /// How to maintain the space's images; None if it has none.
     pub images: Option<ImagePlan>,
 }
@@ -78,7 +78,7 @@ impl Plan {
             schema,
             name,
             topic,
-            tells_upserts: false,
+            handles_upserts: false,
             images: None,
         }
     }

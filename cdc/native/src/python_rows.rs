@@ -7,7 +7,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::envelope::Origins;
-use crate::frames::{end_of_open, go_on, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES};
+use crate::frames::{
+    continues_open, end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES,
+};
 use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
@@ -15,14 +17,14 @@ use crate::plan::{Field, Part, Plan};
 use crate::python_messages::{Messages, Topic};
 use crate::python_overlay::{format_of, PendingChanges};
 use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};
-use crate::snapshot::{Pieces, Shown};
+use crate::snapshot::{Pieces, SnapshotProgress};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FrameReader>()?;
     module.add_class::<Rows>()?;
     module.add_class::<RowPath>()?;
     module.add_class::<Run>()?;
-    module.add_class::<Showing>()?;
+    module.add_class::<SnapshotRun>()?;
     Ok(())
 }
 
@@ -255,9 +257,9 @@ impl Rows {
     }
 
     /// Return whether all these rows belong to the transaction that is open at the end of `open`, and none of them ends it.
-    fn go_on(&self, open: &Bound<'_, Rows>) -> bool {
+    fn continues_open(&self, open: &Bound<'_, Rows>) -> bool {
         let before = open.get().known().last();
-        before.is_some_and(|before| go_on(self.known(), before))
+        before.is_some_and(|before| continues_open(self.known(), before))
     }
 
     /// Return the index after the row that ends the transaction open at row `at`, or after the last row.
@@ -387,9 +389,9 @@ impl RowPath {
     /// - `fields_max`: tuples with more fields are handed back.
     /// - `images`, if the space has images: the number with which its keys in the store begin, the keys' fields and types, the
     ///   names and types of the format's fields, and whether UPSERTs are handled.
-    /// - `tells_upserts`: whether UPSERTs are handled if the space has no images.
+    /// - `handles_upserts`: whether UPSERTs are handled if the space has no images.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // a space's form, passed in a single call
-    fn take(
+    fn set_plan(
         &mut self,
         space_id: u64,
         topic: &Bound<'_, PyString>,
@@ -400,11 +402,11 @@ impl RowPath {
         parts: Vec<(Vec<u8>, usize, u8)>,
         fields_max: usize,
         images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
-        tells_upserts: bool,
+        handles_upserts: bool,
     ) -> PyResult<()> {
         let images = match images {
             None => None,
-            Some((number, parts, fields, takes_upserts)) => {
+            Some((number, parts, fields, applies_upserts)) => {
                 let parts: Vec<(usize, &str)> = parts
                     .iter()
                     .map(|(field, kind)| (*field, kind.as_str()))
@@ -415,7 +417,7 @@ impl RowPath {
                 Some(ImagePlan {
                     keys,
                     format: format_of(fields),
-                    takes_upserts,
+                    applies_upserts,
                 })
             }
         };
@@ -430,22 +432,22 @@ impl RowPath {
             .collect();
         let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
         plan.images = images;
-        plan.tells_upserts = tells_upserts;
+        plan.handles_upserts = handles_upserts;
         self.path.plans.insert(space_id, Some(plan));
         Ok(())
     }
 
     /// Skip a space's rows from here on, because they have no events.
-    fn pass_over(&mut self, space_id: u64) {
+    fn skip_space(&mut self, space_id: u64) {
         self.path.plans.insert(space_id, None);
     }
 
     /// Hand a space's rows back from here on.
-    fn forget(&mut self, space_id: u64) {
+    fn remove_plan(&mut self, space_id: u64) {
         self.path.plans.remove(&space_id);
     }
 
-    fn forget_all(&mut self) {
+    fn remove_all_plans(&mut self) {
         self.path.plans.clear();
     }
 
@@ -493,13 +495,13 @@ impl RowPath {
 
     /// Forget the rows of a previous snapshot, because a snapshot begins.
     fn begin_snapshot(&mut self) {
-        self.path.shown = Shown::default();
+        self.path.snapshot = SnapshotProgress::default();
     }
 
     /// Set the pieces for rows of a snapshot from here on: by space, the piece between a row and its seq, and the piece after the
     /// seq. Rows of other spaces are handed back.
-    fn show_spaces(&mut self, pieces: Vec<(u64, Vec<u8>, Vec<u8>)>) {
-        self.path.shown.pieces = pieces
+    fn set_snapshot_spaces(&mut self, pieces: Vec<(u64, Vec<u8>, Vec<u8>)>) {
+        self.path.snapshot.pieces = pieces
             .into_iter()
             .map(|(space_id, before, after)| {
                 let pieces = Pieces {
@@ -513,7 +515,7 @@ impl RowPath {
     }
 
     /// Handle rows of a snapshot from row `at` on.
-    fn show(
+    fn run_snapshot(
         &mut self,
         py: Python<'_>,
         rows: &Bound<'_, Rows>,
@@ -521,7 +523,7 @@ impl RowPath {
         seq: u64,
         byte_count: usize,
         images: PendingAndGet<'_>,
-    ) -> PyResult<Showing> {
+    ) -> PyResult<SnapshotRun> {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
         let known = rows.known();
@@ -529,15 +531,15 @@ impl RowPath {
         outbox.begin(byte_count, seq);
         let path = &mut self.path;
         let at = with_images(py, images, |images| {
-            path.show(data, known, at, outbox, images)
+            path.run_snapshot(data, known, at, outbox, images)
         })?;
         let counts = PyDict::new(py);
-        for (space_id, pieces) in &mut self.path.shown.pieces {
+        for (space_id, pieces) in &mut self.path.snapshot.pieces {
             if pieces.count > 0 {
                 counts.set_item(space_id, std::mem::take(&mut pieces.count))?;
             }
         }
-        Ok(Showing {
+        Ok(SnapshotRun {
             at,
             messages: Py::new(py, self.messages())?,
             byte_count: self.outbox.byte_count,
@@ -547,22 +549,22 @@ impl RowPath {
     }
 
     /// Record that the Python path has handled rows of a snapshot that weren't read here.
-    fn shown_unread(&mut self) {
-        self.path.shown.pass_unread();
+    fn mark_unread(&mut self) {
+        self.path.snapshot.mark_unread();
     }
 
     /// Record that the Python path has handled the rows of a snapshot from `start` (inclusive) to `stop` (exclusive).
-    fn shown(&mut self, py: Python<'_>, rows: &Bound<'_, Rows>, start: usize, stop: usize) {
+    fn mark_handled(&mut self, py: Python<'_>, rows: &Bound<'_, Rows>, start: usize, stop: usize) {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
         self.path
-            .pass(data, rows.known().get(start..stop).unwrap_or(&[]));
+            .mark_handled(data, rows.known().get(start..stop).unwrap_or(&[]));
     }
 }
 
-/// Result of `show`.
+/// Result of `run_snapshot`.
 #[pyclass(frozen, get_all, module = "cdc._native")]
-struct Showing {
+struct SnapshotRun {
     at: usize,
     messages: Py<Messages>,
     byte_count: usize,

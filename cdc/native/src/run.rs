@@ -17,7 +17,7 @@ use crate::json::Refused;
 use crate::overlay::Overlay;
 use crate::patch::push_patch;
 use crate::plan::Plan;
-use crate::snapshot::Shown;
+use crate::snapshot::SnapshotProgress;
 use crate::wire::{Reader, Value};
 
 pub const INSERT: u64 = 2;
@@ -146,7 +146,7 @@ pub struct RowPath {
     /// Plans by space; None if the space's rows have no events.
     pub plans: HashMap<u64, Option<Plan>>,
     /// Progress of a snapshot.
-    pub shown: Shown,
+    pub snapshot: SnapshotProgress,
     shared: Shared,
     pub places: Vec<usize>,
     orders: Vec<(u64, u64)>,
@@ -177,7 +177,7 @@ impl RowPath {
         RowPath {
             settings,
             plans: HashMap::new(),
-            shown: Shown::default(),
+            snapshot: SnapshotProgress::default(),
             shared: Shared::default(),
             places: Vec::new(),
             orders: Vec::new(),
@@ -366,7 +366,7 @@ impl RowPath {
                     outbox.bytes.extend_from_slice(OPEN_PATCH);
                     push_patch(&mut outbox.bytes, plan, frame, operations.0, body.base)?;
                 }
-                (UPSERT, None) if plan.tells_upserts => {
+                (UPSERT, None) if plan.handles_upserts => {
                     let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
                     let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
                         return Err(Obstacle::Uncommon);
@@ -491,9 +491,6 @@ pub fn plan_of<'a>(
             Err(Obstacle::Uncommon)
         };
     };
-    if !matches!(row.kind, INSERT | REPLACE | UPDATE | DELETE | UPSERT) {
-        return Err(Obstacle::Uncommon);
-    }
     Ok(Some((space_id, plan)))
 }
 

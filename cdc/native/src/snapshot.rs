@@ -24,7 +24,7 @@ pub struct Pieces {
 
 /// Progress of a snapshot.
 #[derive(Default)]
-pub struct Shown {
+pub struct SnapshotProgress {
     /// Pieces by space, valid for the current batch.
     pub pieces: HashMap<u64, Pieces>,
     /// The greatest key so far by space; None if a row's key is unknown.
@@ -34,13 +34,13 @@ pub struct Shown {
     key: Vec<u8>,
 }
 
-impl Shown {
+impl SnapshotProgress {
     /// Return whether the current key is greater than all previous keys of the space.
     fn is_next(&self, space_id: u64) -> bool {
-        self.is_behind(space_id, &self.key)
+        self.is_after(space_id, &self.key)
     }
 
-    fn is_behind(&self, space_id: u64, key: &[u8]) -> bool {
+    fn is_after(&self, space_id: u64, key: &[u8]) -> bool {
         match self.last_keys.get(&space_id) {
             _ if self.has_unread => false,
             Some(Some(last)) => key > &last[..],
@@ -50,7 +50,7 @@ impl Shown {
     }
 
     /// Record that the Python path has handled rows of unknown spaces.
-    pub fn pass_unread(&mut self) {
+    pub fn mark_unread(&mut self) {
         self.has_unread = true;
     }
 
@@ -76,7 +76,7 @@ fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
 
 impl RowPath {
     /// Handle rows from `at` on, until one must be handed back or the batch is full; return the index of the next row.
-    pub fn show(
+    pub fn run_snapshot(
         &mut self,
         data: &[u8],
         rows: &[Row],
@@ -88,12 +88,15 @@ impl RowPath {
         while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
             if let Some(images) = images.as_mut().filter(|_| at == fetched_until) {
                 fetched_until = rows.len().min(at + FETCH_ROWS);
-                if !self.ask(data, &rows[at..fetched_until], images) {
+                if !self.prefetch(data, &rows[at..fetched_until], images) {
                     break;
                 }
             }
             let mark = outbox.mark();
-            if self.show_row(data, &rows[at], outbox, images).is_none() {
+            if self
+                .push_snapshot_row(data, &rows[at], outbox, images)
+                .is_none()
+            {
                 outbox.back_to(mark);
                 break;
             }
@@ -103,7 +106,7 @@ impl RowPath {
     }
 
     /// Record that the Python path has handled these rows.
-    pub fn pass(&mut self, data: &[u8], rows: &[Row]) {
+    pub fn mark_handled(&mut self, data: &[u8], rows: &[Row]) {
         for row in rows {
             let frame = &data[..row.end];
             let plan = match plan_of(&self.plans, frame, row) {
@@ -111,22 +114,22 @@ impl RowPath {
                 Ok(None) => continue,
                 Err(_) => None,
             };
-            let mut key = std::mem::take(&mut self.shown.key);
+            let mut key = std::mem::take(&mut self.snapshot.key);
             let is_known = plan.is_some_and(|plan| key_of(plan, frame, row, &mut key));
-            self.shown.key = key;
+            self.snapshot.key = key;
             let space_id = space_id_of(frame, row.body);
             match space_id.filter(|_| names_one_space(frame, row.body)) {
-                Some(space_id) if is_known => self.shown.remember(space_id),
+                Some(space_id) if is_known => self.snapshot.remember(space_id),
                 Some(space_id) => {
-                    self.shown.last_keys.insert(space_id, None);
+                    self.snapshot.last_keys.insert(space_id, None);
                 }
-                None => self.shown.pass_unread(),
+                None => self.snapshot.mark_unread(),
             }
         }
     }
 
     /// Read the store for rows whose keys aren't greater than the previous ones; return false if the store can't be read.
-    fn ask(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
+    fn prefetch(&mut self, data: &[u8], rows: &[Row], images: &mut Images) -> bool {
         images.make_room();
         let mut wanted = Vec::new();
         let mut last: HashMap<u64, Vec<u8>> = HashMap::new();
@@ -140,7 +143,7 @@ impl RowPath {
                 continue;
             }
             let is_next = last.get(&space_id).map_or(true, |before| key > *before);
-            if is_next && self.shown.is_behind(space_id, &key) {
+            if is_next && self.snapshot.is_after(space_id, &key) {
                 last.entry(space_id).or_default().clone_from(&key);
             } else if images.overlay.current(&key) == Found::Unknown {
                 wanted.push(key.clone());
@@ -151,7 +154,7 @@ impl RowPath {
         wanted.is_empty() || (images.fetch)(images.overlay, &wanted)
     }
 
-    fn show_row(
+    fn push_snapshot_row(
         &mut self,
         data: &[u8],
         row: &Row,
@@ -166,18 +169,18 @@ impl RowPath {
             return Some(());
         };
         let body = content(frame, row.body, TUPLE)?;
-        let mut key = std::mem::take(&mut self.shown.key);
+        let mut key = std::mem::take(&mut self.snapshot.key);
         let has_key = key_of(plan, frame, row, &mut key);
-        self.shown.key = key;
+        self.snapshot.key = key;
         if plan.images.is_some() {
             let overlay = &images.as_ref()?.overlay;
-            let is_new =
-                self.shown.is_next(space_id) || overlay.current(&self.shown.key) == Found::Nothing;
-            if !has_key || !is_new || overlay.doubtful.contains(&self.shown.key) {
+            let is_new = self.snapshot.is_next(space_id)
+                || overlay.current(&self.snapshot.key) == Found::Nothing;
+            if !has_key || !is_new || overlay.doubtful.contains(&self.snapshot.key) {
                 return None;
             }
         }
-        let pieces = self.shown.pieces.get_mut(&space_id)?;
+        let pieces = self.snapshot.pieces.get_mut(&space_id)?;
         let begin = outbox.bytes.len();
         outbox.bytes.extend_from_slice(OPEN_SNAPSHOT);
         if plan
@@ -199,8 +202,8 @@ impl RowPath {
         outbox.messages.last_mut()?.key = (key_begin, key_end);
         pieces.count += 1;
         if let (Some(images), true) = (images, has_key) {
-            images.overlay.put(&self.shown.key, Some(&frame[body..]));
-            self.shown.remember(space_id);
+            images.overlay.put(&self.snapshot.key, Some(&frame[body..]));
+            self.snapshot.remember(space_id);
         }
         Some(())
     }
@@ -228,10 +231,10 @@ mod tests {
         plan.images = Some(ImagePlan {
             keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
             format: Default::default(),
-            takes_upserts: true,
+            applies_upserts: true,
         });
         path.plans.insert(512, Some(plan));
-        path.shown.pieces.insert(
+        path.snapshot.pieces.insert(
             512,
             Pieces {
                 before: b"<".to_vec(),
@@ -242,7 +245,7 @@ mod tests {
         path
     }
 
-    fn show(
+    fn run_rows(
         path: &mut RowPath,
         overlay: &mut Overlay,
         ids: &[u8],
@@ -268,7 +271,7 @@ mod tests {
             }
             true
         };
-        let at = path.show(
+        let at = path.run_snapshot(
             &data,
             &rows,
             0,
@@ -287,9 +290,9 @@ mod tests {
     }
 
     #[test]
-    fn rows_in_any_order_are_shown_once() {
+    fn rows_in_any_order_are_published_once() {
         let (mut path, mut overlay) = (path(), Overlay::new());
-        let (at, text) = show(&mut path, &mut overlay, &[1, 2], &[]);
+        let (at, text) = run_rows(&mut path, &mut overlay, &[1, 2], &[]);
         assert_eq!(at, 2);
         assert_eq!(
             text,
@@ -299,16 +302,16 @@ mod tests {
             )
         );
         assert_eq!(
-            show(&mut path, &mut overlay, &[5, 3, 9, 3], &[]).0,
+            run_rows(&mut path, &mut overlay, &[5, 3, 9, 3], &[]).0,
             3,
             "it is pending"
         );
         assert_eq!(
-            show(&mut path, &mut overlay, &[4, 7], &[7]).0,
+            run_rows(&mut path, &mut overlay, &[4, 7], &[7]).0,
             1,
             "it is in the store"
         );
-        assert_eq!(path.shown.pieces[&512].count, 6);
+        assert_eq!(path.snapshot.pieces[&512].count, 6);
         assert_eq!(overlay.change_count(), 6);
     }
 }
