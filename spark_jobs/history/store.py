@@ -8,10 +8,13 @@ A space is identified by its id, so its history includes changes under its forme
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any, Final
 
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
@@ -27,6 +30,10 @@ _APPENDED: Final = "tarantool_cdc.appended"
 _FEED: Final = "delta.enableChangeDataFeed"
 _SAME: Final = "stored._key = new._key and stored._begin_seq = new._begin_seq"
 _OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
+_VACUUMED: Final = re.compile(
+    r"FILE_NOT_EXIST|DELTA_CHANGE_DATA_FILE_NOT_FOUND|DELTA_FILE_NOT_FOUND|DELTA_VERSION_NOT_FOUND|DELTA_LOG_FILE"
+)
+"""Errors of Delta and Spark where `maintain` has removed what tells the versions appended since the last publication."""
 
 
 @dataclass(frozen=True)
@@ -127,15 +134,28 @@ class History:
         if known.get(_FORM) != space.form.to_json():
             tables.overwrite(self.intervals(name), path)
         else:
-            feed = self._session.read.format("delta").option("readChangeFeed", "true")
-            feed = feed.option("startingVersion", int(known[_APPENDED]) + 1).option("endingVersion", appended)
-            fresh = feed.load(self.versions_path).where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
-            ends_many = not fresh.where("op in ('t', 'snapshot')").isEmpty()
-            keys = None if ends_many else fresh.select("space_id", "key").where("key is not null").distinct()
-            merge = DeltaTable.forPath(self._session, path).alias("stored").merge(self.intervals(name, keys).alias("new"), _SAME)
-            merge.whenMatchedUpdateAll(_OTHER_END).whenNotMatchedInsertAll().execute()
+            try:
+                self._merge_new(space, path, int(known[_APPENDED]) + 1, appended)
+            except (PySparkException, Py4JError) as error:
+                if not _VACUUMED.search(str(error)):
+                    raise
+                tables.overwrite(self.intervals(name), path)
         tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})
         return path
+
+    def _merge_new(self, space: Space, path: str, first: int, last: int) -> None:
+        """Merge the intervals of the keys that these versions of the table of versions have changed."""
+        feed = self._session.read.format("delta").option("readChangeFeed", "true")
+        feed = feed.option("startingVersion", first).option("endingVersion", last)
+        fresh = feed.load(self.versions_path).where(F.col("space_id").isin(*space.ids) | (F.col("op") == "snapshot"))
+        ends_many = not fresh.where("op in ('t', 'snapshot')").isEmpty()
+        keys = None if ends_many else fresh.select("space_id", "key").where("key is not null").distinct()
+        merge = (
+            DeltaTable.forPath(self._session, path)
+            .alias("stored")
+            .merge(self.intervals(space.form.space, keys).alias("new"), _SAME)
+        )
+        merge.whenMatchedUpdateAll(_OTHER_END).whenNotMatchedInsertAll().execute()
 
     def _endings(self, own: DataFrame, space: Space) -> DataFrame:
         """Return the events that end many versions: truncations, and snapshots that swept rows."""

@@ -150,3 +150,18 @@ def test_a_space_and_fields_that_are_called_as_what_a_history_has_itself(spark: 
     assert found.columns[8:] == ["id", "_Begin____", "_begin__", "_begin___"]
     assert [row[8:] for row in found.orderBy("_begin_seq").collect()] == [tuple(values.values())] * 2
     assert spark.read.format("delta").load(f"{path}/~5fversions").count() == 2
+
+
+def test_intervals_are_made_of_all_versions_where_those_appended_last_were_vacuumed(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path = FakeTopics(spark), str(tmp_path)
+    HistorySink(spark, Topics("k", "shop"), path, publish_every=1).write(topics.send(*FIRST), 0, "query")
+    behind = HistorySink(spark, Topics("k", "shop"), path, publish_every=0)
+    for batch, messages in enumerate((SECOND, THIRD), 1):
+        behind.write(topics.send(*messages), batch, "query")
+    table = f"delta.`{path}/_versions`"
+    spark.sql(f"ALTER TABLE {table} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 0 hours')")
+    assert run.main(["maintain", "--path", f"{path}/_versions", "--vacuum-hours", "0"]) == 0
+    assert HistorySink(spark, Topics("k", "shop"), path).finish() == 0
+    published = spark.read.format("delta").load(str(tmp_path / "users"))
+    assert sorted(map(str, published.collect())) == sorted(map(str, History(spark, path).intervals("users").collect()))
+    assert published.count() == len(WHOLE)
