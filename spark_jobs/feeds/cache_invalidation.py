@@ -250,16 +250,20 @@ class Invalidations:
             template = templates.get(space)
             if template is None:
                 template = templates[space] = self._plan.template(space)
-            lacking = template.lacks(json_text.parse(key)) if template.may_need_rows else None
-            if lacking:
-                if (space_id, form) not in names:
+            trouble, found = None, set[str]()
+            try:
+                lacking = template.lacks(json_text.parse(key)) if template.may_need_rows else None
+                if lacking and (space_id, form) not in names:
                     report.unknown.add((space_id, form))
                     return
-                trouble = _trouble(template, lacking, names[space_id, form], op, before)
-                if trouble:
-                    report.refused.append(Refused(Place(*place), f"{where(Place(*place))}: {trouble}"))
-                    continue
-            for stale in stale_keys(template, key, before, after):
+                trouble = _trouble(template, lacking, names[space_id, form], op, before) if lacking else None
+                found = stale_keys(template, key, before, after) if trouble is None else found
+            except (ValueError, TypeError, AttributeError):
+                # Spark has looked at neither the record's key nor, closely, at its rows.
+                trouble = f"the change's key {key[:200]!r}, or a row of it, isn't a JSON object. --on-error dead-letter skips it"
+            if trouble is not None:
+                report.refused.append(Refused(Place(*place), f"{where(Place(*place))}: {trouble}"))
+            for stale in found:
                 yield Stale(stale, space, op, seq)
 
 

@@ -46,6 +46,25 @@ def test_chunks_have_each_key_once_with_its_newest_change() -> None:
     assert list(chunks(found)) == [[Stale("k0", "users", "u", 3), Stale("k1", "users", "u", 4), Stale("k2", "users", "u", 5)]]
 
 
+@pytest.mark.parametrize(
+    ("template", "key", "row"),
+    [
+        *(("u:{key}", key, "{}") for key in ("5", "null", "[1]", "abc", "{bad", "", "{'id':1}")),
+        *(("u:{mail}", key, '{"mail":"a"}') for key in ("5", "null", "abc")),
+        ("u:{mail}", '{"id":1}', "{'mail':'a'}"),
+    ],
+)
+def test_a_change_whose_key_or_row_is_no_json_object_is_refused_with_its_place(template: str, key: str, row: str) -> None:
+    plan = cache_invalidation.Plan({"users": Template.parsed(template).of("users")}, {(512, 1): frozenset(("id", "mail"))})
+    report = cache_invalidation.Report()
+    good = ("c", '{"id":2}', None, '{"id":2,"mail":"b"}', "users", 512, 1, 2, "shop.users", 0, 8)
+    changes: Any = [("c", key, None, row, "users", 512, 1, 1, "shop.users", 0, 7), good]
+    assert [stale.seq for stale in cache_invalidation.Invalidations(changes, plan, report)] == [2]
+    ((place, sentence),) = report.refused
+    assert place == Place("shop.users", 0, 7)
+    assert sentence.startswith(f"topic shop.users, partition 0, offset 7: the change's key {key!r}, or a row of it, isn't a JSON")
+
+
 def test_reports_survive_as_text() -> None:
     report = cache_invalidation.Report([Refused(Place("t", 1, 2), "why")], {"users": 5}, {(512, 3)}, True)
     assert cache_invalidation._report_of(cache_invalidation._text_of(report)) == report
