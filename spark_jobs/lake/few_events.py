@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import reduce
+from operator import add
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, Row, SparkSession
@@ -18,6 +20,8 @@ from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Unmerged
 
 FEW: Final = 5_000
+SMALL_BYTES: Final = 8192
+"""Maximum size of an event's texts. So what is fetched at once, to Java and to Python, stays below 41 MB."""
 
 _TIME: Final = "ts_us"
 """Column with times as numbers. Python's times can't represent the repeated hour when clocks are put back."""
@@ -26,13 +30,22 @@ _SCHEMA: Final = (
     " schema_version bigint, server_version string"
 )
 _COLUMNS: Final = tuple(column.split()[0] for column in _SCHEMA.split(", "))
+_TEXTS: Final = ("key", "after", "patch", "upsert")
+_IS_LARGE: Final = "is_large"
 
 
 def fetch(events: DataFrame) -> list[Row] | None:
-    """Return these events, or None if there are more than FEW."""
-    columns = (F.unix_micros("source_ts").alias(_TIME) if column == _TIME else F.col(column) for column in _COLUMNS)
-    found = events.select(*columns).limit(FEW + 1).collect()
-    return found if len(found) <= FEW else None
+    """Return these events, or None if there are more than FEW, or if one is larger than SMALL_BYTES."""
+    sizes = (F.coalesce(F.octet_length(text), F.lit(0)) for text in _TEXTS)
+    is_large = reduce(add, sizes) > SMALL_BYTES
+    columns = {column: F.col(column) for column in _COLUMNS if column != _TIME}
+    columns |= {
+        _TIME: F.unix_micros("source_ts"),
+        **{text: F.when(~is_large, F.col(text)) for text in _TEXTS},
+        _IS_LARGE: is_large,
+    }
+    found = events.select(*(column.alias(name) for name, column in columns.items())).limit(FEW + 1).collect()
+    return found if len(found) <= FEW and not any(row[_IS_LARGE] for row in found) else None
 
 
 def unmerged(session: SparkSession, rows: Sequence[Row], swept: int, control: Control) -> Unmerged | None:
