@@ -439,7 +439,10 @@ def taken_bytes(writer: asyncio.StreamWriter) -> int:
     """Return the bytes that the client's machine has acknowledged over this connection; 0 where the system doesn't provide it."""
     if not hasattr(socket, "TCP_INFO"):
         return 0
-    info: bytes = writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
+    connection = writer.get_extra_info("socket")
+    if connection is None:
+        return 0  # a lost connection with TLS has no socket
+    info: bytes = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _BYTES_ACKED.stop)
     return int.from_bytes(info[_BYTES_ACKED], sys.byteorder)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shutil
 import ssl
 import struct
@@ -570,6 +571,17 @@ def test_tls(tmp_path: Path) -> None:
             plain.connect("b")
             with pytest.raises((AssertionError, OSError)):
                 plain.answer()
+
+
+def test_clients_that_leave_over_tls_are_no_fault(tmp_path: Path) -> None:
+    pair = _made_certificate(tmp_path)
+    context = ssl.create_default_context(cafile=str(pair))
+    with capture_logs() as log, Served(tmp_path, ROWS, tls_certificate=pair, tls_key=tmp_path / "key") as served:
+        for number in range(100):
+            client = TapClient(served.server.port, tls=context).connect(str(number % 7), has_acks=bool(number % 2))
+            os.close(client.socket.detach())
+        wait_for("their end", lambda: served.server.connection_count == 0)
+    assert not [entry for entry in log if entry["log_level"] == "error"]
 
 
 def test_a_connection_counts_before_its_handshake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
