@@ -10,12 +10,13 @@ import json
 import sys
 from collections.abc import Sequence
 
+from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
 from spark_jobs import tables
 from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, sentence
-from spark_jobs.options import add_spark_options
+from spark_jobs.options import add_spark_options, hide
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 
 
@@ -41,8 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             name = json.dumps(path, ensure_ascii=False)
             for row in rows.toLocalIterator():
                 print(f'{{"path":{name},"key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
-    except (JobError, PySparkException) as error:
-        print(f"show: {sentence(error)}", file=sys.stderr)
+    except (JobError, PySparkException, Py4JError) as error:
+        print(hide(f"show: {sentence(error)}", options), file=sys.stderr)
         return 1
     return 0
 

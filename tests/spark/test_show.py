@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from spark_jobs import show, tables
@@ -29,6 +30,21 @@ def test_its_session_is_told_where_the_tables_are(monkeypatch: pytest.MonkeyPatc
         {"master": "local[1]", "jars_directory": "jars", "settings": {"spark.hadoop.fs.s3a.secret.key": "s3cret"}},
     ]
     assert "no Spark here" in capsys.readouterr().err
+
+
+def test_what_java_ends_with_is_said_in_a_sentence_without_secrets(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("THE_SECRET", "s3cret")
+
+    def build_session(*_: str, **__: Any) -> None:
+        raise Py4JError("ClassNotFoundException: Class org.apache.hadoop.fs.s3a.S3AFileSystem not found, s3cret")
+
+    monkeypatch.setattr(show, "build_session", build_session)
+    assert show.main(["s3a://bucket/current/users", "--spark-conf", "spark.hadoop.fs.s3a.secret.key=$THE_SECRET"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("show: Spark has no file system of this kind.")
+    assert "s3cret" not in said
 
 
 def test_what_it_prints_is_json_wherever_the_table_is(
