@@ -396,6 +396,11 @@ def test_a_template_of_keys_that_makes_no_key_is_a_mistake(template: str, mistak
     assert f"tap.key: '{template}' {mistake}" in mistakes(tap={"key": template})
 
 
+@pytest.mark.parametrize("users", [{"bob": ""}, {"bob": "x\0"}, {"b\0b": "x"}])
+def test_a_user_of_tap_who_cannot_log_in_is_a_mistake(users: dict[str, str]) -> None:
+    assert "can't log in" in mistakes(tap={"users": users})
+
+
 def test_nothing_is_suggested_for_what_looks_like_nothing() -> None:
     assert "did you mean" not in mistakes(kafka={"zookeeper": 1})
 

@@ -89,6 +89,10 @@ class TapSection(Section):
             raise ValueError(f"vbuckets = {self.vbuckets} is not a power of two")
         if self.tls_key is not None and self.tls_certificate is None:
             raise ValueError("tls_key needs tls_certificate")
+        for user, password in self.users.items():
+            # SASL PLAIN separates them by NUL; with an empty password, nobody may log in.
+            if not password.get_secret_value() or "\0" in user + password.get_secret_value():
+                raise ValueError(f"users: {user!r} can't log in: the password is empty, or the name or password has a NUL")
         return self
 
     @property
