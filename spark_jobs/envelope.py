@@ -71,6 +71,8 @@ _MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
 
 _UNREADABLE: Final = "_unreadable"
 _RECORD: Final = "_record"
+_STRICTLY: Final = {"columnNameOfCorruptRecord": _UNREADABLE, "allowSingleQuotes": "false", "allowNonNumericNumbers": "false"}
+"""Options of Spark's JSON reader, which by default accepts what no other reader of the rows' texts would."""
 _KAFKA_COLUMNS: Final = ("topic", "partition", "offset", "timestamp")
 
 # These texts delimit the rows in a message. Every quote in them is part of JSON's syntax. A quote inside a JSON string is
@@ -202,7 +204,7 @@ def _cut(records: DataFrame, source_fields: Collection[str], *kept: str) -> Data
         *kept,
         F.col("key").cast("string").alias("key"),
         F.col("value").cast("string").alias("text"),
-        F.from_json(F.col("value").cast("string"), schema, {"columnNameOfCorruptRecord": _UNREADABLE}).alias("envelope"),
+        F.from_json(F.col("value").cast("string"), schema, _STRICTLY).alias("envelope"),
         *(F.expr(expression).alias(name) for name, expression in _STEPS.items()),
     )
     rows = (F.expr(expression).alias(name) for name, expression in _ROWS.items())

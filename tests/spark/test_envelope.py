@@ -88,6 +88,8 @@ def test_a_truncation_needs_no_key(spark: SparkSession) -> None:
         '{"op":5,VALID',
         '{"op":"u",VALID',
         '{"op":"c","before":null,"after":[1],SOURCE',
+        """{"op":"c","before":null,"after":{'id':1},SOURCE""",
+        '{"op":"c","before":null,"after":{"id":NaN},SOURCE',
         '{"op":"c","before":null,"after":5,SOURCE',
         '{"op":"u","before":"text","after":{"id":1},SOURCE',
         '{"op":"u","before":null,"after":null,"patch":{"op":"="},SOURCE',
