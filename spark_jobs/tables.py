@@ -24,6 +24,7 @@ from delta.exceptions.captured import (
     MetadataChangedException,
 )
 from delta.tables import DeltaTable
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, DataFrameWriter, SparkSession
 from pyspark.sql.types import DataType, StructType
@@ -123,11 +124,20 @@ def schema_location(session: SparkSession, schema: Sequence[str]) -> str:
     name = ".".join(map(_quoted, schema))
     for row in session.sql(f"DESCRIBE SCHEMA {name}").collect():
         if row["info_name"] == "Location" and row["info_value"]:
-            return qualified(session, str(row["info_value"]).rstrip("/"))
+            return qualified(session, _path_of(session, str(row["info_value"])).rstrip("/"))
     raise JobError(
         f"The catalog reports no location for the schema {'.'.join(schema)}, so this job can't keep its tables there. Create a "
         "schema with CREATE SCHEMA … LOCATION '…', or start with --path."
     )
+
+
+def _path_of(session: SparkSession, location: str) -> str:
+    """Return the path of a location: in a URI, as catalogs report it, a space is `%20`. Other texts are paths already."""
+    jvm: Any = session.sparkContext._jvm
+    try:
+        return str(jvm.org.apache.hadoop.fs.Path(jvm.java.net.URI(location)).toString())
+    except Py4JJavaError:
+        return location
 
 
 def register(session: SparkSession, path: str, table: CatalogTable) -> None:

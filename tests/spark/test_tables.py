@@ -75,6 +75,15 @@ def test_a_schema_that_is_not_there_and_a_table_of_another_kind(spark: SparkSess
         tables.exists(spark, CatalogTable((*schema, "other")))
 
 
+def test_a_schema_is_where_its_location_says(spark: SparkSession, tmp_path: Path) -> None:
+    place = tmp_path / "a lake, 100%"
+    spark.sql(f"CREATE SCHEMA elsewhere LOCATION '{place}'")
+    try:
+        assert tables.schema_location(spark, ("spark_catalog", "elsewhere")) == f"file:{place}"
+    finally:
+        spark.sql("DROP SCHEMA elsewhere")
+
+
 def test_a_step_is_done_again_when_somebody_else_has_changed_the_table(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
