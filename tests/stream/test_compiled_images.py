@@ -198,6 +198,24 @@ def test_both_paths_do_the_same(
         assert compiled == python
 
 
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (Type.UPDATE, {Key.KEY: [1], Key.OPS: 1, Key.TUPLE: [["=", 1, "y"]]}),  # operations of an UPSERT that are no array
+        (Type.REPLACE, {Key.KEY: 7, Key.TUPLE: [1, "y"]}),  # a key that is no array
+        (Type.UPDATE, {Key.KEY: [1000]}),  # no operations, for a key without a row
+    ],
+)
+def test_a_request_that_no_server_accepts_ends_both_paths(kind: int, body: dict[int, Any]) -> None:
+    stored = spaces([("id", "unsigned"), ("name", "string")], [(0, "unsigned")])
+    refused = requests_of(1, 1, kind, lambda _: {Key.SPACE_ID: USERS, **body}, first=211)
+    stream = Stream(stored, [*rows(200, 1), *refused])
+    python = outcome(stream, FrameDecoder(), size=1 << 20, writes=0, is_python=True)
+    compiled = outcome(stream, frame_decoder(), size=1 << 20, writes=0, is_python=False)
+    assert "malformed body" in python.error
+    assert (compiled.error, compiled.messages) == (python.error, python.messages)
+
+
 class LargeTuples(MemoryTuples):
     """Has a tuple of 600,000 bytes under each key."""
 

@@ -60,6 +60,10 @@ impl Body {
                 return None;
             }
             seen |= 1 << key;
+            // A server refuses a request in which one of these isn't an array, and Python reports it.
+            if matches!(key, KEY | TUPLE | OPS) && !layout::is_array(*frame.get(begin)?) {
+                return None;
+            }
             match key {
                 SPACE_ID => {}
                 INDEX_ID => (layout::integer(frame, begin)? == 0).then_some(())?,
@@ -166,7 +170,10 @@ impl Work {
         }
         let after = match (row.kind, before) {
             (INSERT | REPLACE, _) | (UPSERT, None) => slice(frame, body.tuple)?,
-            (UPDATE, None) => return Ok(false),
+            (UPDATE, None) => {
+                slice(frame, body.tuple)?;
+                return Ok(false);
+            }
             (kind, Some(before)) => {
                 let operations = if kind == UPDATE {
                     body.tuple
@@ -347,6 +354,8 @@ mod tests {
             ), // an UPSERT that would change the key
             (5, b"\x83\x10\xcd\x02\x00\x11\x01\x20\x91\x07"),   // by another index
             (14, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
+            (3, b"\x83\x10\xcd\x02\x00\x20\x07\x21\x91\x08"), // a key that isn't an array
+            (4, b"\x82\x10\xcd\x02\x00\x20\x91\x08"),         // no operations
         ] {
             assert_eq!(
                 apply(&mut overlay, kind, body),
