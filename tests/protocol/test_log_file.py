@@ -129,6 +129,20 @@ def test_a_large_block_comes_in_pieces(compressed: bool) -> None:
     assert max(sizes) < 8 * log_file.ROWS_BYTES
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+@pytest.mark.parametrize("size", [log_file.ROWS_BYTES // 2, log_file.ROWS_BYTES + 5_000])
+def test_a_row_in_longer_writing_after_a_long_row(size: int, *, compressed: bool) -> None:
+    """The compiled path stops before it, also where the block ends."""
+    rows = [insert(1, "y" * size), insert(2), insert(3), insert(4), nop(5)]
+    header, body = rows[2]
+    longer = wire.pack(header) + b"\xde\x00\x02" + wire.pack(body)[1:]
+    data = rows_data(rows[:2]) + longer + rows_data(rows[3:])
+    assert read(built(block(data, compressed=compressed), block(rows_data([insert(6)])))) == plain([*rows, insert(6)])
+    for cut in (len(data) - 2, len(rows_data(rows[:2]) + longer) - 1):
+        with pytest.raises(LogFileError, match="ends within a row"):
+            read(built(block(data[:cut], compressed=compressed)))
+
+
 def test_keys_that_python_cannot_hash() -> None:
     data = wire.pack({0: 2, 3: 1}) + b"\x82\x10\x01\x21\x81\x91\x01\x02" + rows_data([nop(2)])
     for compressed in (False, True):
