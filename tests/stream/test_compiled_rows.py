@@ -313,8 +313,9 @@ def test_a_row_of_another_kind_is_handed_back_alone() -> None:
     assert (sum(batch.row_count for batch in batches), counting.row_count) == (401, 399)
 
 
-def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom() -> None:
-    """Else each transaction would cost a call of it."""
+def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise each transaction would cost a call of it."""
+    monkeypatch.setattr("cdc.stream.compiled_stream.HANDED_BACK_MAX", 1024)  # conftest.py has set 1
     header = {Key.REQUEST_TYPE: Type.UPDATE, Key.REPLICA_ID: 1, Key.TIMESTAMP: 2.0}
     body = {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [[":", 1, 1, 1, "a"]]}
     data = b"".join(wire.frame({**header, Key.LSN: 11 + place}, body) for place in range(1000))
