@@ -28,8 +28,6 @@ class Kind(IntEnum):
     DELETE = 1
     TRUNCATE = 2
     """All keys of the space were removed."""
-    RESET = 3
-    """Keys were removed that can no longer be listed."""
 
 
 class Change(NamedTuple):
@@ -43,7 +41,7 @@ class Change(NamedTuple):
     frame: bytes
 
 
-Numbered = Change | list[Change]
+EventChanges = Change | list[Change]
 """Changes made by one event.
 
 There are two if the client's key contains fields outside the primary key, and the row gets another key.
@@ -212,7 +210,7 @@ class Changes:
             self._templates[space] = KeyTemplate(self._template, space, self._on_missing) if wanted else None
         return self._templates[space]
 
-    def of(self, key: bytes | None, value: bytes | None) -> tuple[int, Numbered] | None:
+    def of(self, key: bytes | None, value: bytes | None) -> tuple[int, EventChanges] | None:
         """Return the seq of a message's event and its changes, or None for a tombstone or a message of another program.
 
         Raises MalformedError.
@@ -247,7 +245,7 @@ class Changes:
         except UNREADABLE as error:
             raise MalformedError(f"an event with the key {(key or b'')[:100]!r} can't be read: {error}") from error
 
-    def _of_rows(self, template: KeyTemplate, key: bytes, event: _EventWithRows) -> Numbered:
+    def _of_rows(self, template: KeyTemplate, key: bytes, event: _EventWithRows) -> EventChanges:
         source = event.source
         before, after = bytes(event.before), bytes(event.after)
         former = template.of_row(key, before) if before != _NULL else None

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from cdc import __version__
 from cdc.errors import ProtocolError
-from cdc.feeds.tap.wire import REQUEST, Opcode, Packet, Status, Wish, response, wish_of
+from cdc.feeds.tap.wire import REQUEST, Opcode, Packet, Status, TapRequest, decode_request, response
 
 _MECHANISM: Final = b"PLAIN"
 
@@ -20,7 +20,7 @@ class Answer(NamedTuple):
     """Answer to one packet: the bytes to send, and the consequence for the connection."""
 
     data: bytes = b""
-    wish: Wish | None = None
+    request: TapRequest | None = None
     is_end: bool = False
     """Whether the connection ends."""
     problem: str = ""
@@ -65,7 +65,7 @@ class Greeter:
 
     def _connect(self, packet: Packet) -> Answer:
         try:
-            return Answer(wish=wish_of(packet))
+            return Answer(request=decode_request(packet))
         except ProtocolError as error:
             data = response(packet.opcode, Status.INVALID, packet.opaque, str(error).encode())
             return Answer(data, is_end=True, problem=str(error))

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from cdc.feeds.tap.feed import Feed
 
 
-class FeedControls:
+class FeedControlEvents:
     """Forwarder of the reader thread's findings in the snapshot and schema topics to the feed."""
 
     def __init__(self, feed: Feed, loop: asyncio.AbstractEventLoop) -> None:

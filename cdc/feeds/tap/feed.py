@@ -21,12 +21,12 @@ from cdc.config import Config
 from cdc.errors import CdcError, Remedy
 from cdc.feeds.tap.catching_up import AHEAD, CatchingUp, call_soon
 from cdc.feeds.tap.changes import Change, Changes, Renaming, SpaceNames
-from cdc.feeds.tap.controls import FeedControls
-from cdc.feeds.tap.keeper import Keeper
+from cdc.feeds.tap.controls import FeedControlEvents
+from cdc.feeds.tap.keeper import StoreUpdater
 from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.merging import Batch, Ring, Selection
 from cdc.feeds.tap.rows import BusyError, Rows, RowStore
-from cdc.feeds.tap.session import ControlPlace, Cursor, Session
+from cdc.feeds.tap.session import ControlPosition, Cursor, Session
 from cdc.feeds.tap.stream import SlowError
 from cdc.feeds.tap.topic_store import TopicStore
 from cdc.feeds.tap.views import DaemonStore
@@ -69,7 +69,7 @@ class Feed:
             tap.vbuckets,
             self._is_wanted,
             is_packed=tap.value == "msgpack",
-            on_missing=self._is_left_out,
+            on_missing=self._log_left_out,
         )
         self._left_out: set[tuple[str, str]] = set()
         self._topics = Topics(config.name, config.kafka)
@@ -84,7 +84,7 @@ class Feed:
             self._store = self.own_store = TopicStore(
                 tap.store_path, config.kafka.topic_prefix, tap.spaces, template, tap.vbuckets, view_seconds_max
             )
-        self.keeper: Keeper | None = None
+        self.store_updater: StoreUpdater | None = None
         self._ring = Ring(0, tap.buffer_bytes_max)
         self._grown = asyncio.Event()
         self.client_count = 0
@@ -101,7 +101,7 @@ class Feed:
         self._looking = asyncio.Semaphore(_LOOKING_MAX)
         self._wanted_by = [(re.compile(client.name), SpaceNames(client.spaces)) for client in tap.clients]
         self._is_view_old = False
-        self.control = ControlPlace()
+        self.control = ControlPosition()
         self.renamed_version = 0
         """Version of the last renaming or reset. Clients filled from older rows (Rows.version) have keys that no event names."""
         self._renamings: list[Renaming] = []
@@ -116,7 +116,7 @@ class Feed:
         """Start reading; return False if `stopping` was set first. `known_version` is the highest that a session began with."""
         loop = asyncio.get_running_loop()
         if self.own_store is not None:
-            await self._start_keeping(self.own_store, known_version, loop)
+            await self._start_store_updater(self.own_store, known_version, loop)
         after = await self._first_seq(stopping)
         if after is None:
             return False
@@ -126,29 +126,29 @@ class Feed:
             self._changes,
             after,
             lambda batch: self._hand_over(loop, batch),
-            controls=FeedControls(self, loop),
+            control_events=FeedControlEvents(self, loop),
             on_end=lambda failure: call_soon(loop, self._reader_ended, failure),
         )
         self._reader.start()
         return True
 
-    async def _start_keeping(self, store: TopicStore, known_version: int, loop: asyncio.AbstractEventLoop) -> None:
+    async def _start_store_updater(self, store: TopicStore, known_version: int, loop: asyncio.AbstractEventLoop) -> None:
         await asyncio.to_thread(store.open, known_version)
         self.renamed_version = store.position.epoch
-        self.keeper = Keeper(
+        self.store_updater = StoreUpdater(
             self._topics,
             store,
             self._is_wanted,
             on_reset=lambda epoch: call_soon(loop, self._store_was_reset, epoch),
             on_end=lambda failure: call_soon(loop, self._reader_ended, failure),
         )
-        self.keeper.start()
+        self.store_updater.start()
 
     async def stop(self) -> None:
         """Stop reading, and close the store."""
-        if self.keeper is not None:
-            self.keeper.stop()
-            await asyncio.to_thread(self.keeper.join)
+        if self.store_updater is not None:
+            self.store_updater.stop()
+            await asyncio.to_thread(self.store_updater.join)
         if self._reader is not None:
             self._reader.stop()
             await asyncio.to_thread(self._reader.join)
@@ -160,7 +160,7 @@ class Feed:
 
     async def since(self, date: int) -> int | None:
         """Return the seq after which all changes are newer than a date, or None if the topics don't go back that far."""
-        seq = await self._answered(
+        seq = await self._retry_lookup(
             lambda: self._topics.since(date * 1000), "Kafka can't be asked for the changes since a date: a client waits, retrying"
         )
         # The changes don't show which spaces have been renamed since the date.
@@ -233,7 +233,7 @@ class Feed:
                 coming[:2] = [joined]
                 continue
             ring.append(coming.pop(0), now)
-        self._tell_all()
+        self._wake_followers()
 
     def _is_held(self, leaving: Batch | None, now: float) -> bool:
         """Whether a batch, and older ones, must stay in the ring for now because some clients haven't had it."""
@@ -242,7 +242,7 @@ class Feed:
         first = self._ring.first - 1
         return any(first <= after < leaving.last for after in self._followed.values())
 
-    def _tell_all(self) -> None:
+    def _wake_followers(self) -> None:
         grown, self._grown = self._grown, asyncio.Event()
         grown.set()
 
@@ -253,7 +253,7 @@ class Feed:
         if self.own_store is None and (seq, offset) > (control.swept_seq, control.swept_offset):
             self.control = control._replace(swept_seq=seq, swept_offset=offset)
             self._is_view_old = True
-            self._tell_all()
+            self._wake_followers()
 
     def was_lost(self, seq: int) -> None:
         """Record that changes up to `seq` are on no topic; the daemon's store has their results."""
@@ -277,7 +277,7 @@ class Feed:
                 topic=self._topics.snapshots,
             )
             self._forget()
-            self._tell_all()
+            self._wake_followers()
 
     def was_renamed(self, renaming: Renaming) -> None:
         """Handle a renamed space."""
@@ -287,13 +287,13 @@ class Feed:
         self._renamed_seq = max(self._renamed_seq, renaming.seq)
         if self.own_store is None:
             self.renamed_version = max(self.renamed_version, renaming.version)
-            self._tell_all()
+            self._wake_followers()
 
     def _store_was_reset(self, epoch: int) -> None:
         """Handle keys that the server's own store removed and that no event names."""
         self.renamed_version = max(self.renamed_version, epoch)
         self._is_view_old = True
-        self._tell_all()
+        self._wake_followers()
 
     def _reader_ended(self, failure: CdcError | None) -> None:
         if failure is not None:
@@ -325,10 +325,10 @@ class Feed:
 
     def selection(self, session: Session) -> Selection:
         """Return the current selection of changes for a client."""
-        wish = session.wish
-        return Selection(self._spaces_of(session.name), wish.vbuckets, session.lost, wish.is_keys_only)
+        request = session.request
+        return Selection(self._spaces_of(session.name), request.vbuckets, session.lost, request.is_keys_only)
 
-    def is_over(self, session: Session) -> bool:
+    def needs_refill(self, session: Session) -> bool:
         """Whether the client has removed keys that no event names: it must be filled again."""
         control = self.control
         if session.is_reset or session.begun_seq < control.swept_seq:
@@ -385,11 +385,11 @@ class Feed:
         """Read the store's position once, after a pause, for all waiting clients: the store doesn't notify."""
         await asyncio.sleep(_STORE_SECONDS)
         try:
-            self._stored = await asyncio.to_thread(self._store.place)
+            self._stored = await asyncio.to_thread(self._store.refresh_position)
         except BusyError as error:
             self._log.debug("clients wait for the store", why=str(error))
 
-    def _is_left_out(self, space: str, field: str) -> None:
+    def _log_left_out(self, space: str, field: str) -> None:
         """Log a row without a key, once per space and field. For any thread."""
         if (space, field) not in self._left_out:
             self._left_out.add((space, field))
@@ -442,7 +442,7 @@ class Feed:
             has_followed = True
             self._followed[follower] = after
             if found is None:
-                if self.is_over(session):
+                if self.needs_refill(session):
                     raise ExpiredError("keys were removed that no event names")
                 await grown.wait()
                 continue
@@ -462,7 +462,7 @@ class Feed:
             # One answer serves all clients that ask meanwhile: a thousand may be filled from a store that is ahead of the topics.
             if self._asking_end is None or self._asking_end.done():
                 self._asking_end = asyncio.create_task(
-                    self._answered(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, retrying")
+                    self._retry_lookup(self._topics.newest_seq, "Kafka can't be asked for the topics' ends, retrying")
                 )
             newest = await asyncio.shield(self._asking_end)
             if after > newest:
@@ -508,7 +508,7 @@ class Feed:
 
     async def _look_for_keys(self, change: Change) -> list[tuple[bytes, int]] | None:
         try:
-            return await self._answered(
+            return await self._retry_lookup(
                 lambda: self._topics.former_keys(self._changes, change.space, change.seq, _FORMER_KEYS_BYTES),
                 "the keys that a space had can't be read from its topic, retrying",
                 space=change.space,
@@ -517,12 +517,12 @@ class Feed:
             self._former_keys.pop(change.seq, None)
             raise
 
-    async def _answered(self, look: Callable[[], _Found], trouble: str, **about: str) -> _Found:
+    async def _retry_lookup(self, look: Callable[[], _Found], trouble: str, **about: str) -> _Found:
         """Return the result of a topic lookup. Retry while Kafka is unavailable, as all readers of the topics do."""
         is_told = False
         while True:
             try:
-                return await self._looked(look)
+                return await self._run_lookup(look)
             except CdcError as error:
                 if error.remedy is not Remedy.WAIT:
                     raise
@@ -531,7 +531,7 @@ class Feed:
                     self._log.warning(trouble, why=str(error), **about)
             await asyncio.sleep(_START_RETRY_SECONDS)  # Kafka doesn't notify when it is available again
 
-    async def _looked(self, look: Callable[[], _Found]) -> _Found:
+    async def _run_lookup(self, look: Callable[[], _Found]) -> _Found:
         """Return the result of a topic lookup. Lookups may take long; their number is limited to leave threads for the store."""
         async with self._looking:
             return await asyncio.to_thread(look)

@@ -50,7 +50,7 @@ class _ClearedError(Exception):
     """The store was cleared: it must be filled from the beginning of all topics."""
 
 
-class Keeper(TopicThread):
+class StoreUpdater(TopicThread):
     """Thread that keeps a store up to date until it is stopped."""
 
     def __init__(
@@ -73,10 +73,10 @@ class Keeper(TopicThread):
         self._malformed_count = 0
         self._has_begun = False
         """Whether the store has been up to date since the process started: clients have been filled from it then."""
-        self.looked_seq = 0
-        self._begin_anew({}, StorePosition(0))
+        self.verified_seq = 0
+        self._reset_state({}, StorePosition(0))
 
-    def _begin_anew(self, spaces: dict[int, SpaceState], position: StorePosition) -> None:
+    def _reset_state(self, spaces: dict[int, SpaceState], position: StorePosition) -> None:
         self._fold = Fold(spaces, self._is_wanted)
         self._seq = position.seq
         self._is_loading = True
@@ -106,7 +106,7 @@ class Keeper(TopicThread):
         self._topics: dict[str, set[int]] = {}
         self._identity = Identity(position.cluster, dict(position.topic_ids))
         """Cluster and topics from which the store was filled."""
-        self.looked_seq = max(position.looked_seq, self.looked_seq)
+        self.verified_seq = max(position.looked_seq, self.verified_seq)
         """Seq up to which changes came from topics with the stored ids."""
         self._complete_seq = 0 if position.is_loading else position.seq
         """Seq up to which no change is missing, whatever happened to the topics since."""
@@ -135,14 +135,16 @@ class Keeper(TopicThread):
         identity = source.identity(admin, source.listed(admin))
         self._check_cluster(identity)
         position = store.position
-        self._begin_anew(store.spaces(), position)
+        self._reset_state(store.spaces(), position)
         is_first = not position.places
         self._target = max(source.newest_seq(), position.seq)
         if source.config.delivery == "at_least_once":
             self._stopping.wait(_UNORDERED_SECONDS)
         listed = source.listed(admin)
         identity = source.identity(admin, listed)
-        self._look_at(identity, gone=self._identity.topics.keys() - listed.rows.keys() - {place[0] for place in listed.controls})
+        self._compare_topics(
+            identity, gone=self._identity.topics.keys() - listed.rows.keys() - {place[0] for place in listed.controls}
+        )
         begins = source.begins(admin, listed.rows)
         ends = written_ends(admin, listed.rows) if begins else {}
         for place, begin in begins.items():
@@ -215,7 +217,7 @@ class Keeper(TopicThread):
                 return
             if now - looked_at > (HOLE_TOPICS_SECONDS if self._waiting else TOPICS_SECONDS):
                 looked_at = now
-                if self._look_for_topics(admin, consumer):
+                if self._refresh_partitions(admin, consumer):
                     return
 
     # Messages.
@@ -251,7 +253,7 @@ class Keeper(TopicThread):
                 continue
             if event is None:
                 continue
-            if event.seq <= self.looked_seq and place[0] in self._made_again:
+            if event.seq <= self.verified_seq and place[0] in self._made_again:
                 self._check_numbers(place[0], event.seq)
             if event.seq <= heads.get(place, 0):
                 continue
@@ -261,7 +263,7 @@ class Keeper(TopicThread):
                     self._numbers.add(event.seq)
             heads[place] = event.seq
             if event.seq <= self._seq or (self._is_loading and event.seq <= self._target):
-                self._take_old(event)
+                self._add_covered_change(event)
                 offsets[place] = offset
                 self._is_changed = True
             elif event.seq not in self._waiting:
@@ -269,13 +271,13 @@ class Keeper(TopicThread):
                 self._waiting_bytes += _size(event)
                 self._waiting_counts[place] = self._waiting_counts.get(place, 0) + 1
         if is_well:
-            self._goes_on()
+            self._clear_error()
 
     def _lacks(self, topic: str, gap: int) -> None:
         for space_id in self._topics.get(topic, ()):
             self._fold.lacks(space_id, min(gap, self._target))
 
-    def _take_old(self, event: Row | Emptied) -> None:
+    def _add_covered_change(self, event: Row | Emptied) -> None:
         """Add a change that the store's seq already covers, or will cover once the load is complete."""
         if not self._is_loading:
             space = self._fold.spaces.get(event.space_id)
@@ -314,9 +316,9 @@ class Keeper(TopicThread):
             self._waiting_bytes -= _size(event)
             self._is_changed = True
         if self._controls:
-            self._tell_controls()
+            self._apply_controls()
 
-    def _tell_controls(self) -> None:
+    def _apply_controls(self) -> None:
         due = [record for record in self._controls if record.seq <= self._seq]
         if not due:
             return
@@ -349,7 +351,7 @@ class Keeper(TopicThread):
         self._has_begun = True
         for space_id in self._fold.spaces:
             self._fold.lacks(space_id, self._missed_sweeps)
-        self._tell_controls()
+        self._apply_controls()
         self._is_loading = False
         self._commit(is_loading=False, is_ordered=False)
         store = self._store
@@ -380,7 +382,7 @@ class Keeper(TopicThread):
             | {_name(place): (offset, 0) for place, offset in self._controls_kept.items()},
             self._identity.cluster,
             self._identity.topics,
-            self.looked_seq,
+            self.verified_seq,
         )
         if is_ordered is None:
             is_ordered = not is_loading and not self._is_late
@@ -398,21 +400,21 @@ class Keeper(TopicThread):
     def _check_cluster(self, identity: Identity) -> None:
         known = self._store.position.cluster
         if known and identity.cluster and identity.cluster != known:
-            self._is_of_another_time(f"it was filled from the Kafka cluster {known}, and this is {identity.cluster}")
+            self._clear_outdated_store(f"it was filled from the Kafka cluster {known}, and this is {identity.cluster}")
 
     def _check_numbers(self, topic: str, seq: int) -> None:
         """Handle a recreated topic that has an already used seq: the daemon numbers its events from the start again."""
-        if self._source.config.delivery == "at_least_once" and self._source.newest_seq() >= self.looked_seq:
+        if self._source.config.delivery == "at_least_once" and self._source.newest_seq() >= self.verified_seq:
             return  # the daemon repeated an event
-        self._is_of_another_time(
+        self._clear_outdated_store(
             f"the topic {topic} was deleted and created again, and its changes start at seq {seq}, but the store is at "
-            f"{self.looked_seq}: the daemon numbers its changes from the start again"
+            f"{self.verified_seq}: the daemon numbers its changes from the start again"
         )
 
-    def _is_of_another_time(self, why: str) -> None:
+    def _clear_outdated_store(self, why: str) -> None:
         """Clear the store, because its contents aren't an older state of the current topics. Always raises."""
         self._store.clear(why)
-        self.looked_seq = 0
+        self.verified_seq = 0
         if self._has_begun:  # the process's memory is outdated too
             raise CdcError(
                 f"the server's own store {self._store.path} doesn't belong to the current topics: {why}",
@@ -421,7 +423,7 @@ class Keeper(TopicThread):
         self._on_reset(self._store.position.epoch)
         raise _ClearedError
 
-    def _look_at(self, identity: Identity, gone: Collection[str]) -> None:
+    def _compare_topics(self, identity: Identity, gone: Collection[str]) -> None:
         """Compare the topics with those that the store was filled from."""
         self._gone = set(gone)
         self._made_again = identity.made_again(self._identity.topics)
@@ -434,7 +436,7 @@ class Keeper(TopicThread):
                 gone=", ".join(sorted(self._gone)),
             )
 
-    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> bool:
+    def _refresh_partitions(self, admin: Admin, consumer: Consumer) -> bool:
         """Look for new and deleted partitions.
 
         Return True if a topic was created again, so that it must be read from its beginning.
@@ -445,8 +447,8 @@ class Keeper(TopicThread):
         if identity.made_again(self._identity.topics):
             return True
         self._identity.topics.update(identity.topics)
-        self._is_changed |= self.looked_seq != self._seq
-        self.looked_seq = self._seq
+        self._is_changed |= self.verified_seq != self._seq
+        self.verified_seq = self._seq
         counts, controls = listed
         rows = {(name, number) for name, count in counts.items() for number in range(count)}
         new, gone = rows - self._offsets.keys(), self._offsets.keys() - rows

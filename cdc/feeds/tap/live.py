@@ -16,7 +16,7 @@ from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it
 from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError
 from cdc.events import topics
-from cdc.feeds.tap.changes import Change, Changes, Kind, MalformedError, Numbered, Renaming, renamed, swept_at
+from cdc.feeds.tap.changes import Change, Changes, EventChanges, Kind, MalformedError, Renaming, renamed, swept_at
 from cdc.feeds.tap.identity import Identity, identity_of
 from cdc.feeds.tap.merging import Batch, Merger
 from cdc.feeds.tap.topic_thread import (
@@ -302,7 +302,7 @@ def check_error(topic: str | None, error: KafkaError, known: str | None) -> str:
     return known if known is not None else error.str()
 
 
-class Controls(Protocol):
+class ControlEvents(Protocol):
     """Receiver of the snapshot and schema records' contents."""
 
     snapshots_offset: int
@@ -334,21 +334,21 @@ class LiveReader(TopicThread):
         after: int,
         deliver: Callable[[Batch], None],
         *,
-        controls: Controls | None = None,
+        control_events: ControlEvents | None = None,
         on_end: Callable[[CdcError | None], None] = lambda _: None,
     ) -> None:
         """`deliver` may block, which holds back the reading. `on_end` is called with the error that ended the thread, or None.
 
-        Without `controls` the reader serves one client alone, and ends with ExpiredError if changes are missing. With `controls`
-        it logs and reports missing changes, and continues after them.
+        Without `control_events` the reader serves one client alone, and ends with ExpiredError if changes are missing.
+        With `control_events` it logs and reports missing changes, and continues after them.
         """
         super().__init__("tap-live", "the topics can't be read, retrying", on_end)
         self._source = source
         self._changes = changes
         self._merger = Merger(after)
         self._deliver = deliver
-        self._controls = controls
-        if controls is None:
+        self._control_events = control_events
+        if control_events is None:
             self._waiting_bytes_max = _FOR_ONE_BYTES
         self._control_places: set[Place] = set()
         self.lost_count = 0
@@ -378,13 +378,13 @@ class LiveReader(TopicThread):
         self._counts = listed.rows
         begins = source.begins(admin, self._counts)
         open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
-        ahead = AHEAD_BYTES if self._controls is not None else _FOR_ONE_BYTES
+        ahead = AHEAD_BYTES if self._control_events is not None else _FOR_ONE_BYTES
         consumer = source.clients.consumer("read_committed", ahead)
         reach = source.reach(consumer)
         try:
             starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
-            if self._controls is not None:
-                starts |= self._control_starts(admin, listed.controls, self._controls)
+            if self._control_events is not None:
+                starts |= self._control_starts(admin, listed.controls, self._control_events)
             consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
             self._paused.clear()
             self._heads.clear()
@@ -398,22 +398,22 @@ class LiveReader(TopicThread):
                 now = time.monotonic()
                 if now - looked_at > (TOPICS_SECONDS if not self._merger.hole else HOLE_TOPICS_SECONDS):
                     looked_at = now
-                    self._look_for_topics(admin, consumer)
+                    self._refresh_partitions(admin, consumer)
                     self._look_at_hole(admin, now)
         finally:
             consumer.close()
 
-    def _control_starts(self, admin: Admin, places: set[Place], controls: Controls) -> dict[Place, int]:
+    def _control_starts(self, admin: Admin, places: set[Place], control_events: ControlEvents) -> dict[Place, int]:
         """Return the offsets to read control records from. Their contents are reported again each time."""
         self._control_places = places
         starts = begins_of(admin, places)
-        place, known = (self._source.snapshots, 0), controls.snapshots_offset
+        place, known = (self._source.snapshots, 0), control_events.snapshots_offset
         if known and (place not in starts or starts[place] > known or written_ends(admin, {place[0]: 1})[place] < known):
-            controls.snapshots_missed()
+            control_events.snapshots_missed()
         return starts
 
     def _take(self, messages: list[Message]) -> None:
-        numbered: list[tuple[int, Numbered]] = []
+        numbered: list[tuple[int, EventChanges]] = []
         append, of, heads = numbered.append, self._changes.of, self._heads
         controls = (self._source.snapshots, self._source.schemas)
         for message in messages:
@@ -441,7 +441,7 @@ class LiveReader(TopicThread):
                 append(found)
                 heads[topic, message.partition()] = found[0]  # type: ignore[index]  # a message has both
         if messages:
-            self._goes_on()
+            self._clear_error()
         self._merger.add(numbered)
         while (batch := self._merger.take()) is not None:
             self._hole_since = 0.0
@@ -450,30 +450,30 @@ class LiveReader(TopicThread):
                 return
 
     def _take_control(self, topic: str, value: bytes, offset: int) -> None:
-        assert self._controls is not None
+        assert self._control_events is not None
         if topic == self._source.schemas:
             news = renamed(value)
             if news is not None:
-                self._controls.renamed(news)
+                self._control_events.renamed(news)
             return
         seq = swept_at(value)
         if seq is not None:
-            self._controls.swept(seq, offset)
+            self._control_events.swept(seq, offset)
 
     def _take_error(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
             place, offset = _place(message), message.offset() or 0
             self._ended[place] = offset
-            if self._controls is not None and place[0] == self._source.snapshots:
-                self._controls.snapshots_read(offset)
+            if self._control_events is not None and place[0] == self._source.snapshots:
+                self._control_events.snapshots_read(offset)
             if not self.is_at_end:
                 self.is_at_end = self._begun <= self._ended.keys()
         else:
             self.error = check_error(message.topic(), error, self.error)
 
-    def _look_for_topics(self, admin: Admin, consumer: Consumer) -> None:
+    def _refresh_partitions(self, admin: Admin, consumer: Consumer) -> None:
         counts, places = self._source.listed(admin)
-        if self._controls is not None and places - self._control_places:
+        if self._control_events is not None and places - self._control_places:
             added = begins_of(admin, places - self._control_places)
             self._control_places = places
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in added.items()])
@@ -509,10 +509,10 @@ class LiveReader(TopicThread):
         if any(self._ended.get(place, -1) < end for place, end in ends.items() if place not in self._paused):
             return  # the change may still arrive
         first = self._merger.next_seq
-        if self._controls is None:
+        if self._control_events is None:
             raise ExpiredError(f"the changes from {first} on aren't on the topics any more")
         first, last = self._merger.skip()
         self.lost_count += last - first + 1
         self._hole_since = 0.0
         self._log.error("changes are missing on all topics: messages or a topic were deleted", first=first, last=last)
-        self._controls.lost(last)
+        self._control_events.lost(last)

@@ -15,7 +15,7 @@ from itertools import accumulate, takewhile
 from typing import Any, Final, NamedTuple
 
 from cdc.feeds.tap import wire
-from cdc.feeds.tap.changes import OPAQUE_MASK, Change, Kind, Numbered
+from cdc.feeds.tap.changes import OPAQUE_MASK, Change, EventChanges, Kind
 
 CHANGE_BYTES: Final = 400
 """Approximate memory of a change in addition to its frame, in bytes."""
@@ -54,7 +54,7 @@ class Selected(NamedTuple):
 
 @dataclass(slots=True)
 class Batch:
-    """All changes with the seqs `first` to `last`. A TRUNCATE or RESET is alone in its batch."""
+    """All changes with the seqs `first` to `last`. A TRUNCATE is alone in its batch."""
 
     first: int
     last: int
@@ -65,13 +65,13 @@ class Batch:
     _selected: dict[Selection, Selected] = field(default_factory=dict)
 
     @property
-    def is_special(self) -> bool:
-        """Whether the batch is a TRUNCATE or RESET."""
-        return self.changes[0].kind >= Kind.TRUNCATE if self.changes else False
+    def is_truncate(self) -> bool:
+        """Whether the batch is a TRUNCATE."""
+        return bool(self.changes) and self.changes[0].kind is Kind.TRUNCATE
 
     def joined(self, other: Batch) -> Batch | None:
         """Return both batches as one, or None if they can't be joined."""
-        if self.is_special or other.is_special or other.first != self.last + 1 or len(self.changes) > _JOINED_CHANGES_MAX:
+        if self.is_truncate or other.is_truncate or other.first != self.last + 1 or len(self.changes) > _JOINED_CHANGES_MAX:
             return None
         byte_count = self.byte_count + other.byte_count
         return Batch(self.first, other.last, self.changes + other.changes, byte_count) if byte_count <= _TAKEN_BYTES_MAX else None
@@ -115,19 +115,19 @@ class Merger:
         self.next_seq = after + 1
         self.waiting_bytes = 0
         """Size of the changes whose turn it isn't yet, in bytes."""
-        self._waiting: dict[int, Numbered] = {}
+        self._waiting: dict[int, EventChanges] = {}
         self._odd: set[int] = set()
         """Seqs of waiting events that aren't exactly one change of one key."""
 
-    def add(self, changes: Iterable[tuple[int, Numbered]]) -> None:
+    def add(self, changes: Iterable[tuple[int, EventChanges]]) -> None:
         """Add changes by their seqs, in any order."""
-        next_seq, waiting, size, special = self.next_seq, self._waiting, 0, Kind.TRUNCATE
+        next_seq, waiting, size, truncate = self.next_seq, self._waiting, 0, Kind.TRUNCATE
         for seq, change in changes:
             if seq >= next_seq and seq not in waiting:
                 waiting[seq] = change
                 if type(change) is Change:
                     size += len(change[5]) + CHANGE_BYTES
-                    if change[1] < special:
+                    if change[1] is not truncate:
                         continue
                 else:
                     size += _size(change)
@@ -155,7 +155,7 @@ class Merger:
         return self._taken(changes, end, size, size)
 
     def _take_one_by_one(self, count_max: int) -> Batch:
-        """Do the same as `take` for changes of which some are special, or several (or none) belong to one event."""
+        """Do the same as `take` for changes of which some are TRUNCATEs, or several (or none) belong to one event."""
         first = seq = self.next_seq
         changes: list[Change] = []
         byte_count = 0
@@ -163,7 +163,7 @@ class Merger:
         while len(changes) < count_max and byte_count < _TAKEN_BYTES_MAX and (found := self._waiting.get(seq)) is not None:
             if isinstance(found, list):
                 changes += found
-            elif found.kind < Kind.TRUNCATE:
+            elif found.kind is not Kind.TRUNCATE:
                 changes.append(found)
             elif seq > first:
                 break
@@ -193,7 +193,7 @@ class Merger:
         return first, self.next_seq - 1
 
 
-def _size(change: Numbered) -> int:
+def _size(change: EventChanges) -> int:
     """Return the memory of a change while it waits, in bytes; unwanted changes need memory too."""
     if isinstance(change, Change):
         return len(change.frame) + CHANGE_BYTES

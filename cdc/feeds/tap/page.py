@@ -106,10 +106,10 @@ class _Collector(Collector):
 def status(server: TapServer, name: str) -> dict[str, Any]:
     """Return the server's state for /status and `tarantool-cdc status`."""
     now = time.time()
-    reader, keeper, sink = server.feed.reader, server.feed.keeper, server.sink
+    reader, updater, sink = server.feed.reader, server.feed.store_updater, server.sink
     error = reader.error if reader is not None else None
-    if error is None and keeper is not None:
-        error = keeper.error
+    if error is None and updater is not None:
+        error = updater.error
     return {
         "name": name,
         "seq": server.feed.last,

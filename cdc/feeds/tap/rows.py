@@ -102,9 +102,9 @@ class RowStore(ABC):
 
         Raises BusyError, or StateError if the store can't be read at all.
         """
-        return self.place()[0]
+        return self.refresh_position()[0]
 
-    def place(self) -> tuple[int, int]:
+    def refresh_position(self) -> tuple[int, int]:
         """Return the store's seq and version. Rows that are read from now on are no older. Raises the same errors as `seq`."""
         with self._lock, self._errors():
             self._release()
@@ -122,7 +122,7 @@ class RowStore(ABC):
             for space, piece in _rows_behind(view, cursor, selection):
                 last = piece[-1][0]
                 rows = [row for row in piece if row[0] not in view.doubtful] if view.doubtful else piece
-                names, made = self._made(rows, space, view, selection, len(frames), is_packed=is_packed)
+                names, made = self._encode_rows(rows, space, view, selection, len(frames), is_packed=is_packed)
                 frames += made
                 keys += names
                 size += sum(map(len, made))
@@ -154,10 +154,17 @@ class RowStore(ABC):
         """Open a view of the store as it is now. Raises BusyError or StateError."""
 
     @abstractmethod
-    def _made(
-        self, rows: Sequence[tuple[bytes, bytes]], space: Any, view: View, selection: Selection, place: int, *, is_packed: bool
+    def _encode_rows(
+        self,
+        rows: Sequence[tuple[bytes, bytes]],
+        space: Any,
+        view: View,
+        selection: Selection,
+        frame_count: int,
+        *,
+        is_packed: bool,
     ) -> tuple[list[bytes], list[bytes]]:
-        """Return keys and frames of those rows that the client gets; `place` frames have been made before."""
+        """Return keys and frames of those rows that the client gets; `frame_count` frames have been made before."""
 
     @abstractmethod
     def _errors(self) -> AbstractContextManager[None]:

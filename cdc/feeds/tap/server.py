@@ -24,12 +24,12 @@ from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, ProtocolError
 from cdc.feeds.tap.connection import Greeter
 from cdc.feeds.tap.feed import Feed
-from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
+from cdc.feeds.tap.session import ClientPosition, ControlPosition, Cursor, Session
 from cdc.feeds.tap.session_store import SessionStore
 from cdc.feeds.tap.sink import Sink
 from cdc.feeds.tap.stream import NEW, ClientStream
 from cdc.feeds.tap.window import AckWindow
-from cdc.feeds.tap.wire import RESPONSE, Packets, Wish
+from cdc.feeds.tap.wire import RESPONSE, Packets, TapRequest
 
 _HANDSHAKE_SECONDS: Final = 30.0
 """Maximum time until a connection must have asked for a feed, in seconds."""
@@ -109,7 +109,7 @@ class TapServer:
         sessions = self._session_store = await asyncio.to_thread(SessionStore, self._config.path)
         try:
             self._sessions = {session.name: session for session in await asyncio.to_thread(sessions.load)}
-            self._begin_from(sessions.control or ControlPlace())
+            self._begin_from(sessions.control or ControlPosition())
             known_version = max((session.begun_version for session in self._sessions.values()), default=0)
             if not await self.feed.start(self._stopping, known_version):
                 return
@@ -133,7 +133,7 @@ class TapServer:
             await self.feed.stop()
             sessions.close()
 
-    def _begin_from(self, control: ControlPlace) -> None:
+    def _begin_from(self, control: ControlPosition) -> None:
         served = self.feed.served
         if self._sessions and control.served != served:
             self._log.warning("other keys, values or spaces are served than before: all clients are filled again")
@@ -141,7 +141,7 @@ class TapServer:
         self.feed.control = control._replace(served=served)
 
     async def _start_sink(self, host: str, port: int) -> None:
-        session = self._sink_session = await self._session(Wish(f"memcached {host}:{port}"))
+        session = self._sink_session = await self._session(TapRequest(f"memcached {host}:{port}"))
         session.lost = frozenset()  # vbuckets may have been taken over while the server ran without this memcached
         self.sink = Sink(self.feed, self, session, host, port, self._config.stall_timeout_ms / 1000)
         task = asyncio.create_task(self.sink.run())
@@ -188,7 +188,7 @@ class TapServer:
                 if not session.is_ended and self._is_away(session) and now - session.seen_at > timeout_seconds:
                     session.is_ended = True
                     self._log.info(
-                        "a session has expired: its client didn't come back in time", name=session.name, seq=session.place.seq
+                        "a session has expired: its client didn't come back in time", name=session.name, seq=session.position.seq
                     )
             if self._ended_count > _ENDED_MAX:
                 self._ended_count = 0
@@ -201,7 +201,7 @@ class TapServer:
 
     async def keep(self, session: Session) -> None:
         """Return once the session is on disk in its current state. One write serves all waiting callers."""
-        if session.wish.name and not session.wish.is_dump:  # no client comes back for the others
+        if session.request.name and not session.request.is_dump:  # no client comes back for the others
             await self._save(session)
 
     async def _save(self, session: Session | None = None) -> None:
@@ -252,9 +252,9 @@ class TapServer:
                 is_stuck = False
             writer.transport.set_write_buffer_limits(high=self._room_bytes)
             packets = Packets()
-            wish, why = await self._greet(reader, writer, packets)
-            if wish is not None:
-                why = await self._serve(wish, reader, writer, packets, address)
+            request, why = await self._greet(reader, writer, packets)
+            if request is not None:
+                why = await self._serve(request, reader, writer, packets, address)
         except ProtocolError as error:
             why = str(error)
         except (ConnectionError, TimeoutError, ssl.SSLError, OSError) as error:
@@ -271,7 +271,7 @@ class TapServer:
                 self._log.warning("a connection was closed", client=address, why=why)
             try:
                 if not is_stuck:  # a stuck client wouldn't read the rest
-                    await self._let_go(writer)
+                    await self._close_gracefully(writer)
             finally:
                 writer.transport.abort()
                 self._count_connections(-1)
@@ -286,7 +286,7 @@ class TapServer:
     def _room_bytes(self) -> int:
         return min(_WRITE_BYTES, self.feed.share_bytes)
 
-    async def _let_go(self, writer: asyncio.StreamWriter) -> None:
+    async def _close_gracefully(self, writer: asyncio.StreamWriter) -> None:
         """Close a connection whose client may still read the remaining data; the connection counts until then."""
         writer.close()
         # A cancellation by `run` has nothing left to end.
@@ -296,7 +296,7 @@ class TapServer:
 
     async def _greet(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets
-    ) -> tuple[Wish | None, str]:
+    ) -> tuple[TapRequest | None, str]:
         """Answer packets until the client asks for a feed. Return None and the reason if it never does."""
         greeter = Greeter(self._users)
         try:
@@ -307,9 +307,9 @@ class TapServer:
                         answer = greeter.answer(packet)
                         writer.write(answer.data)
                         await writer.drain()
-                        if answer.wish is not None:
+                        if answer.request is not None:
                             packets.put_back(found[number:])
-                            return answer.wish, ""
+                            return answer.request, ""
                         if answer.is_end:
                             return None, answer.problem
         except TimeoutError:
@@ -317,28 +317,28 @@ class TapServer:
         return None, ""
 
     async def _serve(
-        self, wish: Wish, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets, address: str
+        self, request: TapRequest, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, packets: Packets, address: str
     ) -> str:
-        if wish.vbuckets is not None:
-            wish = replace(wish, vbuckets=wish.vbuckets & self.feed.all_vbuckets)  # others have no keys, and cost memory
-        session = await self._awaited_session(wish, reader)
+        if request.vbuckets is not None:
+            request = replace(request, vbuckets=request.vbuckets & self.feed.all_vbuckets)  # others have no keys, and cost memory
+        session = await self._awaited_session(request, reader)
         # Several connections may want the name at the same time.
         while (former := self.clients.get(session.name)) is not None:
             former.task.cancel()
             await asyncio.gather(former.task, return_exceptions=True)
             if self.clients.get(session.name) is former:  # its own cleanup was cut short
                 del self.clients[session.name]
-            session = await self._awaited_session(wish, reader)
+            session = await self._awaited_session(request, reader)
         task = asyncio.current_task()
         assert task is not None
         tap = self._config
-        window = AckWindow(tap.unacked_bytes_max) if wish.has_acks else None
+        window = AckWindow(tap.unacked_bytes_max) if request.has_acks else None
         stall_seconds = tap.stall_timeout_ms / 1000
         stream = ClientStream(
             session, self.feed, self, writer.writelines, writer.drain, window, stall_seconds, lambda: taken_bytes(writer)
         )
         client = self.clients[session.name] = Client(session, stream, address, task, writer.transport)
-        self._log.info("a client has connected", name=session.name, client=address, seq=session.place.seq)
+        self._log.info("a client has connected", name=session.name, client=address, seq=session.position.seq)
         listening = asyncio.create_task(_listen_to(reader, packets, stream))
         sending = asyncio.create_task(stream.run())
         try:
@@ -356,16 +356,16 @@ class TapServer:
             session.seen_at = time.time()
             if self.clients.get(session.name) is client:
                 del self.clients[session.name]
-            if not wish.name:
+            if not request.name:
                 self._end(session)
 
     def _end(self, session: Session) -> None:
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
 
-    async def _awaited_session(self, wish: Wish, reader: asyncio.StreamReader) -> Session:
+    async def _awaited_session(self, request: TapRequest, reader: asyncio.StreamReader) -> Session:
         """Return the same as `_session`. Raises ConnectionError if the client disconnects first: that may wait for Kafka."""
-        asking = asyncio.ensure_future(self._session(wish))
+        asking = asyncio.ensure_future(self._session(request))
         try:
             while not asking.done():
                 await asyncio.wait({asking}, timeout=_WATCH_SECONDS)  # only who reads is told of the end
@@ -375,42 +375,44 @@ class TapServer:
         finally:
             asking.cancel()
 
-    async def _session(self, wish: Wish) -> Session:
+    async def _session(self, request: TapRequest) -> Session:
         """Return the session to resume, or a new one."""
         now = time.time()
-        former = self._sessions.get(wish.name) if wish.name else None
+        former = self._sessions.get(request.name) if request.name else None
         if former is not None and former is self._sink_session:
-            raise ProtocolError(f"{wish.name!r} is the name of the server's own session")
-        if former is not None and former.is_for(wish):
-            former.wish = wish
+            raise ProtocolError(f"{request.name!r} is the name of the server's own session")
+        if former is not None and former.can_resume(request):
+            former.request = request
             return former
-        if former is not None and wish.is_dump and not former.wish.is_dump:
+        if former is not None and request.is_dump and not former.request.is_dump:
             # The client follows under this name, and resumes there after the dump.
-            return Session(wish, Place(NEW, Cursor()), now, now)
-        if not wish.name:
+            return Session(request, ClientPosition(NEW, Cursor()), now, now)
+        if not request.name:
             name = next(name for number in self._anonymous if (name := f"anonymous-{number}") not in self._sessions)
-            wish = replace(wish, name=name)
-        place, is_replaying = Place(NEW, Cursor()), False
-        is_new_only = not wish.is_dump and wish.backfill_since > now
+            request = replace(request, name=name)
+        position, is_replaying = ClientPosition(NEW, Cursor()), False
+        is_new_only = not request.is_dump and request.backfill_since > now
         if is_new_only:
             await self.feed.wait_until_at_end()
-            place = Place(self.feed.last, None)
-        elif not wish.is_dump and wish.backfill_since:
-            seq = await self.feed.since(wish.backfill_since)
+            position = ClientPosition(self.feed.last, None)
+        elif not request.is_dump and request.backfill_since:
+            seq = await self.feed.since(request.backfill_since)
             if seq is not None:
-                place, is_replaying = Place(seq, None), True
-        if self._sessions.get(wish.name) is not former:  # another connection with this name was quicker
-            return await self._session(wish)
+                position, is_replaying = ClientPosition(seq, None), True
+        if self._sessions.get(request.name) is not former:  # another connection with this name was quicker
+            return await self._session(request)
         session = Session(
-            wish,
-            place,
+            request,
+            position,
             now,
             now,
-            begun_seq=max(0, place.seq),
+            begun_seq=max(0, position.seq),
             begun_version=self.feed.renamed_version,
             begun_offset=self.feed.swept_offset,
             # The client may still have keys that it was sent under this name. A client that gives a date says what it has.
-            is_reset=former is not None and not wish.is_dump and (place.seq == NEW or (is_new_only and not former.wish.is_dump)),
+            is_reset=former is not None
+            and not request.is_dump
+            and (position.seq == NEW or (is_new_only and not former.request.is_dump)),
             is_replaying=is_replaying,
         )
         self._sessions[session.name] = session

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from cdc.feeds.tap.wire import Wish
+from cdc.feeds.tap.wire import TapRequest
 
 FORMAT_VERSION = 1
 
@@ -21,14 +21,14 @@ class Cursor(NamedTuple):
     key: bytes = b""
 
 
-class Place(NamedTuple):
+class ClientPosition(NamedTuple):
     """A client's position: a change, and, while the client is being filled, a row of the store."""
 
     seq: int
     cursor: Cursor | None
 
 
-class ControlPlace(NamedTuple):
+class ControlPosition(NamedTuple):
     """State of removals that no event names: disconnected clients still have such keys."""
 
     swept_seq: int = 0
@@ -48,8 +48,8 @@ class ControlPlace(NamedTuple):
 class Session:
     """State of one named client; a session without a name ends with its connection."""
 
-    wish: Wish
-    place: Place
+    request: TapRequest
+    position: ClientPosition
     created_at: float
     seen_at: float
     owned: frozenset[int] = frozenset()
@@ -61,7 +61,7 @@ class Session:
     begun_version: int = 0
     """The schema's version at that time."""
     begun_offset: int = 0
-    """ControlPlace.swept_offset at that time."""
+    """ControlPosition.swept_offset at that time."""
     is_reset: bool = False
     """Whether the client must first be sent a FLUSH."""
     is_replaying: bool = False
@@ -72,31 +72,31 @@ class Session:
     @property
     def name(self) -> str:
         """The client's name."""
-        return self.wish.name
+        return self.request.name
 
-    def is_for(self, wish: Wish) -> bool:
+    def can_resume(self, request: TapRequest) -> bool:
         """Whether a client that comes back with this request resumes: the content of its feed must be the same."""
-        former = self.wish
+        former = self.request
         return (
             not self.is_ended
-            and (former.vbuckets, former.is_dump, former.is_takeover) == (wish.vbuckets, wish.is_dump, wish.is_takeover)
-            and (wish.is_keys_only or not former.is_keys_only)
+            and (former.vbuckets, former.is_dump, former.is_takeover) == (request.vbuckets, request.is_dump, request.is_takeover)
+            and (request.is_keys_only or not former.is_keys_only)
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return the session in its stored form."""
-        wish = self.wish
+        request = self.request
         return {
             "version": FORMAT_VERSION,
-            "name": wish.name,
-            "backfill_since": wish.backfill_since,
-            "is_dump": wish.is_dump,
-            "vbuckets": sorted(wish.vbuckets) if wish.vbuckets is not None else None,
-            "is_takeover": wish.is_takeover,
-            "has_acks": wish.has_acks,
-            "is_keys_only": wish.is_keys_only,
-            "seq": self.place.seq,
-            "cursor": [self.place.cursor.space, self.place.cursor.key.hex()] if self.place.cursor is not None else None,
+            "name": request.name,
+            "backfill_since": request.backfill_since,
+            "is_dump": request.is_dump,
+            "vbuckets": sorted(request.vbuckets) if request.vbuckets is not None else None,
+            "is_takeover": request.is_takeover,
+            "has_acks": request.has_acks,
+            "is_keys_only": request.is_keys_only,
+            "seq": self.position.seq,
+            "cursor": [self.position.cursor.space, self.position.cursor.key.hex()] if self.position.cursor is not None else None,
             "created_at": self.created_at,
             "seen_at": self.seen_at,
             "owned": sorted(self.owned),
@@ -115,7 +115,7 @@ class Session:
         if value["version"] != FORMAT_VERSION:
             raise ValueError(f"a session of format {value['version']!r}")
         vbuckets = value["vbuckets"]
-        wish = Wish(
+        request = TapRequest(
             value["name"],
             value["backfill_since"],
             value["is_dump"],
@@ -125,11 +125,11 @@ class Session:
             value["is_keys_only"],
         )
         cursor = value["cursor"]
-        place = Place(value["seq"], Cursor(cursor[0], bytes.fromhex(cursor[1])) if cursor is not None else None)
+        position = ClientPosition(value["seq"], Cursor(cursor[0], bytes.fromhex(cursor[1])) if cursor is not None else None)
         owned, lost = frozenset(value["owned"]), frozenset(value["lost"])
         return cls(
-            wish,
-            place,
+            request,
+            position,
             value["created_at"],
             value["seen_at"],
             owned,

@@ -20,7 +20,7 @@ import structlog
 
 from cdc.errors import StateError
 from cdc.feeds.tap.directory import open_locked
-from cdc.feeds.tap.session import ControlPlace, Session
+from cdc.feeds.tap.session import ControlPosition, Session
 from cdc.store.files import DIRECTORY_MODE
 
 _MAP_BYTES: Final = 1 << 30
@@ -38,7 +38,7 @@ class SessionStore:
         self._lock, self._environment = open_locked("tap.path", path, lambda: _opened(path / "sessions"))
         self._saving = threading.Lock()
         self._written: dict[str, bytes] = {}
-        self.control: ControlPlace | None = None
+        self.control: ControlPosition | None = None
         """Control state as it was written; None if it never was, or before `load`."""
 
     def load(self) -> list[Session]:
@@ -59,7 +59,7 @@ class SessionStore:
         for key, value in entries:
             try:
                 if key == _CONTROL_KEY:
-                    self.control = msgspec.json.decode(value, type=ControlPlace)
+                    self.control = msgspec.json.decode(value, type=ControlPosition)
                     continue
                 session = Session.from_json(json.loads(value))
             except msgspec.MsgspecError as error:
@@ -77,7 +77,7 @@ class SessionStore:
         """Whether the session was written in its current state."""
         return self._written.get(session.name) == encoded(session)
 
-    def save(self, sessions: Collection[Session], control: ControlPlace) -> None:
+    def save(self, sessions: Collection[Session], control: ControlPosition) -> None:
         """Store these sessions, and delete all others; only changed ones are written.
 
         For any thread. Raises StateError if the write fails.

@@ -252,7 +252,7 @@ class Sink:
                 session.is_reset = True
             self.error = None
             self._frames.clear()
-            self._log.info("memcached is kept filled", address=self.shown, seq=session.place.seq, has_cas=memcached.has_cas)
+            self._log.info("memcached is kept filled", address=self.shown, seq=session.position.seq, has_cas=memcached.has_cas)
             self.stream = ClientStream(
                 session, self._feed, self._sessions, self._frames.extend, self._drain, None, self._stall_seconds
             )

@@ -25,7 +25,7 @@ from cdc.feeds.tap.changes import Change
 from cdc.feeds.tap.live import ExpiredError
 from cdc.feeds.tap.merging import Batch, Selection
 from cdc.feeds.tap.rows import FILL_OPAQUE, Rows
-from cdc.feeds.tap.session import Cursor, Place, Session
+from cdc.feeds.tap.session import ClientPosition, Cursor, Session
 from cdc.feeds.tap.window import AckWindow
 from cdc.feeds.tap.wire import EngineMessage, VBucketState
 
@@ -49,7 +49,7 @@ class SlowError(CdcError):
 class Source(Protocol):
     """State that all clients' streams share; implemented by cdc.feeds.tap.feed.Feed."""
 
-    def is_over(self, session: Session) -> bool:
+    def needs_refill(self, session: Session) -> bool:
         """Whether the client has removed keys that no event names: it must be filled again."""
 
     def is_new_enough(self, rows: Rows, seq: int) -> bool:
@@ -150,7 +150,7 @@ class ClientStream:
         self.sent_bytes = 0
         self.sent_messages = 0
         self.sent_at = time.monotonic()
-        self.seq = session.place.seq
+        self.seq = session.position.seq
         """Seq up to which everything has been sent."""
         self._source = source
         self._sessions = sessions
@@ -161,22 +161,22 @@ class ClientStream:
         self._is_waiting = False
         self._answered = asyncio.Event()
         self._opaque = 0
-        self._place = session.place
+        self._position = session.position
         self._least_seq = 0
         """Minimum seq of the rows that the client is filled with: after a FLUSH it must get no older values than before."""
 
     @property
     def is_filling(self) -> bool:
         """Whether the client is still getting rows of the store."""
-        return self._place.cursor is not None
+        return self._position.cursor is not None
 
     def answered(self, opaque: int) -> None:
         """Record that the client has acknowledged a message."""
         if self.window is None:
             return
-        place = self.window.answered(opaque, time.monotonic())
-        if place is not None:
-            self.session.place = place
+        position = self.window.answered(opaque, time.monotonic())
+        if position is not None:
+            self.session.position = position
             self._answered.set()
 
     def noop(self) -> None:
@@ -194,14 +194,14 @@ class ClientStream:
             try:
                 if session.is_reset:
                     # Don't empty a client before the store can be read.
-                    self._least_seq = await self._wait_stored(max(0, self._place.seq))
+                    self._least_seq = await self._wait_stored(max(0, self._position.seq))
                     # If the server is killed after the FLUSH, the client must not resume from the position before it.
                     await self._sessions.keep(session)
-                    await self._send([wire.flush(self._next_opaque(), max(0, self._place.seq))], Place(NEW, Cursor()))
+                    await self._send([wire.flush(self._next_opaque(), max(0, self._position.seq))], ClientPosition(NEW, Cursor()))
                     await self._settle()
                     session.is_reset = False
-                if self._place.cursor is not None:
-                    rows = await self._first_rows(self._place.cursor)
+                if self._position.cursor is not None:
+                    rows = await self._first_rows(self._position.cursor)
                     await self._message(EngineMessage.BEGIN_BACKFILL)
                     await self._fill(rows)
                     await self._message(EngineMessage.END_BACKFILL)
@@ -210,10 +210,10 @@ class ClientStream:
                     await self._follow(source.last)
                     session.is_replaying = False
                     await self._message(EngineMessage.END_BACKFILL)
-                self._check_over()  # a client that gets a dump would never be told later
-                if session.wish.is_takeover and not session.owned:
+                self._check_needs_refill()  # a client that gets a dump would never be told later
+                if session.request.is_takeover and not session.owned:
                     await self._take_over()
-                if session.wish.is_dump:
+                if session.request.is_dump:
                     await self._settle()
                     return
                 await self._follow(None)
@@ -228,12 +228,12 @@ class ClientStream:
 
         The position is on disk before the client gets a row, so after any failure the client is sent the changes made since.
         """
-        if self._place.seq != NEW:
-            self._least_seq = self._place.seq
+        if self._position.seq != NEW:
+            self._least_seq = self._position.seq
         try:
             await self._source.wait_read(self._least_seq)
         except ExpiredError:
-            if self._place.seq != NEW:
+            if self._position.seq != NEW:
                 raise
             self._least_seq = 0
         offset = self._source.swept_offset
@@ -242,9 +242,9 @@ class ClientStream:
             await self._source.wait_stored(self._least_seq)
             offset = self._source.swept_offset
             rows = await self._source.read(cursor, self._selection)
-        if self._place.seq == NEW:
+        if self._position.seq == NEW:
             session = self.session
-            self._place = session.place = Place(rows.seq, cursor)
+            self._position = session.position = ClientPosition(rows.seq, cursor)
             session.begun_seq, session.begun_version, session.begun_offset = rows.seq, rows.version, offset
             await self._sessions.keep(session)
         return rows
@@ -261,7 +261,7 @@ class ClientStream:
     async def _fill(self, rows: Rows) -> None:
         changed = _ChangedKeys()
         while True:
-            if rows.seq > self._place.seq:
+            if rows.seq > self._position.seq:
                 await self._follow_filling(rows.seq, changed)
             coming = None
             if rows.cursor is not None:
@@ -271,7 +271,7 @@ class ClientStream:
                 if changed.keys:
                     pairs = zip(rows.keys, rows.frames, strict=True)
                     frames = [frame for key, frame in pairs if key not in changed.keys]
-                await self._send(frames, Place(rows.seq, rows.cursor))
+                await self._send(frames, ClientPosition(rows.seq, rows.cursor))
                 if coming is None:
                     return
                 rows = await coming
@@ -281,55 +281,55 @@ class ClientStream:
 
     async def _follow_filling(self, until: int, changed: _ChangedKeys) -> None:
         """Send the changes up to a view, and add their keys to `changed`."""
-        cursor = self._place.cursor
-        async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
+        cursor = self._position.cursor
+        async with contextlib.aclosing(self._source.batches(self.session, self._position.seq)) as batches:
             async for batch in batches:
-                after = self._place.seq  # rows with changes earlier in the batch are still to be sent
+                after = self._position.seq  # rows with changes earlier in the batch are still to be sent
                 await self._send_batch(batch, until, cursor)
                 keys = (change.key for change in batch.changes if after < change.seq <= until)
                 changed.add(keys, min(_CHANGED_BYTES_MAX, _CHANGED_SHARES * self._source.share_bytes))
-                if self._place.seq >= until:
+                if self._position.seq >= until:
                     break
 
     # Changes.
 
     async def _follow(self, until: int | None) -> None:
-        if until is not None and self._place.seq >= until:
+        if until is not None and self._position.seq >= until:
             return
-        async with contextlib.aclosing(self._source.batches(self.session, self._place.seq)) as batches:
+        async with contextlib.aclosing(self._source.batches(self.session, self._position.seq)) as batches:
             async for batch in batches:
-                self._check_over()
+                self._check_needs_refill()
                 await self._send_batch(batch, until if until is not None else batch.last, None)
-                if until is not None and self._place.seq >= until:
+                if until is not None and self._position.seq >= until:
                     return
 
-    def _check_over(self) -> None:
-        if self._source.is_over(self.session):
+    def _check_needs_refill(self) -> None:
+        if self._source.needs_refill(self.session):
             raise ExpiredError("keys were removed that no event names")
 
     async def _send_batch(self, batch: Batch, until: int, cursor: Cursor | None) -> None:
         last = min(batch.last, until)
-        if batch.is_special and batch.first <= until:
+        if batch.is_truncate and batch.first <= until:
             await self._truncate(batch.changes[0], cursor)
             return
-        frames, seqs = batch.select(self._selection, self._place.seq, last)
+        frames, seqs = batch.select(self._selection, self._position.seq, last)
         start, count = 0, len(frames)
         while start < count:
             end = min(start + self._piece, count)
             # Don't split the changes of one event.
             while end < count and seqs[end] == seqs[end - 1]:
                 end += 1
-            await self._send_piece(frames[start:end], Place(last if end == count else seqs[end - 1], cursor))
+            await self._send_piece(frames[start:end], ClientPosition(last if end == count else seqs[end - 1], cursor))
             start = end
-        self._reached(Place(last, cursor))
+        self._reached(ClientPosition(last, cursor))
 
     async def _truncate(self, change: Change, cursor: Cursor | None) -> None:
-        selection, place = self._selection, Place(change.seq, cursor)
+        selection, position = self._selection, ClientPosition(change.seq, cursor)
         if selection.spaces is not None and change.space not in selection.spaces:
-            self._reached(place)
+            self._reached(position)
             return
         if self._source.is_alone(self.session, change.space):
-            await self._send([wire.flush(self._next_opaque(), change.seq)], place)
+            await self._send([wire.flush(self._next_opaque(), change.seq)], position)
             return
         keys = await self._source.former_keys(change)
         if keys is None:
@@ -344,16 +344,16 @@ class ClientStream:
         while piece:
             following = list(islice(wanted, _PIECE_MESSAGES))
             frames = [wire.delete(key, vbucket, self._next_opaque(), change.seq) for key, vbucket in piece]
-            await self._send(frames, place if not following else self._place)
+            await self._send(frames, position if not following else self._position)
             await asyncio.sleep(0)  # to a fast client, everything would be sent before any other client's turn
             piece = following
-        self._reached(place)
+        self._reached(position)
 
     # Vbuckets.
 
     async def _take_over(self) -> None:
         session = self.session
-        wanted = session.wish.vbuckets
+        wanted = session.request.vbuckets
         if wanted is None:
             wanted = self._source.all_vbuckets
         await self._follow(self._source.last)
@@ -369,7 +369,7 @@ class ClientStream:
 
     async def _set_vbuckets(self, vbuckets: frozenset[int], state: VBucketState) -> None:
         frames = [wire.vbucket_set(vbucket, state, self._next_opaque()) for vbucket in sorted(vbuckets)]
-        await self._send(frames, self._place)
+        await self._send(frames, self._position)
 
     # Sending.
 
@@ -386,25 +386,25 @@ class ClientStream:
         return FILL_OPAQUE | self._opaque
 
     async def _message(self, message: EngineMessage) -> None:
-        vbuckets = self.session.wish.vbuckets or (0,)
+        vbuckets = self.session.request.vbuckets or (0,)
         await self._send(
-            [wire.engine_message(message, vbucket, self._next_opaque()) for vbucket in sorted(vbuckets)], self._place
+            [wire.engine_message(message, vbucket, self._next_opaque()) for vbucket in sorted(vbuckets)], self._position
         )
 
-    async def _send(self, frames: list[bytes], place: Place) -> None:
-        """Send frames; the client is at `place` only after the last one."""
+    async def _send(self, frames: list[bytes], position: ClientPosition) -> None:
+        """Send frames; the client is at `position` only after the last one."""
         start, count = 0, len(frames)
         while start < count:
             end = min(start + self._piece, count)
-            await self._send_piece(frames[start:end], place if end == count else self._place)
+            await self._send_piece(frames[start:end], position if end == count else self._position)
             start = end
-        self._reached(place)
+        self._reached(position)
 
-    async def _send_piece(self, frames: list[bytes], place: Place) -> None:
+    async def _send_piece(self, frames: list[bytes], position: ClientPosition) -> None:
         if len(frames) > 1 and sum(map(len, frames)) > self._source.share_bytes:
             middle = len(frames) // 2
-            await self._send_piece(frames[:middle], self._place)
-            await self._send_piece(frames[middle:], place)
+            await self._send_piece(frames[:middle], self._position)
+            await self._send_piece(frames[middle:], position)
             return
         self._source.check_turn(self.session)
         window = self.window
@@ -412,7 +412,7 @@ class ClientStream:
             await self._wait_for_room(window)
             last = wire.with_ack(frames[-1])
             size = sum(map(len, frames))
-            window.asked(wire.opaque_of(last), place, len(frames), size, time.monotonic())
+            window.asked(wire.opaque_of(last), position, len(frames), size, time.monotonic())
             frames = [*frames[:-1], last]
         else:
             size = sum(map(len, frames))
@@ -421,17 +421,17 @@ class ClientStream:
         self.sent_messages += len(frames)
         self.sent_at = time.monotonic()
         await self._in_time(self._drain, "has taken nothing")
-        self._place = place
-        self.seq = place.seq
+        self._position = position
+        self.seq = position.seq
         if window is None:
-            self.session.place = place
+            self.session.position = position
 
-    def _reached(self, place: Place) -> None:
-        """Record that everything up to `place` has been sent. Changes that the client doesn't get have no ACK to wait for."""
-        self._place = place
-        self.seq = place.seq
+    def _reached(self, position: ClientPosition) -> None:
+        """Record that everything up to `position` has been sent. Changes that the client doesn't get have no ACK to wait for."""
+        self._position = position
+        self.seq = position.seq
         if self.window is None or not self.window.unacked_messages:
-            self.session.place = place
+            self.session.position = position
 
     async def _wait_for_room(self, window: AckWindow) -> None:
         while not window.has_room:

@@ -129,7 +129,7 @@ class TopicStore(RowStore):
         try:
             self._open()
         except _DAMAGED as error:
-            self._say_anew(f"it is damaged: {error}")
+            self._log_recreation(f"it is damaged: {error}")
             for name in (_DATA_FILE, _READERS_FILE):
                 (self.path / name).unlink(missing_ok=True)
             self._open()
@@ -144,7 +144,7 @@ class TopicStore(RowStore):
                 written, kept, position = (txn.get(name, db=about) for name in (b"format", b"kept", b"position"))
             if written != _FORMAT or kept != self._kept or position is None:
                 if written is not None:
-                    self._say_anew("it was written by another version, or for other spaces")
+                    self._log_recreation("it was written by another version, or for other spaces")
                     self.position.epoch = max(self.position.epoch, _epoch_of(position))
                 self.clear()
             else:
@@ -155,23 +155,23 @@ class TopicStore(RowStore):
             self._environment = None
             raise
 
-    def _say_anew(self, why: str) -> None:
+    def _log_recreation(self, why: str) -> None:
         structlog.get_logger().warning("the server's own store is made again from the topics", path=str(self.path), why=why)
 
     # Writing, for one thread.
 
     def spaces(self) -> dict[int, SpaceState]:
         """Return the state of the spaces."""
-        with self._telling(), self._opened_environment.begin() as txn:
+        with self._translated_errors(), self._opened_environment.begin() as txn:
             return decoded_spaces(txn.get(b"spaces", b"", db=self._databases[0]))
 
     def clear(self, why: str = "") -> None:
         """Remove all rows, and begin a new epoch. Logs `why`, if given."""
         if why:
-            self._say_anew(why)
+            self._log_recreation(why)
         about, rows, gone = self._databases
         position = StorePosition(self.position.epoch + 1)
-        with self._telling(), self._opened_environment.begin(write=True) as txn:
+        with self._translated_errors(), self._opened_environment.begin(write=True) as txn:
             for database in (rows, gone):
                 txn.drop(database, delete=False)
             txn.put(b"format", _FORMAT, db=about)
@@ -187,7 +187,7 @@ class TopicStore(RowStore):
         Raises StateError.
         """
         about, rows, gone = self._databases
-        with self._telling(), self._opened_environment.begin(write=True) as txn:
+        with self._translated_errors(), self._opened_environment.begin(write=True) as txn:
             has_gone = txn.stat(gone)["entries"] > 0
             for (space_id, key), (seq, value) in sorted(fold.rows.items()):
                 if seq <= fold.spaces[space_id].floor:
@@ -224,7 +224,7 @@ class TopicStore(RowStore):
         space, prefix = spaces[space_id], space_prefix(space_id)
         if self._sweeping[:2] != (space_id, space.floor):
             self._sweeping = space_id, space.floor, prefix
-        with self._telling(), self._opened_environment.begin(write=True) as txn:
+        with self._translated_errors(), self._opened_environment.begin(write=True) as txn:
             with txn.cursor(rows) as cursor:
                 is_there = cursor.set_range(self._sweeping[2])
                 for _ in range(_SWEPT_ROWS):
@@ -273,7 +273,7 @@ class TopicStore(RowStore):
             transaction.abort()
             raise
 
-    def _made(
+    def _encode_rows(
         self, rows: Sequence[tuple[bytes, bytes]], space: _Space, _: View, selection: Selection, __: int, *, is_packed: bool
     ) -> tuple[list[bytes], list[bytes]]:
         template, floor = space.template, space.floor
@@ -306,10 +306,10 @@ class TopicStore(RowStore):
         return self._environment
 
     def _errors(self) -> contextlib.AbstractContextManager[None]:
-        return self._telling()
+        return self._translated_errors()
 
     @contextlib.contextmanager
-    def _telling(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
         try:
             yield
         except _DAMAGED as error:

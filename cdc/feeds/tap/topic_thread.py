@@ -76,7 +76,7 @@ class TopicThread(ABC):
             reach.check()
         return messages
 
-    def _goes_on(self) -> None:
+    def _clear_error(self) -> None:
         """Clear the current error, after something was read."""
         if self.error is not None:
             self._log.info("the topics are read again")

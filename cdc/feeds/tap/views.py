@@ -59,8 +59,15 @@ class DaemonStore(RowStore):
     def _errors(self) -> AbstractContextManager[None]:
         return translate_lmdb_errors(self._path)
 
-    def _made(
-        self, rows: Sequence[tuple[bytes, bytes]], space: _Space, view: View, selection: Selection, place: int, *, is_packed: bool
+    def _encode_rows(
+        self,
+        rows: Sequence[tuple[bytes, bytes]],
+        space: _Space,
+        view: View,
+        selection: Selection,
+        frame_count: int,
+        *,
+        is_packed: bool,
     ) -> tuple[list[bytes], list[bytes]]:
         encode, key_of, template = space.encoder.rows, space.encoder.key_of, space.template
         prefix, number_field, needs_row, of_key = space.prefix, space.number_field, template.needs_row, template.of_key
@@ -82,7 +89,7 @@ class DaemonStore(RowStore):
                 continue
             names.append(name)
             values.append(row if is_packed else shown)
-        numbers = [(view.seq + number, view.seq) for number in range(place, place + len(names))]
+        numbers = [(view.seq + number, view.seq) for number in range(frame_count, frame_count + len(names))]
         return self._frames(names, values, numbers, selection)
 
     def _open_view(self) -> View:

@@ -10,7 +10,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
-from cdc.feeds.tap.session import Place
+from cdc.feeds.tap.session import ClientPosition
 
 INTERVAL_MIN: Final = 16
 INTERVAL_MAX: Final = 4096
@@ -24,7 +24,7 @@ _QUESTIONS_MAX: Final = 4
 @dataclass(slots=True)
 class _Question:
     opaque: int
-    place: Place
+    position: ClientPosition
     asked_at: float
     byte_count: int
 
@@ -46,14 +46,14 @@ class AckWindow:
         """Whether more may be sent."""
         return not self._questions or (len(self._questions) < _QUESTIONS_MAX and self.unacked_bytes < self._bytes_max)
 
-    def asked(self, opaque: int, place: Place, count: int, byte_count: int, now: float) -> None:
-        """Record that messages were sent of which the last one asks for an ACK; with its ACK the client is at `place`."""
-        self._questions.append(_Question(opaque, place, now, byte_count))
+    def asked(self, opaque: int, position: ClientPosition, count: int, byte_count: int, now: float) -> None:
+        """Record that messages were sent of which the last one asks for an ACK; with its ACK the client is at `position`."""
+        self._questions.append(_Question(opaque, position, now, byte_count))
         self._counts.append(count)
         self.unacked_bytes += byte_count
         self.unacked_messages += count
 
-    def answered(self, opaque: int, now: float) -> Place | None:
+    def answered(self, opaque: int, now: float) -> ClientPosition | None:
         """Return the client's position after this ACK, or None if no request has this opaque.
 
         An ACK also acknowledges everything before it, because messages arrive in order.
@@ -71,7 +71,7 @@ class AckWindow:
             self.interval = min(2 * self.interval, INTERVAL_MAX)
         elif waited > _LATE_SECONDS:
             self.interval = max(self.interval // 2, INTERVAL_MIN)
-        return question.place
+        return question.position
 
     def waited_seconds(self, now: float) -> float:
         """Return how long the oldest request has been open, in seconds; 0 if none is open."""

@@ -199,7 +199,7 @@ class Packets:
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class TapRequest:
     """A client's request in TAP_CONNECT."""
 
     name: str
@@ -212,7 +212,7 @@ class Wish:
     is_keys_only: bool = False
 
 
-def wish_of(packet: Packet) -> Wish:
+def decode_request(packet: Packet) -> TapRequest:
     """Decode a TAP_CONNECT. Raises ProtocolError with the reason if it is invalid."""
     if len(packet.extras) not in (0, 4):
         raise ProtocolError(f"TAP_CONNECT has {len(packet.extras)} bytes of extras, not 4")
@@ -230,7 +230,7 @@ def wish_of(packet: Packet) -> Wish:
         vbuckets, value = _vbuckets(value)
     if value and not flags & ~_FLAGS_WITHOUT_VALUE:
         raise ProtocolError(f"TAP_CONNECT has {len(value)} bytes after its values")
-    return Wish(
+    return TapRequest(
         packet.key.decode("utf-8", "backslashreplace"),
         since,
         bool(flags & ConnectFlag.DUMP),

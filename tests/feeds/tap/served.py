@@ -82,7 +82,7 @@ class MadeUpFeed(Feed):
         """These come next. For the loop's thread."""
         first = changes[0].seq
         self._ring.append(Batch(first, changes[-1].seq, changes, sum(len(one.frame) for one in changes)))
-        self._tell_all()
+        self._wake_followers()
 
 
 class Served:

@@ -23,10 +23,10 @@ from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.live import Topics
 from cdc.feeds.tap.merging import Batch, Selection
 from cdc.feeds.tap.rows import FILL_OPAQUE, BusyError, Rows
-from cdc.feeds.tap.session import ControlPlace, Cursor, Place, Session
+from cdc.feeds.tap.session import ClientPosition, ControlPosition, Cursor, Session
 from cdc.feeds.tap.stream import NEW, ClientStream, SlowError, StalledError
 from cdc.feeds.tap.window import AckWindow
-from cdc.feeds.tap.wire import Opcode, Packet, Packets, Wish
+from cdc.feeds.tap.wire import Opcode, Packet, Packets, TapRequest
 from cdc.kafka.hanging import Place as Partition
 from tests.feeds.tap.broker import PREFIX, Broker, Reader
 from tests.feeds.tap.served import Served, change
@@ -70,12 +70,12 @@ def test_records_of_snapshots_that_nobody_has_read(tmp_path: Path, known: int, i
 
     async def follow() -> None:
         feed = _feed(broker, tmp_path, lambda: missed.append(True))
-        feed.control = ControlPlace(0, known)
+        feed.control = ControlPosition(0, known)
         assert await feed.start(asyncio.Event())
         async with asyncio.timeout(30):
             await feed.wait_until_at_end()
             await asyncio.sleep(0)  # what the reader's thread has said by then
-        assert feed.control == ControlPlace(0 if is_expired else 1, 2, swept_offset=0 if is_expired else 2)
+        assert feed.control == ControlPosition(0 if is_expired else 1, 2, swept_offset=0 if is_expired else 2)
         await feed.stop()
 
     asyncio.run(follow())
@@ -106,7 +106,7 @@ def test_a_space_that_is_emptied_takes_no_other_with_it(tmp_path: Path, monkeypa
     with Served(tmp_path, broker=broker) as served, served.connect() as first:
         first.connect("a").start()
         first.wait_filled()
-        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.position.cursor is None)
     with Served(tmp_path, broker=broker) as served, served.connect() as client:
         client.connect("a").start(first)
         broker.change(4, 1, "new")
@@ -120,7 +120,7 @@ def test_a_store_that_was_removed_is_a_new_one_to_those_who_come_back(tmp_path: 
     with Served(tmp_path, broker=broker) as served, served.connect() as first:
         first.connect("a").start()
         first.wait_filled()
-        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.position.cursor is None)
     shutil.rmtree(tmp_path / "rows")
     for count in (1, 0):
         with Served(tmp_path, broker=broker) as served, served.connect() as client:
@@ -159,7 +159,7 @@ def test_other_keys_than_before_are_told_to_all(tmp_path: Path) -> None:
             broker.change(4 + number, 2, number, partition=1)
             wait_for("the change", lambda: client.cas.get(key.format(space="users", key=2)) == 4 + number)  # noqa: B023
             wait_for("the rows", lambda: client.contents.keys() == {key.format(space=n, key=k) for n, k in _KEYS})  # noqa: B023
-            wait_for("the ACKs", lambda: served.server.clients["a"].session.place == (4 + number, None))  # noqa: B023
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.position == (4 + number, None))  # noqa: B023
             assert client.flush_count == (number == 2)
             first = client
 
@@ -194,14 +194,16 @@ def test_another_name_concerns_those_who_get_the_space(tmp_path: Path) -> None:
     async def follow() -> None:
         clients = [{"name": "few", "spaces": ["others"]}]
         feed = _feed(Broker(), tmp_path, spaces=["users", "people", "others"], clients=clients)
-        few, all_ = (Session(Wish(name), Place(5, None), 0.0, 0.0, begun_seq=5, begun_version=1) for name in ("few", "all"))
+        few, all_ = (
+            Session(TapRequest(name), ClientPosition(5, None), 0.0, 0.0, begun_seq=5, begun_version=1) for name in ("few", "all")
+        )
         feed.was_renamed(Renaming(2, 6, "temporary", "other"))
-        assert (feed.is_over(few), feed.is_over(all_)) == (False, False)
+        assert (feed.needs_refill(few), feed.needs_refill(all_)) == (False, False)
         feed.was_renamed(Renaming(3, 7, "users", "people"))
         feed.was_renamed(Renaming(3, 7, "users", "people"))  # each time the topic is read
-        assert (feed.is_over(few), feed.is_over(all_)) == (False, True)
+        assert (feed.needs_refill(few), feed.needs_refill(all_)) == (False, True)
         feed.was_renamed(Renaming(4, 8, "others", "elsewhere"))
-        assert feed.is_over(few)
+        assert feed.needs_refill(few)
 
     asyncio.run(follow())
 
@@ -227,15 +229,15 @@ def test_a_sweep_at_the_very_number_of_a_clients_filling(tmp_path: Path) -> None
 
     async def follow() -> None:
         feed = _feed(Broker(), tmp_path)
-        session = Session(Wish("a"), Place(5, None), 0.0, 0.0, begun_seq=5)
+        session = Session(TapRequest("a"), ClientPosition(5, None), 0.0, 0.0, begun_seq=5)
         feed.was_swept(5, 3)
-        assert feed.is_over(session)
+        assert feed.needs_refill(session)
         session.begun_offset = feed.swept_offset  # as it is filled again
-        assert not feed.is_over(session)
+        assert not feed.needs_refill(session)
         feed.was_swept(5, 3)
-        assert not feed.is_over(session), "records are read again at each start"
+        assert not feed.needs_refill(session), "records are read again at each start"
         feed.was_swept(5, 4)
-        assert feed.is_over(session)
+        assert feed.needs_refill(session)
 
     asyncio.run(follow())
 
@@ -248,13 +250,13 @@ def test_changes_that_are_lost_are_made_good_from_the_daemons_store(tmp_path: Pa
     async def follow() -> None:
         feed = _feed(broker, tmp_path)
         assert await feed.start(asyncio.Event())
-        session = Session(Wish("a"), Place(3, None), 0.0, 0.0, begun_seq=3)
+        session = Session(TapRequest("a"), ClientPosition(3, None), 0.0, 0.0, begun_seq=3)
         broker.change(6, 1, "4 and 5 are gone")
         async with asyncio.timeout(30):
             while feed.last < 6:
                 await asyncio.sleep(0.01)
-        assert feed.is_over(session)
-        assert not feed.is_over(Session(Wish("b"), Place(6, None), 0.0, 0.0, begun_seq=6))
+        assert feed.needs_refill(session)
+        assert not feed.needs_refill(Session(TapRequest("b"), ClientPosition(6, None), 0.0, 0.0, begun_seq=6))
         await feed.stop()
 
     asyncio.run(follow())
@@ -286,10 +288,10 @@ def _followed_through(tmp_path: Path, *, is_stuck: bool) -> tuple[list[int], Fee
         feed._follower_count = 1_000  # they are told ten times a second
         told: list[int] = []
         async with asyncio.timeout(30):
-            stuck = feed.batches(Session(Wish("stuck"), Place(0, None), 0.0, 0.0), 0)
+            stuck = feed.batches(Session(TapRequest("stuck"), ClientPosition(0, None), 0.0, 0.0), 0)
             if is_stuck:
                 await anext(stuck)
-            following = feed.batches(Session(Wish("good"), Place(0, None), 0.0, 0.0), 0)
+            following = feed.batches(Session(TapRequest("good"), ClientPosition(0, None), 0.0, 0.0), 0)
             told.append((await anext(following)).last)
             for seq in range(4, 5_004):
                 broker.change(seq, seq, "x" * 2_000)
@@ -344,7 +346,7 @@ def test_nobody_is_dropped_for_kafkas_being_away(tmp_path: Path, monkeypatch: py
         monkeypatch.setattr(feed._topics, "newest_seq", asks("end", newest_seq))
         monkeypatch.setattr(feed._topics, "since", asks("date", since))
         async with asyncio.timeout(30):
-            following = [feed.batches(Session(Wish(f"{n}"), Place(4, None), 0.0, 0.0), 4) for n in range(100)]
+            following = [feed.batches(Session(TapRequest(f"{n}"), ClientPosition(4, None), 0.0, 0.0), 4) for n in range(100)]
             coming = [asyncio.ensure_future(anext(one)) for one in following]
             since_when = asyncio.ensure_future(feed.since(1))
             while len(asked) < 2:
@@ -380,7 +382,7 @@ def test_who_comes_and_goes_while_kafka_is_away_leaves_no_threads(tmp_path: Path
         before = reading()
         monkeypatch.setattr(Topics, "listed", listed_late)
         for number in range(40):
-            one = feed.batches(Session(Wish(f"{number}"), Place(0, None), 0.0, 0.0), 0)
+            one = feed.batches(Session(TapRequest(f"{number}"), ClientPosition(0, None), 0.0, 0.0), 0)
             coming = asyncio.ensure_future(anext(one))
             await asyncio.sleep(0.01)
             coming.cancel()
@@ -389,7 +391,7 @@ def test_who_comes_and_goes_while_kafka_is_away_leaves_no_threads(tmp_path: Path
         assert reading() - before <= 4
         is_back.set()
         async with asyncio.timeout(30):
-            last = feed.batches(Session(Wish("last"), Place(0, None), 0.0, 0.0), 0)
+            last = feed.batches(Session(TapRequest("last"), ClientPosition(0, None), 0.0, 0.0), 0)
             assert (await anext(last)).first == 1
             await last.aclose()
         await feed.stop()
@@ -411,7 +413,7 @@ def test_who_takes_little_keeps_nobody_from_reading_the_topics(tmp_path: Path, m
         feed = _feed(broker, tmp_path)
         assert await feed.start(asyncio.Event())
         await feed.wait_until_at_end()
-        slow, fast, last = (Session(Wish(name), Place(0, None), 0.0, 0.0) for name in ("slow", "fast", "last"))
+        slow, fast, last = (Session(TapRequest(name), ClientPosition(0, None), 0.0, 0.0) for name in ("slow", "fast", "last"))
         async with asyncio.timeout(30):
             # It takes one batch and no more.
             of_slow = feed.batches(slow, 0)
@@ -449,7 +451,7 @@ def test_who_goes_when_something_comes_is_gone(tmp_path: Path, moment: int) -> N
         waiting = asyncio.ensure_future(feed.wait_read(1))
         for _ in range(5):
             await asyncio.sleep(0)
-        feed._tell_all()
+        feed._wake_followers()
         for _ in range(moment):
             await asyncio.sleep(0)
         waiting.cancel()
@@ -479,7 +481,7 @@ def test_a_row_is_left_out_only_if_its_change_was_told(tmp_path: Path) -> None:
             return rows.pop(0)
 
         feed.read = read  # type: ignore[method-assign, assignment]  # there is no store
-        session = Session(Wish("", is_dump=True), Place(NEW, Cursor()), 0.0, 0.0)
+        session = Session(TapRequest("", is_dump=True), ClientPosition(NEW, Cursor()), 0.0, 0.0)
         await ClientStream(session, feed, _Kept(), told.extend, drain, None, 60.0).run()
         await feed.stop()
 
@@ -505,7 +507,7 @@ def test_a_slow_link_is_no_stalled_client(tmp_path: Path, is_moving: bool) -> No
     async def follow() -> None:
         feed = _feed(Broker(), tmp_path)
         feed.ring.append(Batch(1, 1, [change(1, "1", b"x")], 100))
-        session = Session(Wish(""), Place(0, None), 0.0, 0.0)
+        session = Session(TapRequest(""), ClientPosition(0, None), 0.0, 0.0)
         stream = ClientStream(session, feed, _Kept(), told.extend, drain, None, 0.01, count)
         running = asyncio.ensure_future(stream.run())
         if is_moving:
@@ -540,7 +542,7 @@ def test_many_clients_look_at_a_store_that_cannot_be_read_as_one(tmp_path: Path,
     async def follow() -> None:
         nonlocal is_there
         feed = _feed(_shop(), tmp_path)
-        feed._store.place = feed._store.read = look  # type: ignore[method-assign]  # there is no daemon
+        feed._store.refresh_position = feed._store.read = look  # type: ignore[method-assign]  # there is no daemon
         selection = Selection(None, None, frozenset(), is_keys_only=False)
         reading = [asyncio.ensure_future(feed.read(Cursor(), selection)) for _ in range(100)]
         async with asyncio.timeout(30):
@@ -561,7 +563,7 @@ def test_a_space_is_not_the_only_one_as_long_as_nobody_knows(tmp_path: Path) -> 
     """The daemon's store can't be read yet, and the topics of other spaces have expired: a FLUSH would take their rows, too."""
     feed = _feed(Broker(), tmp_path)
     feed._changes.template("users")
-    session = Session(Wish("a"), Place(3, None), 0.0, 0.0)
+    session = Session(TapRequest("a"), ClientPosition(3, None), 0.0, 0.0)
     assert not feed.is_alone(session, "users")
     feed._store._names = ["users"]
     assert feed.is_alone(session, "users")
@@ -575,7 +577,7 @@ def test_a_store_that_became_older_is_waited_for(tmp_path: Path, monkeypatch: py
 
     async def wait() -> None:
         feed = _feed(Broker(), tmp_path)
-        feed._store.place = lambda: (3, 0)  # type: ignore[method-assign]  # there is no daemon
+        feed._store.refresh_position = lambda: (3, 0)  # type: ignore[method-assign]  # there is no daemon
         feed._stored = 9, 0
         assert not feed.is_new_enough(Rows(3, 0, [], [], None), 5)
         with pytest.raises(TimeoutError):
@@ -596,10 +598,10 @@ def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
     async def follow() -> None:
         feed = _feed(_shop(), tmp_path)
         stored = (2, 0)
-        feed._store.place = lambda: stored  # type: ignore[method-assign]  # there is no daemon
+        feed._store.refresh_position = lambda: stored  # type: ignore[method-assign]  # there is no daemon
         assert await feed.start(asyncio.Event())
         await feed.wait_until_at_end()
-        session = Session(Wish("a"), Place(3, None), 0.0, 0.0, begun_seq=3, is_reset=True)
+        session = Session(TapRequest("a"), ClientPosition(3, None), 0.0, 0.0, begun_seq=3, is_reset=True)
         stream = ClientStream(session, feed, kept, told.extend, drain, None, 60.0)
         running = asyncio.ensure_future(stream.run())
         async with asyncio.timeout(30):
@@ -826,7 +828,7 @@ async def _serve_for_a_while(
                 stream, running = _connected(feed, cache, kept)
                 cache.reconnect()
             case 7:
-                kept.saved = stream.session.to_json() if stream.session.place.seq != NEW else kept.saved
+                kept.saved = stream.session.to_json() if stream.session.position.seq != NEW else kept.saved
             case _:
                 await _step(broker, chance)
         for _ in range(chance.randrange(6)):
@@ -855,7 +857,7 @@ async def _serve_for_a_while(
 
 def _connected(feed: Feed, cache: _Cache, kept: _Kept) -> tuple[ClientStream, asyncio.Task[None]]:
     """The client, where it was."""
-    session = Session(Wish("cache", has_acks=True), Place(NEW, Cursor()), 0.0, 0.0)
+    session = Session(TapRequest("cache", has_acks=True), ClientPosition(NEW, Cursor()), 0.0, 0.0)
     if kept.saved is not None:
         session = Session.from_json(kept.saved)
 

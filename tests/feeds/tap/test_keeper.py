@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import CdcError
 from cdc.feeds.tap import keeper as keeper_module
-from cdc.feeds.tap.keeper import Keeper
+from cdc.feeds.tap.keeper import StoreUpdater
 from cdc.feeds.tap.keys import KeyTemplate
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.session import Cursor
@@ -40,16 +40,16 @@ class Kept:
         self.store = TopicStore(path, PREFIX, [".*"], lambda space: KeyTemplate("{space}:{key}", space), 1024, 5.0)
         self.epochs: list[int] = []
         self.ends: list[CdcError | None] = []
-        self.keeper = Keeper(broker.topics(**settings), self.store, lambda _: True, self.epochs.append, self.ends.append)
+        self.updater = StoreUpdater(broker.topics(**settings), self.store, lambda _: True, self.epochs.append, self.ends.append)
 
     def __enter__(self) -> Self:
         self.store.open()
-        self.keeper.start()
+        self.updater.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.keeper.stop()
-        self.keeper.join()
+        self.updater.stop()
+        self.updater.join()
         self.store.close()
         assert self.ends == [None]
 
@@ -228,7 +228,7 @@ def test_a_topic_that_was_made_again_when_all_of_it_was_read(
     def make_again() -> None:
         if is_seen:
             broker.delete(_USERS)
-            wait_for("a look at the topics", lambda: is_away or (_USERS, 0) not in kept.keeper.places)
+            wait_for("a look at the topics", lambda: is_away or (_USERS, 0) not in kept.updater.places)
         broker.create(_USERS, 2)
         broker.make_again(_USERS)
         broker.change(4, 4, "b")
@@ -274,7 +274,7 @@ def test_a_daemon_that_counts_anew(tmp_path: Path, broker: Broker, monkeypatch: 
         broker.change(seq, seq, "old")
     with Kept(tmp_path, broker) as kept:
         kept.wait(5)
-        wait_for("a look at the topics", lambda: kept.keeper.looked_seq == 5)
+        wait_for("a look at the topics", lambda: kept.updater.verified_seq == 5)
         broker.change(6, 6, "old")
         kept.wait(6)
     begin_anew("new")
@@ -282,9 +282,9 @@ def test_a_daemon_that_counts_anew(tmp_path: Path, broker: Broker, monkeypatch: 
         kept.wait(2)
         assert kept.epochs
         assert kept.rows() == {"users:11": (1, "new"), "users:12": (2, "new")}
-        wait_for("a look at the topics", lambda: kept.keeper.looked_seq == 2)
+        wait_for("a look at the topics", lambda: kept.updater.verified_seq == 2)
         begin_anew("newer")
-        kept.keeper.join()
+        kept.updater.join()
         assert "Start the server again" in str(kept.ends.pop())
         kept.ends.append(None)
     with Kept(tmp_path, broker) as kept:
@@ -328,8 +328,8 @@ def test_a_fault_is_told(tmp_path: Path, broker: Broker, monkeypatch: pytest.Mon
     broker.change(1, 1, "a")
     kept = Kept(tmp_path, broker)
     kept.store.open()
-    kept.keeper.start()
-    kept.keeper.join()
+    kept.updater.start()
+    kept.updater.join()
     kept.store.close()
     assert "NameError" in str(kept.ends)
 

@@ -69,7 +69,7 @@ def test_a_truncation_is_alone_in_its_batch() -> None:
     merger.add([(seq, one(seq, kind=Kind.TRUNCATE if seq == 2 else Kind.MUTATION)) for seq in (1, 2, 3)])
     batches = []
     while (batch := merger.take()) is not None:
-        batches.append((batch.first, batch.last, batch.is_special))
+        batches.append((batch.first, batch.last, batch.is_truncate))
     assert batches == [(1, 1, False), (2, 2, True), (3, 3, False)]
 
 

@@ -100,7 +100,7 @@ def test_what_was_not_acknowledged_comes_again(tmp_path: Path) -> None:
         with served.connect() as second:
             second.connect("a", since=FUTURE).start()
             wait_for("both again", lambda: len(second.keys_told) == 2)
-            wait_for("the ACK", lambda: served.server.clients["a"].session.place.seq == 2)
+            wait_for("the ACK", lambda: served.server.clients["a"].session.position.seq == 2)
         with served.connect() as third:
             third.connect("a", since=FUTURE).start()
             wait_for("the client", lambda: "a" in served.server.clients)
@@ -113,7 +113,7 @@ def test_a_session_outlives_the_server(tmp_path: Path) -> None:
     with Served(tmp_path, ROWS) as served, served.connect() as client:
         client.connect("a").start()
         client.wait_filled()
-        wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+        wait_for("the ACKs", lambda: served.server.clients["a"].session.position.cursor is None)
     with Served(tmp_path, ROWS) as served, served.connect() as client:
         client.connect("a").start()
         wait_for("the client", lambda: "a" in served.server.clients)
@@ -189,7 +189,7 @@ def test_who_wants_something_else_begins_with_nothing(tmp_path: Path, is_other: 
         with served.connect() as first:
             first.connect("a", vbuckets=[174]).start()
             first.wait_filled()
-            wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.position.cursor is None)
         with served.connect() as second:
             # Vbuckets that there aren't are passed over.
             second.connect("a", vbuckets=[423 if is_other else 174, 30_000]).start(first)
@@ -393,7 +393,7 @@ def test_a_dump_leaves_the_session_of_its_name(tmp_path: Path) -> None:
         with served.connect() as client:
             client.connect("a").start()
             client.wait_filled()
-            wait_for("the ACKs", lambda: served.server.clients["a"].session.place.cursor is None)
+            wait_for("the ACKs", lambda: served.server.clients["a"].session.position.cursor is None)
         with served.connect() as dump:
             dump.connect("a", is_dump=True).start()
             dump.wait_closed()
@@ -656,7 +656,7 @@ def test_what_is_shown(tmp_path: Path) -> None:
             client.connect("a").start()
             client.wait_filled()
             served.tell(("1", b"x"))
-            wait_for("the ACK", lambda: served.server.clients["a"].session.place.seq == 1)
+            wait_for("the ACK", lambda: served.server.clients["a"].session.position.seq == 1)
             found = json.loads(_get(page.port, "/status"))
             (shown,) = found["clients"]
             assert (shown["name"], shown["state"], shown["seq"], shown["lag"], shown["unacked"]) == ("a", "following", 1, 0, 0)

@@ -50,7 +50,7 @@ def test_follows_and_acknowledges(tmp_path: Path) -> None:
         last = [["MUTATION", "users:1", "new", "1"], ["DELETE", "users:2", "", "2"]]
         wait_for("the changes", lambda: [line[:4] for line in delivered(output)[-2:]] == last)
         session = served.server.clients["spy"].session
-        wait_for("its ACKs", lambda: session.place.seq == 2)
+        wait_for("its ACKs", lambda: session.position.seq == 2)
 
 
 def test_takes_a_dump(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ class Scripted(TopicThread):
             step = self.steps.pop(0)
             if step is not None:
                 raise step
-            self._goes_on()
+            self._clear_error()
         self.stop()
 
 

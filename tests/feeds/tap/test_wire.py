@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import ProtocolError
 from cdc.feeds.tap import wire
-from cdc.feeds.tap.wire import Opcode, Packet, Packets, Status, VBucketState, Wish, wish_of
+from cdc.feeds.tap.wire import Opcode, Packet, Packets, Status, TapRequest, VBucketState, decode_request
 
 
 def of_hex(text: str) -> bytes:
@@ -80,28 +80,28 @@ def connect(name: bytes, flags: int, values: bytes = b"") -> bytes:
 
 LIST = struct.pack(">HHH", 2, 5, 1023)
 WISHES = {
-    "nothing said": (wire.request(Opcode.TAP_CONNECT), Wish("")),
-    "backfill": (connect(b"a", 0x01, (1_600_000_000).to_bytes(8, "big")), Wish("a", 1_600_000_000)),
-    "future": (connect(b"a", 0x01, b"\xff" * 8), Wish("a", 2**64 - 1)),
-    "future, in 32 bits": (connect(b"a", 0x01, b"\0\0\0\0\xff\xff\xff\xff"), Wish("a", 0xFFFFFFFF)),
-    "spymemcached's dump": (connect(b"a", 0x102), Wish("a", is_dump=True)),
-    "spymemcached's backfill with ACKs": (connect(b"a", 0x111, bytes(8)), Wish("a", has_acks=True)),
-    "vbuckets": (connect(b"a", 0x04, LIST), Wish("a", vbuckets=frozenset({5, 1023}))),
-    "date and vbuckets": (connect(b"a", 0x05, bytes(7) + b"\7" + LIST), Wish("a", 7, vbuckets=frozenset({5, 1023}))),
-    "no vbucket": (connect(b"a", 0x04, b"\0\0"), Wish("a", vbuckets=frozenset())),
-    "takeover": (connect(b"a", 0x0C, LIST), Wish("a", vbuckets=frozenset({5, 1023}), is_takeover=True)),
+    "nothing said": (wire.request(Opcode.TAP_CONNECT), TapRequest("")),
+    "backfill": (connect(b"a", 0x01, (1_600_000_000).to_bytes(8, "big")), TapRequest("a", 1_600_000_000)),
+    "future": (connect(b"a", 0x01, b"\xff" * 8), TapRequest("a", 2**64 - 1)),
+    "future, in 32 bits": (connect(b"a", 0x01, b"\0\0\0\0\xff\xff\xff\xff"), TapRequest("a", 0xFFFFFFFF)),
+    "spymemcached's dump": (connect(b"a", 0x102), TapRequest("a", is_dump=True)),
+    "spymemcached's backfill with ACKs": (connect(b"a", 0x111, bytes(8)), TapRequest("a", has_acks=True)),
+    "vbuckets": (connect(b"a", 0x04, LIST), TapRequest("a", vbuckets=frozenset({5, 1023}))),
+    "date and vbuckets": (connect(b"a", 0x05, bytes(7) + b"\7" + LIST), TapRequest("a", 7, vbuckets=frozenset({5, 1023}))),
+    "no vbucket": (connect(b"a", 0x04, b"\0\0"), TapRequest("a", vbuckets=frozenset())),
+    "takeover": (connect(b"a", 0x0C, LIST), TapRequest("a", vbuckets=frozenset({5, 1023}), is_takeover=True)),
     "takeover that doesn't announce its list": (
         connect(b"a", 0x08, LIST),
-        Wish("a", vbuckets=frozenset({5, 1023}), is_takeover=True),
+        TapRequest("a", vbuckets=frozenset({5, 1023}), is_takeover=True),
     ),
-    "takeover of everything": (connect(b"a", 0x08), Wish("a", is_takeover=True)),
-    "keys only": (connect(b"a", 0x30), Wish("a", has_acks=True, is_keys_only=True)),
+    "takeover of everything": (connect(b"a", 0x08), TapRequest("a", is_takeover=True)),
+    "keys only": (connect(b"a", 0x30), TapRequest("a", has_acks=True, is_keys_only=True)),
     "checkpoints with a value that nobody knows": (
         connect(b"a", 0x40 | 0x04, LIST + b"???"),
-        Wish("a", vbuckets=frozenset({5, 1023})),
+        TapRequest("a", vbuckets=frozenset({5, 1023})),
     ),
-    "unknown flags": (connect(b"a", 0xFFFFFF80), Wish("a")),
-    "a name that isn't UTF-8": (connect(b"\xff", 0), Wish("\\xff")),
+    "unknown flags": (connect(b"a", 0xFFFFFF80), TapRequest("a")),
+    "a name that isn't UTF-8": (connect(b"\xff", 0), TapRequest("\\xff")),
 }
 
 
@@ -109,7 +109,7 @@ WISHES = {
 def test_wishes(name: str) -> None:
     data, expected = WISHES[name]
     (packet,) = Packets().feed(data)
-    assert wish_of(packet) == expected
+    assert decode_request(packet) == expected
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_wishes(name: str) -> None:
 def test_wishes_that_cannot_be(data: bytes, problem: str) -> None:
     (packet,) = Packets().feed(data)
     with pytest.raises(ProtocolError, match=problem):
-        wish_of(packet)
+        decode_request(packet)
 
 
 ACKS = {
@@ -187,7 +187,7 @@ def test_any_bytes_are_packets_or_refused(data: bytes) -> None:
     for packet in found:
         if packet.opcode == Opcode.TAP_CONNECT and packet.magic == wire.REQUEST:
             try:
-                wish_of(packet)
+                decode_request(packet)
             except ProtocolError:
                 continue
 
