@@ -216,7 +216,7 @@ def test_truncation_voids_what_is_older_also_if_it_is_read_later(job: Job) -> No
     assert job.merged() == {}
     with pytest.raises(JobError) as raised:
         job.take(first.union(everything))
-    assert "at seq 8 doesn't fit the row" in str(raised.value)
+    assert "at seq 8 doesn't fit the stored row" in str(raised.value)
 
 
 def test_a_snapshot_sweeps_what_it_did_not_see_and_nothing_else(job: Job) -> None:
@@ -434,7 +434,7 @@ def test_a_row_that_the_new_primary_key_has_no_place_for(job: Job) -> None:
     altered = job.topics.send(schema(2, version=2, key=("name",)))
     with pytest.raises(JobError) as raised:
         job.take(altered)
-    assert str(raised.value).startswith("The row {\"id\":1} of users has no value for the primary key ['name']")
+    assert str(raised.value).startswith("The row {\"id\":1} of users has no value for the space's present primary key ['name']")
     row = event("r", {"name": "b"}, 3, {"after": {"id": 2, "name": "b"}}, version=2)
     later = job.topics.send(snapshot("STARTED", 2), row, snapshot("COMPLETED", 3, sweep_seq=2))
     for batch in (altered, later):
@@ -465,7 +465,7 @@ def test_a_table_where_an_earlier_version_made_it(job: Job) -> None:
     job.send(schema(0, **which), put("c", {"id": 1, "name": "a"}, 1, **which))
     job.restart()
     (job.path / "a~2fb").rename(job.path / "a_b")
-    with pytest.raises(JobError, match=r"The table of space 'a/b' is in .*/a_b, where .* called .*/a~2fb now. Rename the folder"):
+    with pytest.raises(JobError, match=r"The table of space 'a/b' is in .*/a_b, where .* now be .*/a~2fb. Rename the folder"):
         job.send(put("c", {"id": 2, "name": "b"}, 2, **which))
     (job.path / "a_b").rename(job.path / "a~2fb")
     job.take(job.topics.read("shop.a/b"))
