@@ -76,7 +76,7 @@ def swept(texts: Iterable[str], topic: str, by: Literal["space", "space_id"]) ->
     return found
 
 
-def packed(records: DataFrame, control: Collection[str]) -> DataFrame:
+def with_value_as_key(records: DataFrame, control: Collection[str]) -> DataFrame:
     """Return the records, with the value of each record of the topics `control` in its `key`.
 
     `envelope.parse` keeps no other content of a control record.

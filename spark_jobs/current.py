@@ -22,7 +22,7 @@ from spark_jobs.job import Job, Sink
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.lake import Lake
-from spark_jobs.lake.merger import LEAST, SHARE, SHARE_OF_BACKLOG, Evidence, Merger, evidence
+from spark_jobs.lake.merger import MIN_UNMERGED, SHARE, SHARE_OF_BACKLOG, Evidence, Merger, evidence
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
 from spark_jobs.source import Topics
@@ -103,12 +103,12 @@ class CurrentSink(Sink):
         takes_collated: bool = False,
         is_background: bool = False,
         share: float | None = None,
-        least: int = LEAST,
+        min_unmerged: int = MIN_UNMERGED,
     ) -> None:
         """Set the sink up. Raises JobError if the tables were made from another table of events.
 
         `changes_path` is the path of another job's table of events, None for a table of this job's own. With `is_background` a
-        separate thread merges; otherwise `write` does. `share` and `least` are the thresholds for a merge (merger.py).
+        separate thread merges; otherwise `write` does. `share` and `min_unmerged` are the thresholds for a merge (merger.py).
         """
         self._lake = Lake(session, path, changes_path)
         self._lake.check_changes(changes_path)
@@ -122,7 +122,7 @@ class CurrentSink(Sink):
             share = SHARE if is_background else SHARE_OF_BACKLOG
         if not is_background:
             interval_seconds = math.inf  # batches wait during a merge, so time alone is no reason for one
-        merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share, least, takes_collated)
+        merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share, min_unmerged, takes_collated)
         self._steps = _Steps(merger, interval_seconds) if is_background else None
         self._merger = merger
         self._seen: Evidence | None = None

@@ -6,8 +6,8 @@ places that follow from the contract's order of fields. A message with another o
 functions: the JSON is then equal, but not byte for byte.
 
 Spark's reader returns null for a value that it can't read. This module never leaves such a null unnoticed: a value that isn't an
-envelope ends the query with an error that names its topic, partition and offset. `sorted_out` finds such records, so that they
-can become dead letters.
+envelope ends the query with an error that names its topic, partition and offset. `with_fault_column` finds such records, so that
+they can become dead letters.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
     return cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
 
 
-def sorted_out(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
+def with_fault_column(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
     """Return the records with a column `sentence`: the fault of a record at which `parse` would end the query, else null."""
     is_wrong = F.col("value").isNotNull() & ~_is_change()
     if control:

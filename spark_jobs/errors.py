@@ -68,7 +68,7 @@ class JobError(Exception):
     """Error for operators. Its text says, in sentences, what is wrong and what to do."""
 
 
-def of_worker(error: BaseException) -> JobError | None:
+def job_error_from_worker(error: BaseException) -> JobError | None:
     """Return the JobError with which a Spark worker ended, extracted from Java's stack traces; None if there is none."""
     if isinstance(error, JobError):
         return error
@@ -77,13 +77,13 @@ def of_worker(error: BaseException) -> JobError | None:
     return JobError(found[1]) if found else None
 
 
-def sentence(error: BaseException) -> str:
+def operator_message(error: BaseException) -> str:
     """Return the message for an operator.
 
     For a JobError, also one raised in a Spark worker, this is its text. For a known error of Spark it is an explanation, followed
     by the error's own line in parentheses. For any other error it is the error's text.
     """
-    known = of_worker(error)
+    known = job_error_from_worker(error)
     if known is not None:
         return str(known)
     text = str(error)

@@ -203,7 +203,7 @@ class Forms:
         """Return all names that spaces have had."""
         return {form.space for form in self._by_version.values()}
 
-    def bounds(self) -> list[list[tuple[Form, Form]]]:
+    def identity_changes(self) -> list[list[tuple[Form, Form]]]:
         """Return the renamings of spaces and the changes of primary keys, each as the former and the next form.
 
         They are in order. An inner list has changes of different spaces that may have been made at the same time.

@@ -43,7 +43,7 @@ def hide(text: str, options: argparse.Namespace) -> str:
 
 def secret(text: str) -> Secret:
     """Return a value that no message may show, given directly or as @FILE or $NAME. For `add_argument(type=…)`."""
-    return Secret(_looked_up(text))
+    return Secret(_resolved(text))
 
 
 def setting(text: str) -> tuple[str, str]:
@@ -54,7 +54,7 @@ def setting(text: str) -> tuple[str, str]:
     name, separator, value = text.partition("=")
     if not separator or not name:
         raise argparse.ArgumentTypeError("an argument isn't NAME=VALUE")  # without the argument: it may be a secret
-    return name, _told(name, _looked_up(value))
+    return name, _secret_if_sensitive(name, _resolved(value))
 
 
 def options_file(text: str) -> dict[str, str]:
@@ -72,7 +72,7 @@ def options_file(text: str) -> dict[str, str]:
             raise argparse.ArgumentTypeError(f"{text} has a line that isn't NAME=VALUE")
         name, value = map(_unescaped, found.groups())
         name = name if name.startswith("kafka.") or "." not in name else f"kafka.{name}"
-        settings[name] = _told(name, value)
+        settings[name] = _secret_if_sensitive(name, value)
     return settings
 
 
@@ -159,11 +159,11 @@ def _forms(secret: Secret) -> Iterator[str]:
                 yield form
 
 
-def _told(name: str, value: str) -> str:
+def _secret_if_sensitive(name: str, value: str) -> str:
     return Secret(value) if _SENSITIVE.search(name) else value
 
 
-def _looked_up(value: str) -> str:
+def _resolved(value: str) -> str:
     kind, rest = value[:1], value[1:]
     if kind not in ("@", "$"):
         return value

@@ -28,8 +28,8 @@ from spark_jobs.changelog import Changelog
 from spark_jobs.checkpoint import claim, has_begun_batch
 from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
-from spark_jobs.envelope import NO_CHANGE_EVENT, sorted_out
-from spark_jobs.errors import JobError, sentence
+from spark_jobs.envelope import NO_CHANGE_EVENT, with_fault_column
+from spark_jobs.errors import JobError, operator_message
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
@@ -72,7 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return TASKS[options.job].run(session, options)
         return _follow(session, options)
     except (JobError, PySparkException, Py4JError) as error:
-        print(hide(f"{options.job}: {sentence(error)}", options), file=sys.stderr)
+        print(hide(f"{options.job}: {operator_message(error)}", options), file=sys.stderr)
         return 1
 
 
@@ -113,8 +113,8 @@ def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequen
         if isinstance(sink.dead_letters, FailAtOnce) or NO_CHANGE_EVENT not in str(error):
             raise
         # Persisted, for two reasons: the records are read only once; and Spark would otherwise combine the sink's query with the
-        # expressions of `sorted_out` into one query, and plan that for half a minute, however few records there are.
-        sorted_records = sorted_out(records, control).persist(StorageLevel.MEMORY_AND_DISK)
+        # expressions of `with_fault_column` into one query, and plan that for half a minute, however few records there are.
+        sorted_records = with_fault_column(records, control).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
                 raise

@@ -15,7 +15,7 @@ from pyspark.errors import PySparkException
 
 from spark_jobs import tables
 from spark_jobs.current import read_current, watermark
-from spark_jobs.errors import JobError, sentence
+from spark_jobs.errors import JobError, operator_message
 from spark_jobs.options import add_spark_options, hide
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in rows.toLocalIterator():
                 print(f'{{"path":{name},"key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
     except (JobError, PySparkException, Py4JError) as error:
-        print(hide(f"show: {sentence(error)}", options), file=sys.stderr)
+        print(hide(f"show: {operator_message(error)}", options), file=sys.stderr)
         return 1
     return 0
 

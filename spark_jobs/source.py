@@ -15,7 +15,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs.envelope import CONTROL_TOPICS, sorted_out
+from spark_jobs.envelope import CONTROL_TOPICS, with_fault_column
 
 _FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -97,7 +97,7 @@ class Topics:
         records = reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
             return records
-        return sorted_out(records).where("sentence is null").drop("sentence")
+        return with_fault_column(records).where("sentence is null").drop("sentence")
 
     def read_behind(self, session: SparkSession, offsets: Mapping[str, Mapping[str, int]]) -> DataFrame:
         """Return the records of the chosen spaces' topics from these offsets on (topic → partition → offset).

@@ -23,7 +23,7 @@ Interval = tuple[int, int]
 
 
 @dataclass
-class Numbers:
+class ReceivedSeqs:
     """Received seqs, and settled ones that aren't waited for. Seqs begin with 1."""
 
     highest: int = 0
@@ -81,7 +81,7 @@ class Numbers:
         return {"highest": self.highest, "settled": self._settled, "low": self._low, "full": sorted(self._full), "open": bits}
 
     @classmethod
-    def from_json(cls, kept: Mapping[str, Any]) -> Numbers:
+    def from_json(cls, kept: Mapping[str, Any]) -> ReceivedSeqs:
         """The inverse of `to_json`."""
         bits = {int(bucket): int.from_bytes(base64.b64decode(text), "little") for bucket, text in kept["open"].items()}
         settled = [(start, end) for start, end in kept["settled"]]

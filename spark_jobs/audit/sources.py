@@ -82,7 +82,7 @@ class TopicSource:
 
     def changes(self, records: DataFrame) -> DataFrame:
         """See `Source.changes`. One pass reads events and control records."""
-        told = control_topics.packed(records, self._control)
+        told = control_topics.with_value_as_key(records, self._control)
         return slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control))
 
     def numbers(self, offsets: Places) -> DataFrame:

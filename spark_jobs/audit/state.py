@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Protocol
 
-from spark_jobs.audit.numbers import Interval, Numbers
+from spark_jobs.audit.numbers import Interval, ReceivedSeqs
 
 FLOORS_MAX: Final = 100
 """Maximum number of floors per space."""
@@ -67,7 +67,7 @@ class Part:
 class State:
     """The audit's state."""
 
-    numbers: Numbers = field(default_factory=Numbers)
+    numbers: ReceivedSeqs = field(default_factory=ReceivedSeqs)
     last_in: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Per partition (`topic/number`), the seq and the offset of its last event; the seq is -1 if there was none yet."""
     origins: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -103,7 +103,7 @@ class State:
         """The inverse of `to_json`."""
         kept = json.loads(text)
         return cls(
-            numbers=Numbers.from_json(kept["numbers"]),
+            numbers=ReceivedSeqs.from_json(kept["numbers"]),
             last_in={place: (seq, offset) for place, (seq, offset) in kept["last_in"].items()},
             origins=kept["origins"],
             cut=set(kept["cut"]),

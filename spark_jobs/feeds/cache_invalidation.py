@@ -119,7 +119,7 @@ class Report:
     """Forms that the plan lacks; if there are any, the batch isn't complete."""
     has_control: bool = False
 
-    def add(self, other: Report) -> None:
+    def merge(self, other: Report) -> None:
         """Merge another report into this one."""
         self.refused += other.refused
         for space, seq in other.truncated.items():
@@ -164,7 +164,7 @@ class InvalidationSink(Sink):
         )
         report = self._done(changes)
         if report.unknown:
-            self._learn(report.unknown)
+            self._reload_forms(report.unknown)
             report = self._done(changes)
         if report.has_control:
             told = control_topics.values(records_.where(F.col("topic") == snapshots))
@@ -180,14 +180,14 @@ class InvalidationSink(Sink):
         whole = Report()
         if self._topic is None:
             for report in changes.rdd.mapPartitions(_Worker(self._address, self._plan)).collect():
-                whole.add(report)
+                whole.merge(report)
             return whole
         told = self._session.createDataFrame(changes.rdd.mapPartitions(_Teller(self._plan)), _OUT_SCHEMA)
         told = told.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             self._send(told.where("report is null"))
             for row in told.where("report is not null").collect():
-                whole.add(_report_of(row["report"]))
+                whole.merge(_report_of(row["report"]))
         finally:
             told.unpersist()
         return whole
@@ -202,7 +202,8 @@ class InvalidationSink(Sink):
     def _empty(self, truncated: Mapping[str, int]) -> None:
         if self._topic is not None:
             told = [
-                (None, _told(Stale(self._plan.template(space).glob, space, "t", seq)), None) for space, seq in truncated.items()
+                (None, _invalidation_record(Stale(self._plan.template(space).glob, space, "t", seq)), None)
+                for space, seq in truncated.items()
             ]
             self._send(self._session.createDataFrame(told, _OUT_SCHEMA))
             return
@@ -213,7 +214,7 @@ class InvalidationSink(Sink):
         finally:
             cache.close()
 
-    def _learn(self, wanted: Iterable[tuple[int, int]]) -> None:
+    def _reload_forms(self, wanted: Iterable[tuple[int, int]]) -> None:
         """Read the field names of forms. Raises JobError if the schema topic lacks a wanted form."""
         topic = self._topics.control("schema")
         forms = Forms(topic, control_topics.values(self._read_topic(topic)))
@@ -315,11 +316,11 @@ class _Teller:
         report = Report()
         for chunk in chunks(Invalidations(changes, self._plan, report)):
             for stale in chunk:
-                yield stale.key, _told(stale), None
+                yield stale.key, _invalidation_record(stale), None
         yield None, None, _text_of(report)
 
 
-def _told(stale: Stale) -> str:
+def _invalidation_record(stale: Stale) -> str:
     return json_text.render({"space": stale.space, "key": stale.key, "op": stale.op, "seq": stale.seq})
 
 

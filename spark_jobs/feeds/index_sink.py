@@ -79,7 +79,7 @@ class Report:
     """Forms that the plan lacks; if there are any, the batch isn't completely written."""
     has_control: bool = False
 
-    def add(self, other: Report) -> None:
+    def merge(self, other: Report) -> None:
         """Merge another report into this one."""
         self.refused += other.refused
         for space_id, seq in other.truncated.items():
@@ -146,14 +146,14 @@ class SearchIndexSink(Sink):
         changes = parse(records_, source_fields=(), control=control).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
         )
-        report = self._written(changes, self._plan or self._learn())
+        report = self._written(changes, self._plan or self._reload_forms())
         if report.unknown:
-            plan = self._learn()
+            plan = self._reload_forms()
             for space_id, version in sorted(report.unknown - plan.known):
                 self._forms.of(space_id, version)  # raises
             report = self._written(changes, plan)
         if report.has_control:
-            self._learn()
+            self._reload_forms()
             snapshots = self._topics.control("snapshot")
             swept = control_topics.swept(control_topics.values(self._read_topic(snapshots)), snapshots, "space_id")
             for space_id, seq in swept.items():
@@ -169,10 +169,10 @@ class SearchIndexSink(Sink):
         worker = _Worker(self._writing, plan)
         whole = Report()
         for report in changes.rdd.mapPartitions(worker).collect():
-            whole.add(report)
+            whole.merge(report)
         return whole
 
-    def _learn(self) -> Plan:
+    def _reload_forms(self) -> Plan:
         """Read the schema topic, and update indexes, mappings and aliases accordingly."""
         topic = self._topics.control("schema")
         self._forms = Forms(topic, control_topics.values(self._read_topic(topic)))

@@ -33,7 +33,7 @@ _NO_ROW: Final = (
 
 
 def versions(changes: DataFrame) -> DataFrame:
-    """Convert the result of `parse` on `packed` records to one row per event and one per control record.
+    """Convert the result of `parse` on records `with_value_as_key` to one row per event and one per control record.
 
     For control records, `op` is schema or snapshot, `space` the same after a ~, `seq` the offset and `row` the record.
     """

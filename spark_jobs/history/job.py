@@ -16,7 +16,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import tables
 from spark_jobs.checkpoint import claim
-from spark_jobs.control_topics import packed
+from spark_jobs.control_topics import with_value_as_key
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
@@ -67,7 +67,7 @@ class HistorySink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        changes = parse(packed(records, self._control), source_fields=SOURCE_FIELDS, control=self._control)
+        changes = parse(with_value_as_key(records, self._control), source_fields=SOURCE_FIELDS, control=self._control)
         self._table.append(versions(changes), batch, query)
         if not self._is_prepared:
             self._history.prepare()

@@ -166,7 +166,7 @@ class BaseTable:
         """Return whether the table has applied the change of name or primary key that came with this form."""
         return self._state is not None and f"{_SETTLED}{form.point}" in self._state.transactions
 
-    def settle(self, rows: DataFrame | None, columns: Form, form: Form) -> None:
+    def apply_form_change(self, rows: DataFrame | None, columns: Form, form: Form) -> None:
         """Apply this form's change of name or primary key: replace all rows with these, or with None only record the change.
 
         `columns` is the form whose columns `rows` have. A change that is settled already is skipped.
@@ -180,7 +180,7 @@ class BaseTable:
         else:
             self._overwrite(rows, columns, f"{_SETTLED}{form.point}", 1)
 
-    def awaits(self, form: Form) -> int | None:
+    def pending_source_version(self, form: Form) -> int | None:
         """Return the version of the other table from which this one must take over this form's rows; None if it needn't."""
         assert self._state is not None
         point, _, version = self._state.properties.get(_AWAITS, "").partition("@")

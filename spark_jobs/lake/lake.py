@@ -217,7 +217,7 @@ def _settled_up_to(space: str, forms: Forms, table: BaseTable) -> int:
 
     The space's rows can't be shown after that seq yet.
     """
-    for changes in forms.bounds():
+    for changes in forms.identity_changes():
         for former, form in changes:
             if space in (former.space, form.space) and form.seq >= table.merged and not table.is_settled(form):
                 return form.seq

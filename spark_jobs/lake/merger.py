@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.codegen import interpreting
-from spark_jobs.errors import JobError, of_worker
+from spark_jobs.errors import JobError, job_error_from_worker
 from spark_jobs.forms import META_COLUMNS, Form
 from spark_jobs.lake import delta_log
 from spark_jobs.lake.base_table import BaseTable
@@ -32,7 +32,7 @@ from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
 from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.positions import Positions
-from spark_jobs.lake.watermark import Behind, Ends, advance, bitmaps, covers
+from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers
 from spark_jobs.source import Topics
 from spark_jobs.transforms import rekey, typed
 
@@ -40,7 +40,7 @@ SHARE: Final = 0.5
 """Share of a table's rows: with so many unmerged changes, a space is merged before the interval has passed."""
 SHARE_OF_BACKLOG: Final = 2.0
 """The same share with --available-now. Nobody waits for intermediate states of a backlog, and each merge delays its batches."""
-LEAST: Final = 100_000
+MIN_UNMERGED: Final = 100_000
 """Number of unmerged changes below which a space isn't merged before the interval has passed, however small its table is."""
 _REWRITTEN: Final = 0.2
 """Share of a table's rows: with so many changes, the table is rewritten instead of merged."""
@@ -104,13 +104,13 @@ class Merger:
     interval_seconds: float = 60.0
     skips_missing_rows: bool = False
     share: float = SHARE
-    least: int = LEAST
+    min_unmerged: int = MIN_UNMERGED
     takes_collated: bool = False
     _spaces: dict[str, _Space] = field(default_factory=dict)
     _mark: int = -1
     _published: int = -1
     _settled: int = -1
-    _behind: Behind = field(default_factory=Behind)
+    _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
     _taken_over: int = -1
     _candidate: tuple[int, Ends] | None = None
@@ -122,20 +122,20 @@ class Merger:
             self._step(evidence, merges_all=merges_all)
         except (PySparkException, Py4JError) as error:
             # Which of the two errors is raised depends on the step in which Spark was.
-            known = of_worker(error)
+            known = job_error_from_worker(error)
             if known is None:
                 raise
             raise known from error
 
     def _step(self, evidence: Evidence | None, *, merges_all: bool) -> None:
-        if (evidence is None or evidence is not self._looked_at) and not self._look(evidence):
+        if (evidence is None or evidence is not self._looked_at) and not self._read_new_events(evidence):
             return
         self._looked_at = evidence
         now = time.monotonic()
         due = [space for space, known in self._spaces.items() if known.unmerged and (merges_all or self._is_due(known, now))]
         self._merge_all(due, self._settled)
 
-    def _look(self, evidence: Evidence | None) -> bool:
+    def _read_new_events(self, evidence: Evidence | None) -> bool:
         """Read the new events, and apply them to the watermark, and to names and keys. Return whether there are any events."""
         # After a batch that has been examined already, only the events of later batches are read.
         is_next = evidence is not None and 0 <= self._batch < evidence.batch
@@ -154,12 +154,12 @@ class Merger:
         if evidence is not None and is_next:
             fresh = fresh.where((F.col("batch") > self._batch) & (F.col("batch") <= evidence.batch))
         else:
-            self._behind = Behind()
+            self._behind = EventsAfterMark()
         for row in bitmaps(fresh).collect():
             self._behind.add(*row)
         self._batch = -1 if evidence is None else evidence.batch
         since, is_quiet = self._mark, self._advance(control, evidence)
-        self._look_at(events, control, since)
+        self._count_unmerged(events, control, since)
         self._settled = self._settle(control, is_quiet=is_quiet)
         if self._settled > max(self._published, self._taken_over - 1):
             self.lake.publish(self._settled)
@@ -183,14 +183,16 @@ class Merger:
             self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
         return is_quiet
 
-    def _look_at(self, events: DataFrame, control: Control, since: int) -> None:
+    def _count_unmerged(self, events: DataFrame, control: Control, since: int) -> None:
         """Count the events to merge, and create missing tables."""
         wanted = {space for space in control.forms.alive() if self._is_chosen(space)}
         if not self._spaces:
             # An earlier run may have left work in the tables of spaces that no longer exist.
             names = control.forms.names() - wanted
             wanted |= {space for space in names if self._is_chosen(space) and self.lake.table(space).exists}
-        counts = {space: count for space, count in self._behind.pass_by(since, self._mark).items() if self._is_chosen(space)}
+        counts = {
+            space: count for space, count in self._behind.count_and_drop(since, self._mark).items() if self._is_chosen(space)
+        }
         for space in {*wanted, *counts}:
             form = control.forms.at(space, self._mark)
             if form is not None and form.collated and not self.takes_collated:
@@ -221,7 +223,7 @@ class Merger:
         waited = now - known.merged_at
         if waited >= max(self.interval_seconds, _PAUSE * known.took_seconds):
             return True
-        has_enough = known.unmerged >= self.least and known.unmerged >= self.share * known.rows
+        has_enough = known.unmerged >= self.min_unmerged and known.unmerged >= self.share * known.rows
         return has_enough and waited >= known.took_seconds
 
     def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
@@ -272,7 +274,7 @@ class Merger:
 
     def _settle(self, control: Control, *, is_quiet: bool) -> int:
         """Move rows for changes of names and keys that are due, and return the seq up to which all changes are applied."""
-        for changes in control.forms.bounds():
+        for changes in control.forms.identity_changes():
             seq = changes[0][1].seq
             if all(self._is_settled(former, form, control) for former, form in changes):
                 continue
@@ -296,12 +298,12 @@ class Merger:
         for space, table in former.items():
             void[space], last = table.former_seqs()
             self._taken_over = max(self._taken_over, void[space], last)
-        for changes in control.forms.bounds():
+        for changes in control.forms.identity_changes():
             for before, form in changes:
                 if form.space in former and form.point in former[form.space].former_points():
                     for space in {before.space, form.space} & set(names):
                         table = self._known(space, control)
-                        table.settle(None, table.form, form)
+                        table.apply_form_change(None, table.form, form)
                         void[space] = max(form.seq, void.get(space, -1))
                         self._taken_over = max(self._taken_over, form.seq)
         for space, seq in void.items():
@@ -336,30 +338,30 @@ class Merger:
             self._merge_all(spaces, changes[0][1].seq, before)
         for former, form in targets:
             table = self._known(form.space, control)
-            if former.space in spaces and table.awaits(form) is None and not table.is_settled(form):
+            if former.space in spaces and table.pending_source_version(form) is None and not table.is_settled(form):
                 table.await_rows(form, self._known(former.space, control).version)
         taken = {}
         for former, form in targets:
             table = self._known(form.space, control)
             if not table.is_settled(form):
                 is_known = former.space in spaces
-                base = self._known(former.space, control).base(table.awaits(form)) if is_known else table.base()
+                base = self._known(former.space, control).base(table.pending_source_version(form)) if is_known else table.base()
                 assert base is not None
                 # The rows of a space that the job doesn't read are unknown.
                 rows = base if is_known else Base(base.rows.limit(0), base.form)
                 taken[form.point] = self._brought_over(rows, former, form)
         for _, form in targets:
             if form.point in taken:
-                self._known(form.space, control).settle(taken[form.point], form, form)
+                self._known(form.space, control).apply_form_change(taken[form.point], form, form)
         filled = {form.space for _, form in targets}
         for former, form in sources:
             source = self._known(former.space, control)
             if former.space in filled:
-                source.settle(None, source.form, form)
+                source.apply_form_change(None, source.form, form)
             else:
                 base = source.base()
                 assert base is not None
-                source.settle(base.rows.limit(0), source.form, form)
+                source.apply_form_change(base.rows.limit(0), source.form, form)
         for space in spaces:
             self._spaces[space].counted = None
 

@@ -54,7 +54,7 @@ class Seqs:
         return self.after + self.present.bit_length()
 
 
-class Behind:
+class EventsAfterMark:
     """Bitmaps of the events seen so far after the watermark, by space. New events are added, so no event is read twice."""
 
     def __init__(self) -> None:
@@ -75,7 +75,7 @@ class Behind:
             buckets[bucket] = (known[0] | found[0], known[1] | found[1], known[2] | found[2])
         return seqs(max(mark, seq_before(buckets)), buckets)
 
-    def pass_by(self, mark: int, up_to: int) -> dict[str, int]:
+    def count_and_drop(self, mark: int, up_to: int) -> dict[str, int]:
         """Return each space's number of events after the watermark `mark` and up to the new one, `up_to`.
 
         Buckets that end at or before the new watermark are dropped.

@@ -78,7 +78,7 @@ def test_no_reader_sees_half_a_transfer(
     send_transfers(topics, chance, count)
     ends = {place: len(log) for place, log in topics.messages.items() if not place[0].endswith("schema")}
     # Merges run in a thread of their own, of few changes or many, while others read.
-    often = {"interval_seconds": interval_seconds, "share": 0.5, "least": 1}
+    often = {"interval_seconds": interval_seconds, "share": 0.5, "min_unmerged": 1}
     sink = CurrentSink(spark, TOPICS, str(tmp_path), topics, is_background=True, **often)  # type: ignore[arg-type]
     done, marks, is_torn = dict.fromkeys(ends, 0), [0], False
     batch = 0

@@ -55,7 +55,7 @@ class Job:
         sink, self._sink = self._sink, None
         if sink is None or options:
             # A few changes are enough to be merged.
-            sink = CurrentSink(self.session, TOPICS, str(self.path), self.topics, **{"share": 0.2, "least": 1, **options})
+            sink = CurrentSink(self.session, TOPICS, str(self.path), self.topics, **{"share": 0.2, "min_unmerged": 1, **options})
         sink.write(records, self.batch, "query")
         self._sink = sink if self.batch % 2 and not options else None
 

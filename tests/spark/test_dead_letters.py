@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 from spark_jobs import run
 from spark_jobs.changelog import ChangelogSink
 from spark_jobs.dead_letters import DeadLetterTable
-from spark_jobs.envelope import sorted_out
-from spark_jobs.errors import JobError, sentence
+from spark_jobs.envelope import with_fault_column
+from spark_jobs.errors import JobError, operator_message
 from spark_jobs.job import REFUSED_SCHEMA, FailAtOnce
 from tests.spark.messages import FakeTopics, Message, put, schema, snapshot
 
@@ -31,7 +31,7 @@ def test_a_record_that_is_no_event_is_kept_and_the_rest_is_written(spark: SparkS
 
     with pytest.raises((PySparkException, Py4JJavaError)) as raised:
         run.feed(ChangelogSink(spark, table, "shop"), batch, 0, "query", [])
-    assert "holds something that is no change event: " in sentence(raised.value)
+    assert "holds something that is no change event: " in operator_message(raised.value)
 
     for query in ("query", "query", "after the checkpoint was lost"):
         sink = ChangelogSink(spark, table, "shop")
@@ -50,7 +50,7 @@ def test_a_record_that_is_no_event_is_kept_and_the_rest_is_written(spark: SparkS
 
 def test_control_records_are_no_dead_letters(spark: SparkSession) -> None:
     records = FakeTopics(spark).send(schema(0), snapshot("STARTED", 1), BAD)
-    found = sorted_out(records, ["shop.schema", "shop.snapshot"]).where("sentence is not null").collect()
+    found = with_fault_column(records, ["shop.schema", "shop.snapshot"]).where("sentence is not null").collect()
     assert [row["topic"] for row in found] == ["shop.users"]
 
 

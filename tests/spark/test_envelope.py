@@ -9,7 +9,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs.envelope import CONTROL, parse
-from spark_jobs.errors import sentence
+from spark_jobs.errors import operator_message
 from tests.spark.messages import GOLDEN, FakeTopics, Message, event, golden, put, truncate
 
 pytestmark = pytest.mark.spark
@@ -107,7 +107,9 @@ def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession, valu
         read(spark, put("c", {"id": 3}, 1), bad)
     partition = sum(b'{"id":1}') % 2
     offset = 1 if sum(b'{"id":3}') % 2 == partition else 0
-    assert sentence(raised.value).startswith(f"topic shop.users, partition {partition}, offset {offset} holds something that")
+    assert operator_message(raised.value).startswith(
+        f"topic shop.users, partition {partition}, offset {offset} holds something that"
+    )
 
 
 def test_a_change_without_a_key_is_refused(spark: SparkSession) -> None:

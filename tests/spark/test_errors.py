@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.errors import JobError, sentence
+from spark_jobs.errors import JobError, operator_message
 
 STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted. SQLSTATE: XXKST\n=== Query ===\n{}\n"
 
@@ -30,14 +30,14 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
     ],
 )
 def test_an_error_is_told_with_what_it_means(text: str, meaning: str) -> None:
-    told = sentence(RuntimeError(STREAM.format(text)))
+    told = operator_message(RuntimeError(STREAM.format(text)))
     assert told.startswith(meaning)
     assert told.endswith(f"({text.removeprefix('Caused by: ')})")
     assert "\n" not in told
 
 
 def test_what_kafka_no_longer_has_is_named() -> None:
-    told = sentence(
+    told = operator_message(
         RuntimeError(
             STREAM.format(
                 "Some data may have been lost because they are not available in Kafka any more;\n"
@@ -53,10 +53,10 @@ def test_what_kafka_no_longer_has_is_named() -> None:
 
 
 def test_a_jobs_own_sentence_comes_first() -> None:
-    assert sentence(JobError("No space left on device, it says.")) == "No space left on device, it says."
+    assert operator_message(JobError("No space left on device, it says.")) == "No space left on device, it says."
     inside = "  File x\nspark_jobs.errors.JobError: The form is gone. Take a snapshot.\n at java\nCaused by: HiveException"
-    assert sentence(RuntimeError(inside)) == "The form is gone. Take a snapshot."
+    assert operator_message(RuntimeError(inside)) == "The form is gone. Take a snapshot."
 
 
 def test_what_is_not_known_is_shown_whole() -> None:
-    assert sentence(RuntimeError("something\nelse")) == "something\nelse"
+    assert operator_message(RuntimeError("something\nelse")) == "something\nelse"

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from spark_jobs import run
 from spark_jobs.envelope import parse
-from spark_jobs.errors import sentence
+from spark_jobs.errors import operator_message
 from spark_jobs.history.intervals import versions
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.history.store import History
@@ -136,7 +136,7 @@ def test_a_change_without_its_row_is_refused(spark: SparkSession) -> None:
     changes = parse(FakeTopics(spark).send(update(1, [{"op": "=", "field": "name", "value": "x"}], 1)))
     with pytest.raises(PySparkException) as raised:
         versions(changes).collect()
-    assert sentence(raised.value).startswith("Seq 1 of users has an UPDATE without its row")
+    assert operator_message(raised.value).startswith("Seq 1 of users has an UPDATE without its row")
 
 
 def test_a_space_and_fields_that_are_called_as_what_a_history_has_itself(spark: SparkSession, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_jobs.lake.watermark import Behind, Seqs, advance, covers, seq_before, seqs
+from spark_jobs.lake.watermark import EventsAfterMark, Seqs, advance, covers, seq_before, seqs
 
 BUCKET = 32768
 
@@ -109,16 +109,16 @@ def test_what_is_behind_is_gathered_from_batches_and_counted_when_it_is_passed()
     def bitmap(*seqs: int) -> bytes:
         return sum(1 << (seq - 1) % BUCKET for seq in seqs).to_bytes(BUCKET // 8, "little")
 
-    behind = Behind()
+    behind = EventsAfterMark()
     behind.add("users", 1, bitmap(3, 5), bitmap(3), bitmap())
     behind.add("orders", 1, bitmap(4), bitmap(4), bitmap(4))
     behind.add("users", 1, bitmap(5, 6), bitmap(6), bitmap())
     behind.add("users", 2, bitmap(BUCKET + 1), bitmap(), bitmap())
     assert behind.seqs(2) == Seqs(2, 0b1111 | 1 << (BUCKET - 2), 0b1011, 0b10)
-    assert behind.pass_by(2, 5) == {"users": 2, "orders": 1}
-    assert behind.pass_by(5, 5) == {}
+    assert behind.count_and_drop(2, 5) == {"users": 2, "orders": 1}
+    assert behind.count_and_drop(5, 5) == {}
     assert behind.seqs(5) == Seqs(5, 0b1 | 1 << (BUCKET - 5), 0b1, 0)
-    assert behind.pass_by(5, BUCKET + 1) == {"users": 2}
+    assert behind.count_and_drop(5, BUCKET + 1) == {"users": 2}
     behind.add("users", 9, bitmap(8 * BUCKET + 1), bitmap(8 * BUCKET + 1), bitmap())
     assert behind.seqs(BUCKET + 1).last == 8 * BUCKET + 1
 
