@@ -41,8 +41,8 @@ The daemon commits or aborts the filler transaction by these rules:
 
 Topics with the daemon's prefix may belong to others: the topics of a daemon `shop.eu` begin with `shop.` too, and anybody may
 write to them. The names of the daemon's spaces can't tell which topics are its own, as a hanging event may be the first one of a
-new space. Therefore the hanging messages tell: a partition is this daemon's if it belongs to one of the daemon's control topics,
-or if it contains a hanging event of this daemon.
+new space. Therefore the hanging messages decide: a partition is this daemon's if it belongs to one of its control topics, or if
+it contains a hanging event of this daemon.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience
 def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
     """Return the highest `seq` of the last events that one daemon wrote to the partitions with these ends; 0 if there are none.
 
-    Only events with `source.name` equal to `name` count. The `consumer` must be read_committed, and is closed. Raises
-    ConnectionLostError.
+    Only events with `source.name` equal to `name` count. The `consumer` must be read_committed and report the ends of
+    partitions (`enable.partition.eof`); it is closed. Raises ConnectionLostError.
     """
     starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
     return max((seq for _, seq in _events(consumer, name, starts)), default=0)
@@ -113,7 +113,7 @@ def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
 def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
     """Return the highest `seq` of the daemon's hanging events from these offsets on; 0 if there are none.
 
-    The `consumer` must be read_uncommitted, and is closed. Raises ConnectionLostError.
+    The `consumer` must be read_uncommitted and report the ends of partitions; it is closed. Raises ConnectionLostError.
     """
     return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 

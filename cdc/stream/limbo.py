@@ -9,9 +9,9 @@ The master relays a row of a synchronous transaction before a quorum has it. A l
 
 The master's version determines what makes a transaction synchronous. From 2.8 on, flags of its last row do: WAIT_ACK means that
 it is synchronous, WAIT_SYNC that it waits. Before 2.8, rows have no such flags, and a transaction is synchronous if it touches a
-space with the `is_sync` option. That option counts as of when the transaction was written, which may be ahead of the schema at
-which rows are decoded, because DDL waits here like everything else. The waiting `_space` rows are folded here for this reason
-alone.
+space with the `is_sync` option. The option's value at the time of writing decides. The schema at which rows are decoded may be
+older than that, because DDL waits here like everything else. This is the only reason why this module folds the waiting `_space`
+rows.
 
 A server that knows the flags may send rows without them, which it wrote before its upgrade. So the spaces' option always counts.
 
@@ -28,12 +28,13 @@ in front of it decide when it is released or dropped.
     PROMOTE N     confirms up to N and rolls back the rest, for the former owner; DEMOTE does the same
 
 The master has one limbo with one owner. Here every origin has a queue: the log of an instance that rejoins may contain rows that
-another leader's PROMOTE has undone, and all other logs have that PROMOTE further back. The next change of ownership drops those
+another leader's PROMOTE has undone; in all other logs that PROMOTE comes earlier. The next change of ownership drops those
 rows, too.
 
 A queue holds back the position of its own origin alone, before the queue's head. When the queue becomes empty, the origin's
-position jumps over the dropped transactions and over the control rows. This module ignores what the rows contain, and terms and
-elections: the master accepted every row that its own log holds.
+position jumps over the dropped transactions and over the control rows. Of the rows' contents, this module reads
+only control rows, spaces' ids and rows of `_space`. It ignores terms and elections: the master accepted every row that its own
+log holds.
 
 Sources: src/box/txn_limbo_queue.c (apply_confirm, apply_rollback, transfer_ownership), txn.c (txn_journal_entry_new:
 is_fully_nop), applier.cc (applier_synchro_filter_tx, apply_plain_tx), and for the absence of flags before 2.8 the captures.
