@@ -93,7 +93,9 @@ def _member_line(member: dict[str, Any]) -> str:
     if member["vclock"] is not None:
         age = f" {member['age_seconds']:.0f} s ago" if member["age_seconds"] is not None else ""
         parts.append(f"{member['version']}, {'read-only' if member['read_only'] else 'writable'}, uuid {member['uuid']}")
-        parts.append(f"{age.strip()} at {_vclock(member['vclock'])}, {member['lag_rows']} rows behind the first".strip())
+        parts.append(
+            f"{age.strip()} at {_vclock(member['vclock'])}, {member['lag_rows']} rows behind the most advanced member".strip()
+        )
         if not member["gc_vclock"]:
             parts.append("all logs are kept")
         else:

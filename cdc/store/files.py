@@ -333,7 +333,16 @@ def translate_lmdb_errors(path: Path) -> Iterator[None]:
             raise StateError(
                 f"the state store {path} couldn't be written, there is no room left on its disk", _MAKE_ROOM
             ) from error
-        raise StateError(f"the state store {path} can't be used: {error}", _hint(error)) from error
+        raise StateError(f"the state store {path} can't be used: {_reason(error)}", _hint(error)) from error
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong, in words instead of the system's error number."""
+    if not isinstance(error, OSError) or error.filename is None:
+        return str(error)
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return f"{error.filename} is a file, or lies below one"
+    return f"{error.filename}: {error.strerror}"
 
 
 def _is_full(path: Path, error: Exception) -> bool:

@@ -28,7 +28,7 @@ def shown() -> dict[str, Any]:
 def test_it_lists_the_members(shown: dict[str, Any]) -> None:
     lines = [line for line in readable(shown).splitlines() if line.startswith("member ")]
     assert [line.split()[1:3] for line in lines] == [["a:3301", "following;"], ["b:3301", "gap;"], ["c:3301", "unreachable;"]]
-    assert "at {1: 20, 2: 5}, 0 rows behind the first; logs from {1: 10}; 12 rows before" in lines[0]
+    assert "at {1: 20, 2: 5}, 0 rows behind the most advanced member; logs from {1: 10}; 12 rows before" in lines[0]
     assert "a gap of 2 rows" in lines[1]
     assert "can't connect" in lines[2]
 

@@ -577,3 +577,16 @@ def test_a_reader_that_was_killed_holds_nothing(tmp_path: Path) -> None:
     store.write([(b"\0\0\2\1a", b"\x91\x02")], [])
     assert other not in store._environment.readers()
     store.close()
+
+
+@pytest.mark.parametrize("below", ["file", "file/below"])
+def test_a_path_that_is_a_file_is_reported_without_the_systems_error_number(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(StateError, match=rf"can't be used: {file}.* is a file, or lies below one\. Give state\.path a directory"):
+        StateStore(tmp_path / below)
+
+
+def test_a_directory_that_can_not_be_created_is_reported_with_the_systems_words() -> None:
+    with pytest.raises(StateError, match=r"can't be used: /proc/nope[^:]*: No such file or directory\. Give state\.path"):
+        StateStore(Path("/proc/nope/state"))
