@@ -46,9 +46,9 @@ check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
 	$(PYTHON_PATH)
 
-# Five processes, as most tests wait for their servers most of the time.
+# Four processes, as most tests wait for their servers most of the time.
 test: setup lint check-native
-	$(PYTEST) -m 'not soak' --numprocesses=5 --budget=0.25 --durations=40
+	$(PYTEST) -m 'not soak' --numprocesses=4 --budget=0.25 --durations=40
 	$(PYTHON_PATH)
 
 # Checks of the compiled row path. Some systems' cargo packages lack clippy or rustfmt; a missing tool is skipped. With the profile

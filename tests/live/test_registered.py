@@ -224,9 +224,9 @@ def test_read_only_server_is_waited_out_and_synchronous_transaction_gets_no_help
     scene.daemon.settings["source"]["ack_interval_ms"] = 100
     scene.daemon.start()
     scene.daemon.wait_until(
-        "it waits", lambda status: all(word in (status["error"] or "") for word in ("read-only", "leader in source.uris"))
+        "it waits", lambda status: all(word in (status["error"] or "") for word in ("read-only", "leader to source.uris"))
     )
-    assert "leader in source.uris" in scene.daemon.run.log_text()
+    assert "leader to source.uris" in scene.daemon.run.log_text()
     scene.tarantool.eval("box.cfg{read_only = false}")
     scene.catch_up()
     insert = "return pcall(box.space.sure.insert, box.space.sure, {...})"

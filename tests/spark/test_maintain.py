@@ -38,7 +38,7 @@ def test_tables_are_compacted_and_old_files_and_events_go(
 
     tables.set_properties(spark, users, {"delta.deletedFileRetentionDuration": "interval 0 hours"})
     assert run.main(["maintain", "--path", users, "--vacuum-hours", "0"]) == 0
-    assert capsys.readouterr().out.endswith("; vacuumed what is older than 0 hours\n")
+    assert capsys.readouterr().out.endswith("; vacuumed files older than 0 hours\n")
     assert len(list(Path(users).glob("*.parquet"))) == 1
     assert sorted(row["id"] for row in tables.read(spark, users).collect()) == [0, 1, 2]
 

@@ -105,6 +105,6 @@ def test_a_kafka_that_does_not_answer_is_told_without_its_secrets(tmp_path: Path
         given = [word for setting in options.items() for word in ("--kafka-option", "=".join(setting))]
         assert run.main(["changelog", *where, *places, *given]) == 1
     shown = capsys.readouterr().err
-    assert f"changelog: no connection to --bootstrap-servers from here ({where[1]}: Connection refused). " in shown
+    assert f"changelog: no connection to --bootstrap-servers from this host ({where[1]}: Connection refused). " in shown
     assert "changelog: Kafka doesn't answer at --bootstrap-servers. " in shown
     assert "hunter2" not in shown
