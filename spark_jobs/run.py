@@ -114,13 +114,13 @@ def feed(sink: Sink, records: DataFrame, batch: int, query: str, control: Sequen
             raise
         # Persisted, for two reasons: the records are read only once; and Spark would otherwise combine the sink's query with the
         # expressions of `with_fault_column` into one query, and plan that for half a minute, however few records there are.
-        sorted_records = with_fault_column(records, control).persist(StorageLevel.MEMORY_AND_DISK)
+        checked_records = with_fault_column(records, control).persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            if not sink.dead_letters.take(sorted_records.where("sentence is not null")):
+            if not sink.dead_letters.take(checked_records.where("sentence is not null")):
                 raise
-            sink.write(sorted_records.where("sentence is null").drop("sentence"), batch, query)
+            sink.write(checked_records.where("sentence is null").drop("sentence"), batch, query)
         finally:
-            sorted_records.unpersist()
+            checked_records.unpersist()
 
 
 def _sink(session: SparkSession, job: Job, topics: Topics, options: argparse.Namespace) -> Sink:

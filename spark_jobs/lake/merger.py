@@ -170,15 +170,17 @@ class Merger:
         """Raise the watermark, and return whether all topics have been read to their ends."""
         found = self._behind.seqs(self._mark)
         is_quiet = evidence is not None and evidence.is_all
-        # Control records also contain seqs of events in topics that the job doesn't read.
-        known = max(found.last, evidence.control.last_seq, self._taken_over) if evidence is not None and is_quiet else -1
+        complete_up_to = -1
+        if evidence is not None and is_quiet:
+            # Control records also contain seqs of events in topics that the job doesn't read.
+            complete_up_to = max(found.last, evidence.control.last_seq, self._taken_over)
         if evidence is not None and not is_quiet:
             if self._candidate is not None and covers(evidence.read, self._candidate[1]):
-                known, self._candidate = self._candidate[0], None
+                complete_up_to, self._candidate = self._candidate[0], None
             self._candidate = self._candidate or (found.last, evidence.ends)
         completed = [ended.seq for ended in control.completed]
-        if found.after == self._mark or known >= found.after:
-            mark = advance(found, completed, known, is_all=is_quiet)
+        if found.after == self._mark or complete_up_to >= found.after:
+            mark = advance(found, completed, complete_up_to, is_all=is_quiet)
             # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.
             self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
         return is_quiet
