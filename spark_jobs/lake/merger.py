@@ -32,7 +32,7 @@ from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
 from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.positions import Positions
-from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers
+from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, last_end
 from spark_jobs.source import Topics
 from spark_jobs.transforms import rekey, typed
 
@@ -113,6 +113,8 @@ class Merger:
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
     _taken_over: int = -1
+    _ends: dict[int, int] = field(default_factory=dict)
+    """The last watermark at or before each change of name or primary key that this step has reached, by the change's seq."""
     _candidate: tuple[int, Ends] | None = None
     _looked_at: Evidence | None = None
 
@@ -161,10 +163,14 @@ class Merger:
         since, is_quiet = self._mark, self._advance(control, evidence)
         self._count_unmerged(events, control, since)
         self._settled = self._settle(control, is_quiet=is_quiet)
-        if self._settled > max(self._published, self._taken_over - 1):
-            self.lake.publish(self._settled)
-            self._published = self._settled
+        self._publish(self._settled)
         return True
+
+    def _publish(self, mark: int) -> None:
+        """Publish a watermark, unless a later one is published."""
+        if mark > max(self._published, self._taken_over - 1):
+            self.lake.publish(mark)
+            self._published = mark
 
     def _advance(self, control: Control, evidence: Evidence | None) -> bool:
         """Raise the watermark, and return whether all topics have been read to their ends."""
@@ -183,6 +189,8 @@ class Merger:
             mark = advance(found, completed, complete_up_to, is_all=is_quiet)
             # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.
             self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
+        passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
+        self._ends = {seq: last_end(found, completed, seq) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
 
     def _count_unmerged(self, events: DataFrame, control: Control, since: int) -> None:
@@ -283,6 +291,8 @@ class Merger:
             # The truncation that belongs to a new primary key comes directly after the change.
             if seq > self._mark or (seq == self._mark and not is_quiet):
                 return min(seq, self._mark)
+            # Such a change can take many seconds. What precedes it is consistent already.
+            self._publish(self._ends.get(seq, -1))
             # All changes of this moment together, even if an earlier run has applied one of them: only together they show which
             # rows went to which table.
             self._carry_out(changes, control)

@@ -139,9 +139,26 @@ def advance(found: Seqs, completed: Sequence[int], complete_up_to: int, *, is_al
         known = complete_up_to - found.after
         rest = found.present >> known
         run = max(run, known + (~rest & (rest + 1)).bit_length() - 1)
-    # A transaction ends where the next event begins one. The last event counts as an end only if nothing follows it.
+    # The last event counts as an end only if nothing follows it.
     is_tail = is_all and run >= found.last - found.after
-    end = run if is_tail else _last_bit(found.begins, run)
+    return _end(found, completed, run if is_tail else _last_bit(found.begins, run))
+
+
+def last_end(found: Seqs, completed: Sequence[int], up_to: int) -> int:
+    """Return the last watermark at or before the seq `up_to`; `found.after` if there is none.
+
+    All events up to `up_to` must be present. `completed` is that of `advance`.
+    """
+    # The event after `up_to` shows whether a transaction ends there.
+    end = _last_bit(found.begins, max(up_to - found.after + 1, 0))
+    return _end(found, [seq for seq in completed if seq <= up_to], end)
+
+
+def _end(found: Seqs, completed: Sequence[int], end: int) -> int:
+    """Return the seq at the place `end`, or the one before a snapshot that isn't completed there.
+
+    A transaction ends where the next event begins one.
+    """
     closed = max((seq for seq in completed if seq <= found.after + end), default=0) - found.after
     open_rows = _first_bits(found.from_snapshot >> max(closed, 0), max(end - max(closed, 0), 0))
     if open_rows:

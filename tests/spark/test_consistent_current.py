@@ -120,3 +120,30 @@ def test_a_snapshot_is_seen_whole_or_not_at_all(spark: SparkSession, tmp_path: P
     assert read_current(spark, f"{tmp_path}/users").count() == 3
     assert take(1, put("r", {"id": 4}, 4), snapshot("COMPLETED", 4)) == 4
     assert take(2, put("c", {"id": 5}, 5)) == 5
+
+
+def test_the_watermark_moves_from_one_renaming_to_the_next(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = FakeTopics(spark)
+    # Each renaming comes after two transactions. The second one lies inside a transaction: its row 5 has the former name.
+    names = ("first", "first", "second", "second", "second", "third", "third")
+    places = ((1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (5, 2), (7, 1))
+    rows = (
+        put("c", {"id": seq}, seq, space=name, place=place)
+        for seq, (name, place) in enumerate(zip(names, places, strict=True), 1)
+    )
+    forms = (schema(0, space="first"), schema(2, space="second", version=2), schema(5, space="third", version=3))
+    shown: list[tuple[int, dict[str, int]]] = []
+    publish = Lake.publish
+
+    def publish_and_read(lake: Lake, mark: int) -> None:
+        publish(lake, mark)
+        found = {name: read_current(spark, f"{tmp_path}/{name}", mark).count() for name in set(names)}
+        shown.append((mark, {name: count for name, count in found.items() if count}))
+
+    monkeypatch.setattr(Lake, "publish", publish_and_read)
+    records = topics.send(*forms, *rows)
+    topics.took(records)
+    CurrentSink(spark, TOPICS, str(tmp_path), topics).write(records, 0, "query")
+    assert shown == [(2, {"first": 2}), (4, {"second": 4}), (7, {"third": 7})]

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_jobs.lake.watermark import EventsAfterMark, Seqs, advance, covers, seq_before, seqs
+from spark_jobs.lake.watermark import EventsAfterMark, Seqs, advance, covers, last_end, seq_before, seqs
 
 BUCKET = 32768
 
@@ -72,6 +72,14 @@ def test_a_snapshot_is_one_unit() -> None:
     assert advance(found(0, present), [7], 8, is_all=True) == 8
     assert advance(found(0, present), [7], -1, is_all=False) == 7
     assert advance(found(3, whole("b-ssb", 3)), [3], -1, is_all=False) == 5
+
+
+def test_the_last_end_before_a_change_of_name_is_that_of_a_transaction_or_snapshot() -> None:
+    present = found(10, whole("b-b--b", 10))  # transactions end at 12, 15 and 16 or later
+    assert [last_end(present, [], seq) for seq in range(10, 17)] == [10, 10, 12, 12, 12, 15, 15]
+    # The change came after the snapshot's first row: what precedes the snapshot is shown, or the whole of it.
+    present = found(0, whole("b-sssb"))
+    assert [last_end(present, [5], seq) for seq in range(1, 7)] == [0, 2, 2, 2, 5, 5]
 
 
 @pytest.mark.parametrize("seed", range(20))
