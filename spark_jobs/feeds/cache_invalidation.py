@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
 from pyspark import StorageLevel
@@ -21,17 +21,19 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs import control_topics, json_text
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
-from spark_jobs.feeds import records
 from spark_jobs.feeds.bulk import Place, Refused, where
 from spark_jobs.feeds.caches import Address
-from spark_jobs.feeds.keys import DEFAULT, Template, stale_keys
-from spark_jobs.forms import Forms
+from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
+from spark_jobs.feeds.records import give_up
+from spark_jobs.forms import Forms, Version
 from spark_jobs.job import Job, Sink
 from spark_jobs.options import secret
 from spark_jobs.source import Topics
 
 _CHUNK: Final = 2000
-_OUT_SCHEMA: Final = "key string, value string, report string"
+_SKIP: Final = "--on-error dead-letter skips it"
+_FOUND_SCHEMA: Final = "key string, value string, report string"
+"""Schema of the records for the topic, followed by each worker's report."""
 
 
 class CacheInvalidation(Job):
@@ -97,16 +99,26 @@ class Stale(NamedTuple):
     seq: int
 
 
+class Trouble(NamedTuple):
+    """Why a change doesn't tell which keys it makes stale."""
+
+    sentence: str
+
+
 @dataclass(frozen=True)
 class Plan:
-    """Data that the workers need: templates by space, and forms' field names by space_id and schema_version."""
+    """Data that the workers need: templates by space, and forms' field names by space_id and schema_version, in order."""
 
     templates: Mapping[str, Template]
-    names: Mapping[tuple[int, int], frozenset[str]]
+    names: Mapping[Version, tuple[str, ...]]
 
     def template(self, space: str) -> Template:
         """Return the template of a space."""
         return self.templates.get(space) or Template.parsed(DEFAULT).of(space)
+
+    def forms(self, space_id: int) -> list[tuple[str, ...]]:
+        """Return the field names of all forms of a space, in order."""
+        return [names for (owner, _), names in sorted(self.names.items()) if owner == space_id]
 
 
 @dataclass
@@ -115,7 +127,7 @@ class Report:
 
     refused: list[Refused] = field(default_factory=list)
     truncated: dict[str, int] = field(default_factory=dict)
-    unknown: set[tuple[int, int]] = field(default_factory=set)
+    unknown: set[Version] = field(default_factory=set)
     """Forms that the plan lacks; if there are any, the batch isn't complete."""
     has_control: bool = False
 
@@ -151,61 +163,62 @@ class InvalidationSink(Sink):
         if self._topic is None:
             address.connect().close()
 
-    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
+    def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
         """See `Sink.write`."""
         snapshots = self._topics.control("snapshot")
         has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
-        changes = parse(records_, source_fields=(), control=[snapshots]).select(
+        changes = parse(records, source_fields=(), control=[snapshots]).select(
             "op",
             "key",
             F.when(has_row, F.col("before")),
             F.when(has_row, F.col("after")),
             *("source.table", "source.space_id", "source.schema_version", "source.seq", "topic", "partition", "offset"),
         )
-        report = self._done(changes)
+        report = self._invalidated(changes)
         if report.unknown:
             self._reload_forms(report.unknown)
-            report = self._done(changes)
+            report = self._invalidated(changes)
         if report.has_control:
-            told = control_topics.values(records_.where(F.col("topic") == snapshots))
-            swept = control_topics.swept(told, snapshots, "space")
+            ended = control_topics.values(records.where(F.col("topic") == snapshots))
+            swept = control_topics.swept(ended, snapshots, "space")
             for space in self._topics.chosen(self._session, swept):
                 if swept[space] > 0:
                     report.truncated[space] = max(swept[space], report.truncated.get(space, -1))
         if report.truncated:
             self._empty(report.truncated)
-        records.give_up(self.dead_letters, self._session, records_, report.refused)
+        give_up(self.dead_letters, self._session, records, report.refused)
 
-    def _done(self, changes: DataFrame) -> Report:
+    def _invalidated(self, changes: DataFrame) -> Report:
+        """Let the workers invalidate the keys of a batch, and return their merged report."""
         whole = Report()
         if self._topic is None:
-            for report in changes.rdd.mapPartitions(_Worker(self._address, self._plan)).collect():
+            for report in changes.rdd.mapPartitions(_CacheWorker(self._address, self._plan)).collect():
                 whole.merge(report)
             return whole
-        told = self._session.createDataFrame(changes.rdd.mapPartitions(_Teller(self._plan)), _OUT_SCHEMA)
-        told = told.persist(StorageLevel.MEMORY_AND_DISK)
+        found = self._session.createDataFrame(changes.rdd.mapPartitions(_TopicWorker(self._plan)), _FOUND_SCHEMA)
+        found = found.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self._send(told.where("report is null"))
-            for row in told.where("report is not null").collect():
+            self._send(found.where("report is null"))
+            for row in found.where("report is not null").collect():
                 whole.merge(_report_of(row["report"]))
         finally:
-            told.unpersist()
+            found.unpersist()
         return whole
 
-    def _send(self, told: DataFrame) -> None:
+    def _send(self, found: DataFrame) -> None:
         """Write to the topic, with the Kafka options that the job reads with."""
         options = {name: value for name, value in self._topics.kafka_options.items() if name.startswith("kafka.")}
         servers = urlsplit(self._address.url).netloc
-        writer = told.select("key", "value").write.format("kafka").options(**options)
+        writer = found.select("key", "value").write.format("kafka").options(**options)
         writer.option("kafka.bootstrap.servers", servers).option("topic", self._topic).save()
 
     def _empty(self, truncated: Mapping[str, int]) -> None:
         if self._topic is not None:
-            told = [
+            found = [
                 (None, _invalidation_record(Stale(self._plan.template(space).glob, space, "t", seq)), None)
                 for space, seq in truncated.items()
             ]
-            self._send(self._session.createDataFrame(told, _OUT_SCHEMA))
+            self._send(self._session.createDataFrame(found, _FOUND_SCHEMA))
             return
         cache = self._address.connect()
         try:
@@ -214,12 +227,12 @@ class InvalidationSink(Sink):
         finally:
             cache.close()
 
-    def _reload_forms(self, wanted: Iterable[tuple[int, int]]) -> None:
+    def _reload_forms(self, wanted: Iterable[Version]) -> None:
         """Read the field names of forms. Raises JobError if the schema topic lacks a wanted form."""
         topic = self._topics.control("schema")
         forms = Forms(topic, control_topics.values(self._read_topic(topic)))
         found = {
-            (form.space_id, form.schema_version): frozenset(one.name for one in form.fields)
+            (form.space_id, form.schema_version): tuple(one.name for one in form.fields)
             for history in forms.histories()
             for form in history
         }
@@ -236,10 +249,11 @@ class Invalidations:
         self._changes = changes
         self._plan = plan
         self._report = report
+        self._places: dict[Version, Mapping[str, int | None]] = {}
 
     def __iter__(self) -> Iterator[Stale]:
         """Yield stale keys in the order of the changes, up to the first change with an unknown form."""
-        report, names = self._report, self._plan.names
+        report = self._report
         templates: dict[str, Template] = {}
         for op, key, before, after, space, space_id, form, seq, *place in self._changes:
             if op == CONTROL:
@@ -251,21 +265,48 @@ class Invalidations:
             template = templates.get(space)
             if template is None:
                 template = templates[space] = self._plan.template(space)
-            trouble, found = None, set[str]()
-            try:
-                lacking = template.lacks(json_text.parse(key)) if template.may_need_rows else None
-                if lacking and (space_id, form) not in names:
-                    report.unknown.add((space_id, form))
-                    return
-                trouble = _trouble(template, lacking, names[space_id, form], op, before) if lacking else None
-                found = stale_keys(template, key, before, after) if trouble is None else found
-            except (ValueError, TypeError, AttributeError):
-                # Spark has looked at neither the record's key nor, closely, at its rows.
-                trouble = f"the change's key {key[:200]!r}, or a row of it, isn't a JSON object. --on-error dead-letter skips it"
-            if trouble is not None:
-                report.refused.append(Refused(Place(*place), f"{where(Place(*place))}: {trouble}"))
+            found: set[str] | Trouble
+            members = _members(key)
+            if members is None:
+                found = Trouble(f"the record's key {key[:200]!r} isn't JSON. {_SKIP}")
+            elif not (template.may_need_rows and template.lacks(members)):
+                found = stale_keys(template, members)
+            elif (space_id, form) not in self._plan.names:
+                report.unknown.add((space_id, form))
+                return
+            else:
+                found = self._keys_of_rows(template, members, (space_id, form), op, before, after)
+            if isinstance(found, Trouble):
+                report.refused.append(Refused(Place(*place), f"{where(Place(*place))}: {found.sentence}"))
+                continue
             for stale in found:
                 yield Stale(stale, space, op, seq)
+
+    def _keys_of_rows(
+        self, template: Template, key: Mapping[str, Any], version: Version, op: str, before: str | None, after: str | None
+    ) -> set[str] | Trouble:
+        """Return the keys of a change whose primary key lacks fields of the template."""
+        if version not in self._places:
+            self._places[version] = places(template.lacks({}), self._plan.names[version], self._plan.forms(version[0]))
+        renamed = {name: place for name, place in self._places[version].items() if place is not None}
+        if len(renamed) < len(self._places[version]):
+            strange = next(name for name in self._places[version] if name not in renamed)
+            return Trouble(
+                f"the template {template.text!r} names {strange!r}, which no form of the space has; its fields are"
+                f" {', '.join(self._plan.forms(version[0])[-1])}. Name one of these in --key"
+            )
+        if op in ("u", "d") and before is None:
+            return Trouble(
+                f"the template {template.text!r} names {template.lacks(key)[0]!r}, which isn't in the key, and the event has no "
+                'row before. Give the space images (state.images = "full"), or name fields of the key alone in --key'
+            )
+        rows = []
+        for text in (before, after):
+            row = {} if text is None else _members(text)
+            if row is None:
+                return Trouble(f"a row of the change isn't JSON: {str(text)[:200]}. {_SKIP}")
+            rows.append(with_names(row, renamed))
+        return stale_keys(template, key, rows)
 
 
 def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:
@@ -282,7 +323,7 @@ def chunks(found: Iterable[Stale]) -> Iterator[list[Stale]]:
         yield list(chunk.values())
 
 
-class _Worker:
+class _CacheWorker:
     """Function that Spark's workers run on a partition's changes to invalidate them in the cache."""
 
     def __init__(self, address: Address, plan: Plan) -> None:
@@ -306,7 +347,7 @@ class _Worker:
         yield report
 
 
-class _Teller:
+class _TopicWorker:
     """Function that Spark's workers run on a partition's changes to make records for the topic."""
 
     def __init__(self, plan: Plan) -> None:
@@ -340,20 +381,13 @@ def _report_of(text: str) -> Report:
     )
 
 
-def _trouble(template: Template, lacking: list[str], names: frozenset[str], op: str, before: str | None) -> str | None:
-    """Return why the keys of the template can't be made from a change, or None if they can."""
-    strange = [name for name in lacking if name not in names]
-    if strange:
-        return (
-            f"the template {template.text!r} names {strange[0]!r}, which the space doesn't have at this schema_version; its "
-            f"fields are {', '.join(sorted(names))}. Name one of these in --key"
-        )
-    if op in ("u", "d") and before is None:
-        return (
-            f"the template {template.text!r} names {lacking[0]!r}, which isn't in the key, and the event has no row before. Give "
-            'the space images (state.images = "full"), or name fields of the key alone in --key'
-        )
-    return None
+def _members(text: str) -> dict[str, Any] | None:
+    """Return the members of a JSON object; None if the text isn't JSON, of which `envelope.parse` has checked only the ends."""
+    try:
+        members: dict[str, Any] = json_text.parse(text)
+    except ValueError:
+        return None
+    return members
 
 
 def _topic_of(url: str) -> str | None:

@@ -13,7 +13,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -22,10 +22,11 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs import control_topics
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
-from spark_jobs.feeds import documents, records
+from spark_jobs.feeds import documents
 from spark_jobs.feeds.bulk import Action, Place, Refused, chunks, where
 from spark_jobs.feeds.index_plan import Aliases, deep_merged, index_body, missing_properties
 from spark_jobs.feeds.opensearch import Address, Index, Indexes, Writer, sender
+from spark_jobs.feeds.records import give_up
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Sink
 from spark_jobs.source import Topics
@@ -140,10 +141,10 @@ class SearchIndexSink(Sink):
         self._forms = Forms(topics.control("schema"), ())
         self._forgotten_at: float | None = None
 
-    def write(self, records_: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
+    def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
         """See `Sink.write`."""
         control = [self._topics.control(name) for name in CONTROL_TOPICS]
-        changes = parse(records_, source_fields=(), control=control).select(
+        changes = parse(records, source_fields=(), control=control).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
         )
         report = self._written(changes, self._plan or self._reload_forms())
@@ -161,7 +162,7 @@ class SearchIndexSink(Sink):
                     report.truncated[space_id] = max(seq, report.truncated.get(space_id, _NEVER))
         for space_id, seq in report.truncated.items():
             self._raise_floor(space_id, seq)
-        records.give_up(self.dead_letters, self._session, records_, report.refused)
+        give_up(self.dead_letters, self._session, records, report.refused)
         self._forget()
 
     def _written(self, changes: DataFrame, plan: Plan) -> Report:
@@ -284,8 +285,7 @@ class SearchIndexSink(Sink):
         self._indexes.remove_matching(name, documents.expired(seq, 0))
         assert self._plan is not None
         if space_id in self._plan.targets:
-            target = self._plan.targets[space_id]
-            raised = Target(target.index, seq, target.form, target.labels)
+            raised = replace(self._plan.targets[space_id], floor=seq)
             self._plan = Plan({**self._plan.targets, space_id: raised}, self._plan.known)
 
     def _forget(self) -> None:

@@ -7,7 +7,7 @@ the others from the row. In the latter case a change affects two cache keys: tho
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -92,7 +92,7 @@ class Template:
         """Return the template's fields that a primary key lacks."""
         return [name for name in self.fields if name != KEY and name not in key]
 
-    def render(self, key: Mapping[str, Any], row: Mapping[str, Any] | None) -> str | None:
+    def render(self, key: Mapping[str, Any], row: Mapping[str, Any]) -> str | None:
         """Return the cache key of a row, or None if a field has no value: no application stores anything under such a key."""
         written = []
         for text, name in self.parts:
@@ -102,7 +102,7 @@ class Template:
             if name == KEY:
                 written.append(":".join(map(shown, key.values())))
                 continue
-            value = key[name] if name in key else (row or {}).get(name)
+            value = key[name] if name in key else row.get(name)
             if value is None:
                 return None
             written.append(shown(value))
@@ -114,11 +114,26 @@ def shown(value: Any) -> str:
     return value if isinstance(value, str) else json_text.render(value)
 
 
-def stale_keys(template: Template, key: str, before: str | None, after: str | None) -> set[str]:
-    """Return the cache keys that a change makes stale."""
-    members = json_text.parse(key)
-    if template.lacks(members):
-        found = {template.render(members, json_text.parse(row)) for row in (before, after) if row is not None}
-    else:
-        found = {template.render(members, None)}
+def stale_keys(template: Template, key: Mapping[str, Any], rows: Sequence[Mapping[str, Any]] = ()) -> set[str]:
+    """Return the cache keys that a change of the row with this primary key makes stale.
+
+    `rows` are the row before and the row after, as far as they exist. They aren't needed if the primary key has all the fields.
+    """
+    found = {template.render(key, row) for row in rows} if template.lacks(key) else {template.render(key, {})}
     return {one for one in found if one is not None}
+
+
+def places(fields: Sequence[str], form: Sequence[str], forms: Sequence[Sequence[str]]) -> dict[str, int | None]:
+    """Return the places in a row, counted from 0, of those fields that the row's own form doesn't name.
+
+    `form` has the names of its fields, and `forms` those of all forms of the space, in order. DDL that renames a field leaves its
+    value in its place, so the place is the one in the newest form with that name. It is None if no form has the name.
+    """
+    found = {name: names.index(name) for names in forms for name in fields if name in names}
+    return {name: found.get(name) for name in fields if name not in form}
+
+
+def with_names(row: Mapping[str, Any], fields: Mapping[str, int]) -> Mapping[str, Any]:
+    """Return a row whose values in these places also have these names. Places past the row's end are skipped."""
+    values = list(row.values())
+    return {**row, **{name: values[place] for name, place in fields.items() if place < len(values)}}

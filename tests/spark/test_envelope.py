@@ -8,7 +8,7 @@ import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
 
-from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.envelope import CONTROL, parse, with_fault_column
 from spark_jobs.errors import operator_message
 from tests.spark.messages import GOLDEN, FakeTopics, Message, event, golden, put, truncate
 
@@ -112,9 +112,19 @@ def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession, valu
     )
 
 
-def test_a_change_without_a_key_is_refused(spark: SparkSession) -> None:
-    with pytest.raises(PySparkException, match="no change event"):
-        read(spark, event("c", None, 1, {"after": {"id": 1}}))
+@pytest.mark.parametrize("key", [None, "", "5", "null", "[1]", "abc", '"{}"', '{"id":1'])
+def test_a_change_whose_key_is_no_json_object_is_refused_with_its_place(spark: SparkSession, key: str | None) -> None:
+    change = put("c", {"id": 1}, 1)
+    sent = FakeTopics(spark).send(Message(change.topic, key, change.value))
+    partition = sent.first()["partition"]  # type: ignore[index]
+    told = (
+        f"topic shop.users, partition {partition}, offset 0 holds something that is no change event: the record's key isn't a "
+        f"JSON object: {'null' if key is None else key}"
+    )
+    with pytest.raises(PySparkException) as raised:
+        parse(sent).collect()
+    assert operator_message(raised.value) == told
+    assert [row["sentence"] for row in with_fault_column(sent).collect()][:1] == [told]
 
 
 def test_a_filter_behind_the_reading_does_not_read_twice(spark: SparkSession) -> None:

@@ -216,7 +216,7 @@ def test_a_truncation_removes_leases_whatever_braces_keys_have(redis_server: Red
     client = redis.Redis.from_url(redis_server.url)
     cache = Address(redis_server.url).connect()
     for value in ("5", "{x}", "}", "{", "", "a b"):
-        key = template.render({"id": value}, None)
+        key = template.render({"id": value}, {})
         assert key is not None
 
         def load() -> bytes:

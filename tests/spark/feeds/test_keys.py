@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from spark_jobs import json_text
 from spark_jobs.errors import JobError
-from spark_jobs.feeds.keys import DEFAULT, Template, stale_keys
+from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
 
 
 def template(text: str, space: str = "users") -> Template:
@@ -18,16 +19,24 @@ def template(text: str, space: str = "users") -> Template:
         ("user:{id}", '{"id":18446744073709551615}', ('{"id":0}',), {"user:18446744073709551615"}),
         ("u:{data.user.id}!", '{"data.user.id":"é"}', (), {"u:é!"}),
         ("mail:{mail}", '{"id":1}', ('{"id":1,"mail":"a"}', '{"id":1,"mail":"b"}'), {"mail:a", "mail:b"}),
-        ("mail:{mail}", '{"id":1}', ('{"id":1,"mail":"a"}', None), {"mail:a"}),
-        ("mail:{mail}:{id}", '{"id":1}', (None, '{"id":1,"mail":"a"}'), {"mail:a:1"}),
+        ("mail:{mail}:{id}", '{"id":1}', ('{"id":1,"mail":"a"}',), {"mail:a:1"}),
         ("mail:{mail}", '{"id":1}', ('{"id":1,"mail":null}', '{"id":1}'), set()),
         ("{{user}}:{id}", '{"id":1}', (), {"{user}:1"}),
         ("{space}/{id}", '{"id":1}', (), {"users/1"}),
     ],
 )
-def test_keys_of_a_change(text: str, key: str, rows: tuple[str | None, ...], keys: set[str]) -> None:
-    before, after = (*rows, None, None)[:2]
-    assert stale_keys(template(text), key, before, after) == keys
+def test_keys_of_a_change(text: str, key: str, rows: tuple[str, ...], keys: set[str]) -> None:
+    assert stale_keys(template(text), json_text.parse(key), [json_text.parse(row) for row in rows]) == keys
+
+
+def test_a_field_that_was_renamed_is_found_in_its_place() -> None:
+    forms = [("id", "mail"), ("id", "address", "city"), ("id", "address", "town", "mail")]
+    assert places(["id", "address"], forms[0], forms) == {"address": 1}
+    assert places(["town", "mail"], forms[0], forms) == {"town": 2}
+    assert places(["mail", "id"], forms[1], forms) == {"mail": 3}
+    assert places(["nosuch"], forms[2], forms) == {"nosuch": None}
+    row = {"id": 1, "mail": "a"}
+    assert with_names(row, {"address": 1, "town": 2}) == {"id": 1, "mail": "a", "address": "a"}
 
 
 @pytest.mark.parametrize("text", ["user", "{space}", "user:{", "user:}", "", "{id}", "{id}:user"])
