@@ -1,12 +1,14 @@
 """Ownership of checkpoints: each belongs to one job and one place.
 
 With the checkpoint of another job, a job would skip the records that the other one has read. A file in the checkpoint therefore
-names its owner.
+names its owner. Another file has the tables that a job with one table per space has made: if one of them is gone, its events
+would be missing from a table that the job makes in its place.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -15,20 +17,20 @@ from spark_jobs.errors import JobError
 from spark_jobs.state_files import read_whole, write_whole
 
 _FILE: Final = "tarantool_cdc.json"
+_TABLES_FILE: Final = "tarantool_cdc_tables.json"
+_METADATA_FILE: Final = "metadata"
+"""Spark's own file with the query's id."""
 _BEGUN, _DONE = "offsets", "commits"
 """Spark's own folders in a checkpoint. Each has a file per batch: of batches that were begun, and of batches that are done."""
 
 
 def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
     """Write the owner into a checkpoint that doesn't name one yet. Raises JobError if the checkpoint has another owner."""
-    jvm: Any = session.sparkContext._jvm
-    place = jvm.org.apache.hadoop.fs.Path(path, _FILE)
-    files = place.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
-    text = read_whole(session, place) if files.exists(place) else None
-    if text is None:
-        write_whole(session, place, json.dumps(owner))
+    file = _file(session, path, _FILE)
+    found = _read(session, file)
+    if found is None:
+        write_whole(session, file, json.dumps(owner))
         return
-    found = json.loads(text)
     differing = [name for name in owner if found.get(name) != owner[name]]
     if differing:
         said, given = (", ".join(f"{name} {known.get(name)!r}" for name in differing) for known in (found, owner))
@@ -38,9 +40,54 @@ def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
         )
 
 
+class MadeTables:
+    """Names of the tables that the batches of a checkpoint have made, kept in the checkpoint."""
+
+    def __init__(self, session: SparkSession, path: str) -> None:
+        """Read the names in the checkpoint at the path."""
+        self._session = session
+        self._file = _file(session, path, _TABLES_FILE)
+        self._names: set[str] = set(_read(session, self._file) or ())
+
+    def __contains__(self, name: str) -> bool:
+        """Return whether the table with this name has been made."""
+        return name in self._names
+
+    def add(self, names: Iterable[str]) -> None:
+        """Note tables that have been made."""
+        if not self._names.issuperset(names):
+            self._names.update(names)
+            write_whole(self._session, self._file, json.dumps(sorted(self._names)))
+
+
+def query_id(session: SparkSession, path: str) -> str | None:
+    """Return the id of the query to which a checkpoint belongs (`job.query_of_batch`); None if no query has begun."""
+    found = _read(session, _file(session, path, _METADATA_FILE))
+    return None if found is None else str(found["id"])
+
+
+def last_done_batch(session: SparkSession, path: str) -> int | None:
+    """Return the number of the last batch that is done; None if there is none."""
+    newest = _newest(session, f"{path}/{_DONE}")
+    return None if newest < 0 else newest
+
+
 def has_begun_batch(session: SparkSession, path: str) -> bool:
     """Return whether a batch was begun but not completed. The next start repeats it, up to the same offsets."""
     return _newest(session, f"{path}/{_BEGUN}") > _newest(session, f"{path}/{_DONE}")
+
+
+def _file(session: SparkSession, path: str, name: str) -> Any:
+    """Return the path (one of Hadoop's) of a file in a checkpoint."""
+    jvm: Any = session.sparkContext._jvm
+    return jvm.org.apache.hadoop.fs.Path(path, name)
+
+
+def _read(session: SparkSession, file: Any) -> Any:
+    """Return the JSON value in a file; None if there is no file or an incomplete one."""
+    files = file.getFileSystem(session.sparkContext._jsc.hadoopConfiguration())
+    text = read_whole(session, file) if files.exists(file) else None
+    return None if text is None else json.loads(text)
 
 
 def _newest(session: SparkSession, folder: str) -> int:

@@ -146,6 +146,9 @@ class CurrentSink(Sink):
 
     def finish(self) -> int:
         """See `Sink.finish`. Merges all events that have been appended, even if Kafka has received more since."""
+        if self._seen is None and self._changes is not None and (batch := self._positions.last_batch()) is not None:
+            # An earlier run may have been killed after this batch, before it merged all events.
+            self._seen = evidence(self._lake, self._positions, batch)
         if not self._is_merged:
             self._merger.step(self._seen, merges_all=True)
         return 0

@@ -7,6 +7,8 @@ from typing import Final
 
 _WORKER_ERROR: Final = re.compile(r"^(?:spark_jobs\.errors\.)?JobError: (.+)$", re.MULTILINE)
 _RAISED_ERROR: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
+_SERVERS: Final = "{servers}"
+"""Placeholder for Kafka's address."""
 _REPEATED: Final = "Nothing is lost: the next start repeats the batch."
 
 _MEANINGS: Final = tuple(
@@ -25,8 +27,8 @@ _MEANINGS: Final = tuple(
         (
             r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
             r"Failed to (?:construct|create new) Kafka\w*",
-            "Kafka doesn't answer at --bootstrap-servers. Check that it runs, that this host and Spark's workers can reach it, "
-            f"and that --kafka-option or --kafka-options-file set its security.protocol. {_REPEATED}",
+            f"Kafka doesn't answer at --bootstrap-servers{_SERVERS}. Check that it runs, that this host and Spark's workers can "
+            f"reach it, and that --kafka-option or --kafka-options-file set its security.protocol. {_REPEATED}",
         ),
         (
             r"SaslAuthenticationException|SslAuthenticationException|Authentication failed|TopicAuthorizationException|"
@@ -77,8 +79,8 @@ def job_error_from_worker(error: BaseException) -> JobError | None:
     return JobError(found[1]) if found else None
 
 
-def operator_message(error: BaseException) -> str:
-    """Return the message for an operator.
+def operator_message(error: BaseException, bootstrap_servers: str | None = None) -> str:
+    """Return the message for an operator. `bootstrap_servers` is the address of Kafka, if the command has one.
 
     For a JobError, also one raised in a Spark worker, this is its text. For a known error of Spark it is an explanation, followed
     by the error's own line in parentheses. For any other error it is the error's text.
@@ -92,5 +94,6 @@ def operator_message(error: BaseException) -> str:
         if cause:
             start = text.rfind("\n", 0, cause.start()) + 1
             line = text[start:].splitlines()[0].strip().removeprefix("Caused by: ")
-            return f"{meaning} ({line[:500]})"
+            servers = f" {bootstrap_servers}" if bootstrap_servers else ""
+            return f"{meaning.replace(_SERVERS, servers)} ({line[:500]})"
     return text

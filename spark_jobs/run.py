@@ -1,7 +1,7 @@
 """`spark-submit spark_jobs/run.py JOB …` or `python -m spark_jobs JOB …`: run a job from Kafka to its sink until it is stopped.
 
 The exit status is 0 when the job has finished, or after SIGINT or SIGTERM; 1 after an error, or if `audit` found something; 2 for
-wrong usage. The job keeps its position in its checkpoint, and the next start resumes from there.
+wrong usage. A job keeps its position in its checkpoint, and the next start resumes from there.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from spark_jobs.registered import Names, job_folder
 from spark_jobs.report import Log, metrics
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 from spark_jobs.source import Topics
-from spark_jobs.watch import Gate, Listener, Watch
+from spark_jobs.watch import Gate, Listener, Watch, last_step
 
 JOBS: Final[dict[str, Job]] = {
     job.name: job
@@ -72,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return TASKS[options.job].run(session, options)
         return _follow(session, options)
     except (JobError, PySparkException, Py4JError) as error:
-        print(hide(f"{options.job}: {operator_message(error)}", options), file=sys.stderr)
+        message = operator_message(error, getattr(options, "bootstrap_servers", None))
+        print(hide(f"{options.job}: {message}", options), file=sys.stderr)
         return 1
 
 
@@ -175,6 +176,7 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     job = JOBS[options.job]
     job.prepare(session, options)
     topics = Topics.of(options)
+    topics.check_spaces(session)
     if options.bootstrap_servers is not None and (reasons := refusals(options.bootstrap_servers)):
         print(
             f"{job.name}: no connection to --bootstrap-servers from this host ({reasons}). If Spark can't connect either, the job"
@@ -199,11 +201,15 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
         # every start, to repeat such a batch. So that batch first runs alone, with another trigger.
         is_half_way = options.available_now and has_begun_batch(session, options.checkpoint)
         has_ended = (not is_half_way or follow(_ONCE, is_one_batch=True)) and follow(_trigger(options))
-    status = sink.finish() if options.available_now and has_ended else 0
-    if getattr(options, "names", None) is not None:
-        # The work beside the batches, and at the end, creates tables too.
-        options.names.give(sink.tables())
-    return status
+
+    def finish() -> int:
+        status = sink.finish() if options.available_now and has_ended else 0
+        if getattr(options, "names", None) is not None:
+            # The work beside the batches, and at the end, creates tables too.
+            options.names.give(sink.tables())
+        return status
+
+    return last_step(session, finish)
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

@@ -13,9 +13,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs.envelope import CONTROL_TOPICS, with_fault_column
+from spark_jobs.errors import JobError
 
 _FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -75,6 +77,20 @@ class Topics:
         prefix = re.escape(self.prefix)
         spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
         return rf"{prefix}\.(?:{'|'.join([spaces, *control])})"
+
+    def check_spaces(self, session: SparkSession) -> None:
+        """Raise JobError if `spaces` isn't a regular expression of Java, whose rules differ from Python's."""
+        compiled = getattr(session.sparkContext._jvm, "java.util.regex.Pattern").compile
+        # Within the pattern for topics, too: there, a quotation (\Q) that isn't closed reaches past the end.
+        for text in (self.spaces, self.pattern()):
+            try:
+                compiled(text)
+            except IllegalArgumentException as error:
+                reason = str(error).splitlines()[0]
+                raise JobError(
+                    f"--spaces {self.spaces!r} isn't a regular expression of Java: {reason}. To read some spaces by their names, "
+                    "write --spaces 'users|orders'."
+                ) from error
 
     def chosen(self, session: SparkSession, spaces: Iterable[str]) -> list[str]:
         """Return those of the spaces that --spaces selects."""

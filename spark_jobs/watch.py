@@ -1,8 +1,8 @@
-"""Supervision of a query until it ends: report its batches, and on a signal stop it after the running batch.
+"""Supervision of a job until it ends: report its batches, and on a signal stop it after the running batch.
 
 `query.stop()` alone cancels the running batch, and the work of a long batch is lost. Every batch therefore passes a gate. A
 signal closes the gate, and the query is stopped when the batch inside has been committed. A second signal, or a timeout, does
-cancel the batch; the next start repeats it.
+cancel the batch; the next start repeats it. The work after the last batch (`last_step`) is canceled by the first signal.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
-from typing import Any, Final, Protocol
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from types import FrameType, TracebackType
+from typing import Any, Final, Protocol, Self
 
 from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark import inheritable_thread_target
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -27,6 +29,30 @@ from spark_jobs.progress import Batch, batch_of
 _CHECK_SECONDS: Final = 1
 _CHECK_SECONDS_STOPPING: Final = 0.1
 _FOREVER_MS: Final = 1 << 62
+
+
+class _Signals:
+    """Count of the signals (SIGINT, SIGTERM) that have come within the context."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._previous: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        self.restore()
+
+    def restore(self) -> None:
+        """Count no further signals. They have the effect that they had before."""
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - as signal calls it
+        # Only count: the interrupted thread may be in the middle of a call to Java.
+        self.count += 1
 
 
 class Listener(Protocol):
@@ -93,7 +119,7 @@ class Watch:
         self._stop_timeout_seconds = stop_timeout_seconds
         self._check = check
         self._told = -1
-        self._signals = 0
+        self._signals = _Signals()
         self._is_canceled = False
         self._has_failed = False
 
@@ -103,29 +129,21 @@ class Watch:
         If work beside the query fails, the query is stopped after the running batch, and the error is raised. With `is_one_batch`
         the query is stopped after its first batch.
         """
-
-        def count(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - as signal calls it
-            # Only count: the interrupted thread may be in the middle of a call to Java.
-            self._signals += 1
-
-        previous = {number: signal.signal(number, count) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            while not self._query.awaitTermination(_CHECK_SECONDS):
+        with self._signals:
+            try:
+                while not self._query.awaitTermination(_CHECK_SECONDS):
+                    self._tell()
+                    self._check_beside()
+                    if self._signals.count:
+                        print("Stopping when the running batch is done; a second signal cancels it.", file=sys.stderr)
+                        self._stop()
+                    elif is_one_batch and self._query.lastProgress is not None:
+                        self._stop()
                 self._tell()
-                self._check_beside()
-                if self._signals:
-                    print("Stopping when the running batch is done; a second signal cancels it.", file=sys.stderr)
-                    self._stop()
-                elif is_one_batch and self._query.lastProgress is not None:
-                    self._stop()
-            self._tell()
-        except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
-            if self._has_failed or not (self._is_canceled or (self._signals and self._java_ends())):
-                raise
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-        return not self._signals
+            except (Py4JError, Py4JNetworkError, PySparkException, ConnectionError):
+                if self._has_failed or not (self._is_canceled or (self._signals.count and self._java_ends())):
+                    raise
+        return not self._signals.count
 
     def _check_beside(self) -> None:
         try:
@@ -142,7 +160,7 @@ class Watch:
             is_late = self._stop_timeout_seconds is not None and time.monotonic() - started >= self._stop_timeout_seconds
             # After the batch has left the gate, Spark still commits it, as part of the trigger.
             is_done = not self._gate.is_busy and (self._gate.has_turned_away or not self._query.status["isTriggerActive"])
-            self._is_canceled = not is_done and (is_late or self._signals > 1)
+            self._is_canceled = not is_done and (is_late or self._signals.count > 1)
             if is_done or self._is_canceled:
                 self._query.stop()
             else:
@@ -167,3 +185,28 @@ class Watch:
                 self._told = batch.number
                 for listener in self._listeners:
                     listener.batch(batch)
+
+
+def last_step(session: SparkSession, step: Callable[[], int]) -> int:
+    """Run the work after the last batch, and return its exit status; 0 if a signal (SIGINT, SIGTERM) canceled it.
+
+    Every part of such work may be repeated, so the next start completes it. A second signal ends the process at once.
+    """
+    with _Signals() as signals, ThreadPoolExecutor(1) as thread:
+        # On a thread of its own: an exception in the thread that waits for Java's answer would tear the connection to Java.
+        running: Future[int] = thread.submit(inheritable_thread_target(session)(step))
+        while not wait([running], _CHECK_SECONDS).done and not signals.count:
+            pass
+        if not running.done():
+            print("Stopping: the work after the last batch is canceled. The next start does it.", file=sys.stderr)
+            signals.restore()
+        while not running.done():
+            # Repeated, because the step may be between two of its Spark jobs.
+            session.sparkContext.cancelAllJobs()
+            wait([running], _CHECK_SECONDS_STOPPING)
+    try:
+        return running.result()
+    except (Py4JError, PySparkException, ConnectionError):
+        if not signals.count:
+            raise
+        return 0

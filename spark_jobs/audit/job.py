@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any, Final
 
@@ -53,6 +53,7 @@ from spark_jobs.audit.state import (
     gap,
     place,
 )
+from spark_jobs.checkpoint import query_id
 from spark_jobs.codegen import varying
 from spark_jobs.envelope import CONTROL
 from spark_jobs.errors import JobError
@@ -125,6 +126,7 @@ class Audit(Job):
             topics,
             options.path,
             source,
+            lambda: query_id(session, options.checkpoint),
             repeats=options.delivery == "at_least_once",
             grace_seconds=options.grace_seconds,
         )
@@ -139,23 +141,33 @@ class AuditSink(Sink):
         topics: Topics,
         path: str,
         source: Source,
+        query: Callable[[], str | None],
         *,
         repeats: bool = False,
         grace_seconds: float = 60,
     ) -> None:
-        """`source` provides the batches' data; with `repeats`, events may occur repeatedly."""
+        """`source` provides the batches' data; with `repeats`, events may occur repeatedly.
+
+        `query` returns the id of the checkpoint's query, None before its first start.
+        """
         self._session = session
         self._topics = topics
         self._path = path.rstrip("/")
         self._repeats = repeats
         self._grace_seconds = grace_seconds
         self._source = source
+        self._query = query
         self._all_spaces = topics.spaces == _EVERYTHING
         self._control = [topics.control(name) for name in Audit.control_topics]
         self._files = StateFiles(session, f"{self._path}/state")
         self._state: State | None = None
         self._position: tuple[str, int] | None = None
         self._found: Counter[str] = Counter()
+        """Findings since the start, by kind."""
+        self._unreported: Counter[str] = Counter()
+        """Findings since the last run that reported its findings at its end. An earlier process may have made them."""
+        self._reports = 0
+        """Number of runs that reported their findings at their end."""
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
@@ -168,6 +180,7 @@ class AuditSink(Sink):
             found = self._judge(cached, state, batch, query)
         finally:
             cached.unpersist()
+        self._unreported.update(finding.kind for finding in found)
         self._save(state, batch, query, found)
         self._publish(found, batch, query)
 
@@ -180,33 +193,47 @@ class AuditSink(Sink):
         return {"findings": sum(self._found.values())}
 
     def finish(self) -> int:
-        """See `Sink.finish`. Ask the source for missing seqs, and return 1 if there were findings since the start."""
-        if self._state is not None and self._position is not None:
-            query, batch = self._position
-            if self._source.is_final:
-                found = self._settle_missing(self._state, self._state.numbers.highest)
-            else:
-                found = self._settle_waiting(self._state)
-            found += self._judge_counts(self._state, self._state.transactions)
-            # Publish before the state records them as reported. Use another application name: the batch's findings are in the
-            # table already, and Delta would take these for them.
-            self._publish(found, batch, f"{query}/end")
-            self._save(self._state, batch, query, found)
-        total = sum(self._found.values())
-        told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._found.items())) or "nothing"
-        _say(f"found {told}" + (f"; the table {self._path}/findings has them" if total else ""))
-        return 1 if total else 0
+        """See `Sink.finish`. Ask the source for missing seqs, and return 1 if there are findings that no run has reported yet."""
+        if self._state is None and (query := self._query()) is not None:
+            # An earlier run may have been killed after its last batch, before it reported its findings.
+            self._load_saved(query)
+        if self._state is None or self._position is None:
+            _say("found nothing")
+            return 0
+        state, (query, batch) = self._state, self._position
+        is_final = self._source.is_final
+        found = self._settle_missing(state, state.numbers.highest) if is_final else self._settle_waiting(state)
+        found += self._judge_counts(state, state.transactions)
+        # Publish before the state records them as reported. Use another application name: the batch's findings are in the table
+        # already, and Delta would take these for them.
+        self._publish(found, self._reports, f"{query}/reports")
+        self._unreported.update(finding.kind for finding in found)
+        told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._unreported.items()))
+        _say(f"found {told}; the table {self._path}/findings has them" if told else "found nothing")
+        self._unreported.clear()
+        self._reports += 1
+        self._save(state, batch, query, found)
+        return 1 if told else 0
 
     def _load(self, query: str) -> tuple[State, int, list[Finding]]:
         if self._state is not None and self._position is not None and self._position[0] == query:
             return self._state, self._position[1], []
+        saved = self._load_saved(query)
+        if saved is not None:
+            return saved
+        self._state, self._position = self._begin(), (query, -1)
+        return self._state, -1, []
+
+    def _load_saved(self, query: str) -> tuple[State, int, list[Finding]] | None:
+        """Load what an earlier process has saved last: the state after a batch, with the batch's findings."""
         for batch, text in self._files.read(query):
             kept = json.loads(text)
             stored = [Finding(*values) for values in kept["findings"]]
             self._state, self._position = State.from_json(kept["state"]), (query, batch)
+            # The files of an earlier version don't have these.
+            self._unreported, self._reports = Counter(kept.get("unreported", {})), kept.get("reports", 0)
             return self._state, batch, stored
-        self._state, self._position = self._begin(), (query, -1)
-        return self._state, -1, []
+        return None
 
     def _begin(self) -> State:
         """Return the initial state. Seqs begin with 1, unless the beginning of some partitions was deleted."""
@@ -221,7 +248,12 @@ class AuditSink(Sink):
         return state
 
     def _save(self, state: State, batch: int, query: str, found: Sequence[Finding]) -> None:
-        kept = {"state": state.to_json(), "findings": [astuple(finding) for finding in found]}
+        kept = {
+            "state": state.to_json(),
+            "findings": [astuple(finding) for finding in found],
+            "unreported": self._unreported,
+            "reports": self._reports,
+        }
         self._files.write(query, batch, json.dumps(kept))
         self._state, self._position = state, (query, batch)
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs.checkpoint import last_done_batch
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.watermark import Ends
 from spark_jobs.source import Topics
@@ -23,6 +24,9 @@ class Positions(Protocol):
 
         The ends include records of open transactions.
         """
+
+    def last_batch(self) -> int | None:
+        """Return the number of the last batch that is done; None if there is none."""
 
     def read_up_to(self, batch: int) -> Ends:
         """Return the offsets at which a batch's records end."""
@@ -53,6 +57,10 @@ class KafkaPositions:
                     places.add(jvm.org.apache.kafka.common.TopicPartition(topic, partition.partition()))
         found = dict(consumer.endOffsets(places))
         return {(place.topic(), place.partition()): int(end) for place, end in found.items()}
+
+    def last_batch(self) -> int | None:
+        """See `Positions.last_batch`."""
+        return last_done_batch(self.session, self.checkpoint)
 
     def read_up_to(self, batch: int) -> Ends:
         """See `Positions.read_up_to`. The offsets come from the checkpoint, where Spark wrote them before the batch began."""

@@ -78,6 +78,10 @@ class FakeTopics:
             place: len(log) for place, log in self.messages.items() if (place[0] in wanted if kinds else place[0] not in control)
         }
 
+    def last_batch(self) -> int | None:
+        """As `Positions.last_batch`: the batch's number doesn't matter to `read_up_to`."""
+        return 0 if self.taken else None
+
     def read_up_to(self, batch: int) -> Ends:  # noqa: ARG002 - as the protocol has it
         """As `Positions.read_up_to`: up to the first record of each partition that `took` hasn't been told of."""
         ends = {}

@@ -44,7 +44,6 @@ def test_names_of_spaces_become_topics_as_the_daemon_makes_them() -> None:
         [],
         ["unknown", *REQUIRED],
         ["current"],
-        ["current", *REQUIRED, "--spaces", "("],
         ["current", *REQUIRED, "--kafka-option", "x"],
         ["current", *REQUIRED, "--available-now", "--trigger-interval", "1 second"],
         ["changelog", *REQUIRED, "--missing-row", "skip"],
@@ -55,6 +54,21 @@ def test_wrong_usage_has_status_2(arguments: list[str], capsys: pytest.CaptureFi
         run.main(arguments)
     assert raised.value.code == 2
     assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("spark")
+@pytest.mark.parametrize(
+    ("value", "reason"), [("(?P<n>.*)", "Unknown inline modifier"), ("a|*", "Dangling meta"), (r"\Qa", "Unclosed")]
+)
+def test_the_expression_of_spaces_is_one_of_java(value: str, reason: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["current", *REQUIRED, "--spaces", value]) == 1
+    assert f"current: --spaces {value!r} isn't a regular expression of Java: {reason}" in capsys.readouterr().err
+
+
+def test_what_java_alone_takes_as_an_expression_is_taken(spark: SparkSession) -> None:
+    topics = Topics("k", "shop", r"\p{Alpha}++")
+    topics.check_spaces(spark)
+    assert topics.chosen(spark, ["users", "users2"]) == ["users"]
 
 
 def test_an_empty_folder_of_jars_is_an_error(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -106,5 +120,5 @@ def test_a_kafka_that_does_not_answer_is_told_without_its_secrets(tmp_path: Path
         assert run.main(["changelog", *where, *places, *given]) == 1
     shown = capsys.readouterr().err
     assert f"changelog: no connection to --bootstrap-servers from this host ({where[1]}: Connection refused). " in shown
-    assert "changelog: Kafka doesn't answer at --bootstrap-servers. " in shown
+    assert f"changelog: Kafka doesn't answer at --bootstrap-servers {where[1]}. " in shown
     assert "hunter2" not in shown

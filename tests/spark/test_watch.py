@@ -43,12 +43,16 @@ class Scripted(Job, Sink):
         self.failed: list[int] = []
         self.closed = 0
         self.failure: JobError | None = None
+        self.last: Callable[[], int] = lambda: 0
 
     def add_options(self, parser: argparse.ArgumentParser) -> None: ...
 
     def check(self) -> None:
         if self.failure is not None and self.done:
             raise self.failure
+
+    def finish(self) -> int:
+        return self.last()
 
     def close(self) -> None:
         self.closed += 1
@@ -192,3 +196,46 @@ def test_a_batch_that_fails_while_the_job_stops_is_an_error_and_so_is_what_fails
     assert (run.main(arguments), job.done, job.closed) == (1, [(0, 1)], 2)
     assert capsys.readouterr().err.endswith("scripted: A merge has failed.\n")
     assert [path.name for path in (tmp_path / "checkpoint" / "commits").glob("[0-9]*")] == ["0"]
+
+
+def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        Topics,
+        "stream",
+        lambda self, session, control=(): session.readStream.text(str(tmp_path / "files")).selectExpr(*STREAM.split(", ")),  # noqa: ARG005
+    )
+    (tmp_path / "files").mkdir()
+    (tmp_path / "files" / "0").write_text("x\n")
+    job = Scripted()
+    monkeypatch.setitem(run.JOBS, "scripted", job)
+    arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+    def forever() -> int:
+        kill()
+        while True:
+            spark.range(1 << 50).where("id < 0").count()
+
+    job.last = forever
+    assert (run.main([*arguments, "--available-now"]), job.done) == (0, [(0, 1)])
+    assert capsys.readouterr().err.endswith("Stopping: the work after the last batch is canceled. The next start does it.\n")
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+    def fails() -> int:
+        kill()
+        raise JobError("The index is full.")
+
+    # An error that isn't the cancellation is reported, signal or not; a signal that comes too late changes nothing.
+    job.last = fails
+    assert run.main([*arguments, "--available-now"]) == 1
+    assert capsys.readouterr().err.endswith("scripted: The index is full.\n")
+
+    def found() -> int:
+        kill()
+        return 1
+
+    job.last = found
+    assert run.main([*arguments, "--available-now"]) == 1
+    assert job.done == [(0, 1)]

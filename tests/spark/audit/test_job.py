@@ -43,7 +43,8 @@ class Auditor:
         """As in another process."""
         topics = Topics("k", "shop", self._options.pop("spaces", ".*"))
         read = {"read_behind": self._behind, "read_topic": self.topics.read, **self._places}
-        self.sink = AuditSink(self._spark, topics, str(self.path), TopicSource(self._spark, topics, **read), **self._options)
+        source = TopicSource(self._spark, topics, **read)
+        self.sink = AuditSink(self._spark, topics, str(self.path), source, lambda: "query", **self._options)
 
     def take(self, *messages: Message, only: Sequence[int] = (0, 1)) -> None:
         """Send messages, and give what is new in these partitions to the sink."""
@@ -248,6 +249,25 @@ def test_killed_at_the_end_it_has_told_what_it_found(auditor: Auditor, monkeypat
     auditor.sink.write(auditor.records, auditor.batch, "query")
     auditor.sink.finish()
     assert auditor.kinds() == [("gap", 2)]
+
+
+def test_killed_behind_its_last_batch_it_reports_at_the_next_start_what_it_would_have(
+    auditor: Auditor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once: a start behind the one that has reported has nothing to report."""
+    auditor.take(put("c", row(1), 1), put("c", row(1), 2), put("c", row(2), 4))
+    assert auditor.kinds() == [("image", 2)]
+    for expected, told in ((1, "found 1 gap, 1 image; "), (0, "found nothing\n")):
+        auditor.restart()
+        capsys.readouterr()
+        assert auditor.sink.finish() == expected
+        assert f"audit: {told}" in capsys.readouterr().err
+        assert auditor.kinds() == [("gap", 3), ("image", 2)]
+    auditor.take(put("c", row(6), 6))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 3), ("gap", 5), ("image", 2)]
+    auditor.restart()
+    assert auditor.sink.finish() == 0
 
 
 def test_killed_before_its_state_is_kept_it_has_no_more_findings_than_there_are(
