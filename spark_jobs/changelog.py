@@ -10,6 +10,7 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
+from spark_jobs.checkpoint import MadeTables
 from spark_jobs.envelope import parse
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
@@ -46,7 +47,8 @@ class Changelog(Job):
         """See `Job.sink`."""
         always = options.deduplicate == "always"
         if options.typed:
-            return TypedEventsSink(session, topics, options.location, always=always)
+            made = MadeTables(session, options.checkpoint)
+            return TypedEventsSink(session, topics, options.location, made, always=always)
         return ChangelogSink(session, options.location.only(self.name), topics.prefix, spaces=topics.spaces, always=always)
 
 

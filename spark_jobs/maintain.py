@@ -27,6 +27,7 @@ from spark_jobs.errors import JobError
 from spark_jobs.job import Task
 from spark_jobs.lake.lake import CHANGES, Lake
 from spark_jobs.options import add_table_options
+from spark_jobs.registered import all_jobs_folder
 from spark_jobs.tables import CatalogTable, Table
 
 _WEEK_HOURS: Final = 168
@@ -178,13 +179,19 @@ def _tables(session: SparkSession, location: tables.Location) -> Iterator[Table]
     if location.path is not None:
         yield from _under(session, location.path, _DEPTH)
         return
-    schema = tables.identifier(CatalogTable(location.schema))
+    schema, folder = tables.identifier(CatalogTable(location.schema)), all_jobs_folder(session, location.schema)
     for row in session.sql(f"SHOW TABLES IN {schema}").where("not isTemporary").orderBy("tableName").collect():
         table = CatalogTable((*location.schema, row["tableName"]))
-        if tables.is_delta(session, table) and any(
-            name.startswith("tarantool_cdc.") for name in tables.describe(session, table)[0]
-        ):
+        if tables.is_delta(session, table) and _is_of_a_job(session, table, folder):
             yield table
+
+
+def _is_of_a_job(session: SparkSession, table: Table, folder: str | None) -> bool:
+    """Return whether a job has made a catalog's table. `folder` is the one that the jobs have in the schema's location."""
+    if any(name.startswith("tarantool_cdc.") for name in tables.describe(session, table)[0]):
+        return True
+    # Tables that the program only registers, such as the findings of `audit`, have no such property.
+    return folder is not None and tables.table_location(session, table).startswith(f"{folder}/")
 
 
 def _under(session: SparkSession, path: str, depth: int) -> Iterator[str]:

@@ -6,12 +6,13 @@ registered in the catalog, as tables with a LOCATION, as soon as they exist. If 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from pyspark.sql import SparkSession
 
 from spark_jobs import tables
+from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.tables import Location
 
@@ -21,7 +22,19 @@ _FOLDER: Final = "tarantool-cdc"
 
 def job_folder(session: SparkSession, location: Location, job: str) -> str:
     """Return the folder in which a job keeps everything, if its tables have names in the location's schema. Raises JobError."""
-    return f"{tables.schema_location(session, location.schema)}/{_FOLDER}/{folder(location.prefix)}/{job}"
+    parent = all_jobs_folder(session, location.schema)
+    if parent is None:
+        raise JobError(
+            f"The catalog reports no location for the schema {'.'.join(location.schema)}, so this job can't keep its tables "
+            "there. Create a schema with CREATE SCHEMA … LOCATION '…', or start with --path."
+        )
+    return f"{parent}/{folder(location.prefix)}/{job}"
+
+
+def all_jobs_folder(session: SparkSession, schema: Sequence[str]) -> str | None:
+    """Return the folder with the folders of all jobs whose tables have names in a schema; None if the schema has no location."""
+    location = tables.schema_location(session, schema)
+    return None if location is None else f"{location}/{_FOLDER}"
 
 
 class Names:

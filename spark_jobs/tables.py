@@ -119,16 +119,13 @@ def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
         ) from error
 
 
-def schema_location(session: SparkSession, schema: Sequence[str]) -> str:
-    """Return the location in which the catalog keeps a schema's tables. Raises JobError if the catalog reports none."""
+def schema_location(session: SparkSession, schema: Sequence[str]) -> str | None:
+    """Return the location in which the catalog keeps a schema's tables; None if the catalog reports none."""
     name = ".".join(map(_quoted, schema))
     for row in session.sql(f"DESCRIBE SCHEMA {name}").collect():
         if row["info_name"] == "Location" and row["info_value"]:
             return qualified(session, _path_of(session, str(row["info_value"])).rstrip("/"))
-    raise JobError(
-        f"The catalog reports no location for the schema {'.'.join(schema)}, so this job can't keep its tables there. Create a "
-        "schema with CREATE SCHEMA … LOCATION '…', or start with --path."
-    )
+    return None
 
 
 def _path_of(session: SparkSession, location: str) -> str:
@@ -143,11 +140,16 @@ def _path_of(session: SparkSession, location: str) -> str:
 def register(session: SparkSession, path: str, table: CatalogTable) -> None:
     """Register the table at a path in a catalog, unless it has the name already. Raises JobError if another table has it."""
     session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {_literal(path)}")
-    found = delta(session, table).detail().select("location").collect()[0][0] if is_delta(session, table) else "elsewhere"
-    if qualified(session, found) != path:
+    found = table_location(session, table) if is_delta(session, table) else "elsewhere"
+    if found != path:
         raise JobError(
             f"The table {table} is there already, {found}, and isn't the one in {path}. Choose another --table-template."
         )
+
+
+def table_location(session: SparkSession, table: Table) -> str:
+    """Return the path of a Delta table's folder."""
+    return qualified(session, str(delta(session, table).detail().select("location").collect()[0][0]))
 
 
 def identifier(table: Table) -> str:

@@ -29,6 +29,14 @@ _SPACES: Final = "tarantool_cdc.spaces"
 """Table property with the `--spaces` of the query to which the table belongs."""
 
 
+def table_is_gone(table: tables.Table) -> JobError:
+    """Return the error for a table to which earlier batches of the same checkpoint were written, and which isn't there."""
+    return JobError(
+        f"The table at {table} is gone, but earlier batches of this checkpoint were written to it. Put the table back where it "
+        "was, or start from the beginning with an empty --checkpoint."
+    )
+
+
 class EventTable:
     """Table of events to which the batches of one query at a time are appended."""
 
@@ -89,25 +97,25 @@ class EventTable:
     def _check_there(self, batch: int) -> None:
         """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
         if batch and not self._may_begin_late and not self._is_there():
-            raise JobError(
-                f"The table at {self.path} is gone, but the checkpoint resumes after batch {batch - 1}, which was written to it. "
-                "Put the table back where it was, or start from the beginning with an empty --checkpoint."
-            )
+            raise table_is_gone(self.path)
 
     def _check_own(self, query: str) -> None:
-        """Raise JobError if another query for the same events has taken the table over."""
+        """Raise JobError if the table is gone, or if another query for the same events has taken it over."""
         found = self._properties_now()
+        if found is None:
+            raise table_is_gone(self.path)
         if found.get(_QUERY) != query and found.get(_SPACES) == self._spaces:
             raise JobError(
                 f"Another job, or this job with another --checkpoint, has begun to write the same events to the table at "
                 f"{self.path}, which would then have them twice. Run only one of the two; the rows in the table stay unchanged."
             )
 
-    def _properties_now(self) -> Mapping[str, str]:
+    def _properties_now(self) -> Mapping[str, str] | None:
+        """Return the table's properties; None if there is no table any more."""
         if isinstance(self.path, tables.CatalogTable):
-            return tables.describe(self._session, self.path)[0]
+            return tables.describe(self._session, self.path)[0] if self._is_there() else None
         found = delta_log.state(self._session, self.path)
-        return {} if found is None else found.properties
+        return None if found is None else found.properties
 
     def _adopt(self, rows: DataFrame, query: str) -> int | None:
         """Make the table belong to this query; return the highest seq that other queries may have written, or None."""

@@ -32,6 +32,7 @@ CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
 _SEQ: Final = "tarantool_cdc.watermark"
 _EVENTS: Final = "tarantool_cdc.changes"
+_SHOWN_MAX: Final = 10
 LAST: Final = 2**63 - 1
 """A seq after all others."""
 
@@ -138,7 +139,8 @@ class Lake:
 
     def space_of(self, name: str) -> str:
         """Return the space whose folder has this name. Raises JobError if there is none."""
-        for space in self.control_table.read().forms.names():
+        forms = self.control_table.read().forms
+        for space in forms.names():
             if lake_folder(space) == name:
                 return space
         if self._changes_version() is None:
@@ -146,7 +148,13 @@ class Lake:
                 f"There is no table {self.path}/{name}, nor any other of the job `current` in {self.path}. Name one as"
                 " <--path>/<space>, with the --path of that job, after the job has processed a batch."
             )
-        raise JobError(f"No space has its table in {self.path}/{name}: the events in {self.changes_path} have no such space.")
+        there = sorted(map(lake_folder, forms.alive()))
+        shown = ", ".join(there[:_SHOWN_MAX]) or "none"
+        which = f"The first {_SHOWN_MAX} of the {len(there)} folders" if len(there) > _SHOWN_MAX else "The folders"
+        raise JobError(
+            f"No space has its table in {self.path}/{name}: the events in {self.changes_path} have no such space. {which} of "
+            f"spaces there are: {shown}."
+        )
 
     def check_folder(self, space: str) -> None:
         """Raise JobError if an earlier version created the space's table in a folder that other spaces might share."""

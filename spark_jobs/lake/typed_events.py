@@ -15,12 +15,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import control_topics, tables
+from spark_jobs.checkpoint import MadeTables
 from spark_jobs.envelope import parse
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Form, Forms, Version
 from spark_jobs.job import Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
-from spark_jobs.lake.event_table import EventTable
+from spark_jobs.lake.event_table import EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.source import Topics
 
@@ -37,18 +38,20 @@ class TypedEventsSink(Sink):
         session: SparkSession,
         topics: Topics,
         location: tables.Location,
+        made: MadeTables,
         *,
         always: bool = False,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
         """Set the sink up. Raises JobError if the location's path is itself a table.
 
-        With `always` the sink looks up each event in its table before writing it. `read_topic` returns all records of a topic; by
-        default they come from Kafka.
+        `made` has the tables that earlier batches have made. With `always` the sink looks up each event in its table before
+        writing it. `read_topic` returns all records of a topic; by default they come from Kafka.
         """
         self._session = session
         self._topics = topics
         self._location = location
+        self._made = made
         self._always = always
         self._schema_topic = topics.control("schema")
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
@@ -67,12 +70,15 @@ class TypedEventsSink(Sink):
             forms = self._forms_of(rows)
 
             def append(space: str) -> None:
-                self._table(space).append(rows.where(F.col("space") == space), forms[space], batch, query)
+                own = rows.where(F.col("space") == space)
+                self._table(space).append(own, forms[space], batch, query, is_new=space not in self._made)
 
             if forms:
                 with ThreadPoolExecutor(min(_PARALLEL, len(forms))) as threads:
                     # The threads inherit the query's properties, by which Spark cancels its jobs.
                     list(threads.map(inheritable_thread_target(self._session)(append), forms))
+                # Noted once they are there: a repeated batch then finds them, and they may be missing without a mistake before.
+                self._made.add(forms)
         finally:
             rows.unpersist()
 
@@ -107,14 +113,19 @@ class TypedEventTable:
         )
         self._columns: FieldColumns | None = None
 
-    def append(self, rows: DataFrame, forms: Mapping[Version, Form], batch: int, query: str) -> None:
-        """Append a batch like `EventTable.append`. `forms` are the forms that the rows name. Raises JobError."""
+    def append(self, rows: DataFrame, forms: Mapping[Version, Form], batch: int, query: str, *, is_new: bool) -> None:
+        """Append a batch like `EventTable.append`. `forms` are the forms that the rows name. Raises JobError.
+
+        `is_new`: the table may be missing. Otherwise earlier batches have made it.
+        """
         known = self._columns if self._columns is not None else self._known()
         columns = (known or FieldColumns()).with_forms(forms.values())
         typed = columns.add_to(rows, forms)
         # The property with the columns is written before the columns. If the process stops in between, the next write adds them.
         properties = {_COLUMNS: columns.to_json()}
         if known is None:
+            if not is_new:
+                raise table_is_gone(self._table)
             tables.create(self._session, self._table, typed.schema, properties, partition_by=_PARTITIONS)
         elif columns != known:
             tables.retried(lambda: tables.set_properties(self._session, self._table, properties))

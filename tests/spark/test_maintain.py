@@ -9,6 +9,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import run, tables
+from spark_jobs.registered import Names, job_folder
 
 pytestmark = pytest.mark.spark
 
@@ -56,8 +57,15 @@ def test_only_tables_of_jobs_are_touched_in_a_catalog(spark: SparkSession, capsy
         spark.sql("CREATE TABLE kept.ours (id bigint) USING delta TBLPROPERTIES ('tarantool_cdc.prefix' = 'shop')")
         spark.sql("CREATE TABLE kept.theirs (id bigint) USING delta")
         spark.sql("CREATE TABLE kept.another (id bigint) USING parquet")
+        # As the findings of `audit`: the job writes to a path, and the program gives the table its name.
+        location = tables.Location(schema=("spark_catalog", "kept"), prefix="shop")
+        findings = f"{job_folder(spark, location, 'audit')}/findings"
+        spark.range(1).write.format("delta").save(findings)
+        Names(spark, location).give({"findings": findings})
         assert run.main(["maintain", "--catalog", "spark_catalog.kept", "--no-vacuum"]) == 0
-        assert capsys.readouterr().out == "spark_catalog.kept.ours: nothing to do\n"
+        assert capsys.readouterr().out == (
+            "spark_catalog.kept.ours: nothing to do\nspark_catalog.kept.shop_findings: nothing to do\n"
+        )
     finally:
         spark.sql("DROP SCHEMA kept CASCADE")
 

@@ -23,7 +23,7 @@ LAKE = ("spark_catalog", "lake_2")
 @pytest.fixture
 def lake(spark: SparkSession) -> Iterator[str]:
     spark.sql("CREATE SCHEMA lake_2")
-    yield tables.schema_location(spark, LAKE)
+    yield str(tables.schema_location(spark, LAKE))
     spark.sql("DROP SCHEMA lake_2 CASCADE")
 
 

@@ -13,6 +13,8 @@ from pyspark.sql import SparkSession
 from spark_jobs import show, tables
 from spark_jobs.current import read_current
 from spark_jobs.errors import JobError
+from spark_jobs.lake.control import ControlTable
+from tests.spark.messages import schema
 
 
 def test_its_session_is_told_where_the_tables_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,3 +69,22 @@ def test_what_it_prints_is_json_wherever_the_table_is(
 def test_a_place_without_any_table_is_named_with_what_is_to_be_named(spark: SparkSession, tmp_path: Path) -> None:
     with pytest.raises(JobError, match=rf"^There is no table {tmp_path}/lake/users, .* Name one as <--path>/<space>"):
         read_current(spark, f"{tmp_path}/lake/users")
+
+
+@pytest.mark.parametrize(
+    ("count", "which"),
+    [
+        (2, "The folders of spaces there are: a~2f00, a~2f01."),
+        (11, f"The first 10 of the 11 folders of spaces there are: {', '.join(f'a~2f{number:02}' for number in range(10))}."),
+    ],
+)
+def test_the_spaces_that_are_there_are_named_where_one_is_not(
+    spark: SparkSession, tmp_path: Path, count: int, which: str
+) -> None:
+    path = tables.qualified(spark, str(tmp_path))
+    spark.range(1).write.format("delta").save(f"{path}/_changes")
+    told = [schema(0, space=f"a/{number:02}", space_id=600 + number).value for number in range(count)]
+    ControlTable(spark, f"{path}/_changes").write([("schema", place, str(text)) for place, text in enumerate(told)])
+    with pytest.raises(JobError) as raised:
+        read_current(spark, f"{path}/nosuch")
+    assert str(raised.value).endswith(f"have no such space. {which}")

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import shutil
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import Row, SparkSession
 
 from spark_jobs import run, tables
 from spark_jobs.changelog import ChangelogSink
-from spark_jobs.checkpoint import claim
+from spark_jobs.checkpoint import MadeTables, claim
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
 from spark_jobs.lake.typed_events import TypedEventsSink
@@ -26,7 +28,8 @@ DEEP = "12345678901234567890123456789012345678"
 
 def sink(spark: SparkSession, path: Path, topics: FakeTopics) -> TypedEventsSink:
     """As in another process."""
-    return TypedEventsSink(spark, Topics("k", PREFIX), Location(path=str(path)), read_topic=topics.read)
+    made = MadeTables(spark, f"{path}-checkpoint")
+    return TypedEventsSink(spark, Topics("k", PREFIX), Location(path=str(path)), made, read_topic=topics.read)
 
 
 def stored(spark: SparkSession, path: Path) -> list[Row]:
@@ -101,12 +104,28 @@ def test_an_unknown_form_ends_the_job_and_so_does_a_table_of_another(spark: Spar
         sink(spark, untyped, topics)
 
 
+def test_a_table_that_is_gone_is_not_made_anew_and_one_of_a_new_space_is(spark: SparkSession, tmp_path: Path) -> None:
+    lake, topics = tmp_path / "lake", FakeTopics(spark)
+    orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
+    topics.send(schema(0), schema(0, **orders))
+    running = sink(spark, lake, topics)
+    running.write(topics.send(put("c", {"id": 1}, 1)), 0, "query")
+    shutil.rmtree(lake / "users")
+    again = topics.send(put("c", {"id": 2}, 2), put("c", {"id": 1}, 3, **orders))
+    for process in (running, sink(spark, lake, topics)):
+        with pytest.raises(JobError, match=r"lake/users is gone, but earlier batches of this checkpoint"):
+            process.write(again, 1, "query")
+    assert not (lake / "users").exists()
+    assert [row["seq"] for row in stored(spark, lake / "orders")] == [3]
+
+
 def test_the_tables_may_be_those_of_a_catalog(spark: SparkSession, tmp_path: Path) -> None:
     spark.sql("CREATE SCHEMA typed")
     try:
         topics = FakeTopics(spark)
         where = Location(schema=("spark_catalog", "typed"), prefix=PREFIX, template="{prefix}_{table}_log")
-        process = TypedEventsSink(spark, Topics("k", PREFIX), where, read_topic=topics.read)
+        made = MadeTables(spark, str(tmp_path))
+        process = TypedEventsSink(spark, Topics("k", PREFIX), where, made, read_topic=topics.read)
         # No row tells of its fields yet.
         process.write(topics.send(truncate(0)), 0, "query")
         columns = [("id", "unsigned"), ("a-b.c", "string")]
