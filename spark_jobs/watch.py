@@ -192,21 +192,23 @@ def last_step(session: SparkSession, step: Callable[[], int]) -> int:
 
     Every part of such work may be repeated, so the next start completes it. A second signal ends the process at once.
     """
-    with _Signals() as signals, ThreadPoolExecutor(1) as thread:
-        # On a thread of its own: an exception in the thread that waits for Java's answer would tear the connection to Java.
-        running: Future[int] = thread.submit(inheritable_thread_target(session)(step))
-        while not wait([running], _CHECK_SECONDS).done and not signals.count:
-            pass
-        if not running.done():
-            print("Stopping: the work after the last batch is canceled. The next start does it.", file=sys.stderr)
-            signals.restore()
-        while not running.done():
-            # Repeated, because the step may be between two of its Spark jobs.
-            session.sparkContext.cancelAllJobs()
-            wait([running], _CHECK_SECONDS_STOPPING)
-    try:
-        return running.result()
-    except (Py4JError, PySparkException, ConnectionError):
-        if not signals.count:
-            raise
-        return 0
+    with _Signals() as signals:
+        try:
+            with ThreadPoolExecutor(1) as thread:
+                # On a thread of its own: an exception in the thread that waits for Java would tear its connection to Java.
+                running: Future[int] = thread.submit(inheritable_thread_target(session)(step))
+                while not wait([running], _CHECK_SECONDS).done and not signals.count:
+                    pass
+                if not running.done():
+                    print("Stopping: the work after the last batch is canceled. The next start does it.", file=sys.stderr)
+                    signals.restore()
+                while not running.done():
+                    # Repeated, because the step may be between two of its Spark jobs.
+                    session.sparkContext.cancelAllJobs()
+                    wait([running], _CHECK_SECONDS_STOPPING)
+            return running.result()
+        except (Py4JError, PySparkException, ConnectionError):
+            # The cancellation, or Java's end: a signal that all processes of a service get ends Java, too.
+            if not signals.count:
+                raise
+            return 0
