@@ -108,3 +108,12 @@ def test_a_step_is_done_again_when_somebody_else_has_changed_the_table(
     monkeypatch.setattr(tables, "_save", late)
     tables.overwrite(spark.range(3), table)
     assert (conflicts, tables.read(spark, table).count()) == ([], 3)
+
+
+def test_rows_of_600_kb_are_read_in_a_gigabyte(spark: SparkSession, tmp_path: Path) -> None:
+    runtime: Any = spark.sparkContext._jvm
+    assert runtime.java.lang.Runtime.getRuntime().maxMemory() <= 1 << 30
+    row, table = "repeat(uuid(), 17000)", str(tmp_path / "table")
+    spark.range(0, 300, 1, 1).selectExpr(f"{row} before", f"{row} after").write.format("delta").save(table)
+    lengths = tables.read(spark, table).selectExpr("sum(length(before)) before", "sum(length(after)) after").collect()
+    assert [tuple(found) for found in lengths] == [(300 * 17000 * 36,) * 2]
