@@ -245,10 +245,12 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:
 
     A row marked `_deleted` deletes the stored row. Any other row replaces it, or is inserted if there is none.
     """
+    # Spark sorts both sides by their keys. The hash comes first, as it is quicker to compare than texts that begin alike.
+    same_key = "xxhash64(stored._key) = xxhash64(new._key) and stored._key = new._key"
     values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in newest.columns if name != "_deleted"}
 
     def merge() -> None:
-        builder = delta(session, table).alias("stored").merge(newest.alias("new"), "stored._key = new._key")
+        builder = delta(session, table).alias("stored").merge(newest.alias("new"), same_key)
         builder = builder.whenMatchedDelete("new._deleted and new._seq > stored._seq")
         builder = builder.whenMatchedUpdate("new._seq > stored._seq", values)
         builder.whenNotMatchedInsert("not new._deleted", values).execute()

@@ -26,6 +26,13 @@ META_SCHEMA = StructType(
     ]
 )
 
+_HASH: Final = "hash of the key"
+"""Column by which frames are grouped and joined, before the key itself. No field's column can have this name.
+
+Spark sorts rows by the first eight bytes of the first column, and compares complete values only where these are equal. The keys'
+texts begin alike (`{"id":12`), their hashes don't.
+"""
+
 _FEW: Final = 50_000
 """Number of events up to which their keys are sent to all tasks that read merged rows. With more, these rows are shuffled."""
 
@@ -57,21 +64,22 @@ class Unmerged:
 def latest(events: DataFrame, *, has_patches: bool, is_latest: bool = False) -> DataFrame:
     """Return one row per key. The order of the events doesn't matter.
 
-    Columns: key, image, patches. `image` is the last change that contains the complete row or deletes it (seq, deleted, row, ts,
-    space_id, schema_version), or null. `patches` are the patches after it, in order (seq, patch, upsert, ts, space_id,
+    Columns: key, _HASH, image, patches. `image` is the last change that contains the complete row or deletes it (seq, deleted,
+    row, ts, space_id, schema_version), or null. `patches` are the patches after it, in order (seq, patch, upsert, ts, space_id,
     schema_version, server_version). Without patches, the column `patches` is missing.
     """
     time = F.col("source_ts").alias("ts")
     version = ("space_id", "schema_version")
+    events = events.withColumn(_HASH, F.xxhash64("key"))
     image = F.struct("seq", (F.col("op") == "d").alias("deleted"), F.col("after").alias("row"), time, *version)
     if is_latest:
-        return events.select("key", image.alias("image"))
+        return events.select("key", _HASH, image.alias("image"))
     if not has_patches:
-        return events.groupBy("key").agg(F.max(image).alias("image"))
+        return events.groupBy(_HASH, "key").agg(F.max(image).alias("image"))
     is_image = F.col("op").isin("c", "r", "d") | F.col("after").isNotNull()
     patch = F.struct("seq", "patch", "upsert", time, *version, "server_version")
     return (
-        events.groupBy("key")
+        events.groupBy(_HASH, "key")
         .agg(
             F.max(F.when(is_image, image)).alias("image"),
             # A set: with at-least-once delivery a patch may occur twice, and must not be applied twice.
@@ -86,9 +94,15 @@ def newest_rows(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails
 
     `base` are the merged rows, to which patches are applied. With `fails_without_row` an UPDATE without a row ends the query.
     """
+    return _newest_with_hash(base, unmerged, form, fails_without_row=fails_without_row).drop(_HASH)
+
+
+def _newest_with_hash(base: DataFrame | None, unmerged: Unmerged, form: Form, *, fails_without_row: bool) -> DataFrame:
+    """Return `newest_rows` with the column _HASH."""
     boiled = latest(unmerged.events, has_patches=unmerged.has_patches, is_latest=unmerged.is_latest)
     whole = boiled if not unmerged.has_patches else boiled.where("image is not null and size(patches) = 0")
     rows = whole.select(
+        _HASH,
         F.col("key").alias("_key"),
         _relabelled(F.col("image.row"), form, unmerged.forms).alias("_row"),
         F.col("image.seq").alias("_seq"),
@@ -109,14 +123,16 @@ def current_rows(base: Base | None, unmerged: Unmerged | None, form: Form, *, fa
             raise ValueError("a space needs merged rows or unmerged events")
         return merged.select(*columns)
     kept = None if merged is None else merged.where(F.col("_seq") > unmerged.floor)
-    newest = newest_rows(kept, unmerged, form, fails_without_row=fails_without_row)
+    newest = _newest_with_hash(kept, unmerged, form, fails_without_row=fails_without_row)
     shown = newest.where("not _deleted").select(*columns)
     if kept is None:
         return shown
     if unmerged.count <= _FEW:
         # Computing the newest rows a second time is cheaper than shuffling the merged rows.
         return kept.join(F.broadcast(newest.select("_key")), "_key", "left_anti").select(*columns).unionByName(shown)
-    both = kept.alias("kept").join(newest.alias("newest"), F.col("kept._key") == F.col("newest._key"), "full")
+    hashed = kept.withColumn(_HASH, F.xxhash64("_key"))
+    same_key = (F.col(f"kept.`{_HASH}`") == F.col(f"newest.`{_HASH}`")) & (F.col("kept._key") == F.col("newest._key"))
+    both = hashed.alias("kept").join(newest.alias("newest"), same_key, "full")
     is_new = F.col("newest._key").isNotNull()
     picked = (F.when(is_new, F.col(f"newest.{name}")).otherwise(F.col(f"kept.{name}")).alias(name.strip("`")) for name in columns)
     return both.where("newest._deleted is null or not newest._deleted").select(*picked)
@@ -170,6 +186,7 @@ def _folded(
     return (
         based.where("size(patches) > 0")
         .select(
+            F.xxhash64("key").alias(_HASH),
             F.col("key").alias("_key"),
             fold("key", "base", "patches").alias("_row"),
             F.expr("element_at(patches, -1).seq").alias("_seq"),
