@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final, Literal
 
 from pyspark.sql import DataFrame, SparkSession
@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs import tables
 from spark_jobs.changelog import add_deduplicate
 from spark_jobs.errors import JobError
+from spark_jobs.fresh_views import FreshViews
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.control import KINDS
@@ -25,6 +26,7 @@ from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.merger import MIN_UNMERGED, SHARE, SHARE_OF_BACKLOG, Evidence, Merger, evidence
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
+from spark_jobs.registered import Names
 from spark_jobs.source import Topics
 
 AsOf = int | Literal["watermark"] | None
@@ -70,8 +72,17 @@ class Current(Job):
             help="read the table that a job `changes` writes, instead of writing a table of events of this job's own",
         )
 
+        parser.add_argument(
+            "--fresh-views",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="with --catalog, keep a view per space with its newest rows, named as its table with _fresh at the end"
+            " (default: yes)",
+        )
+
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> CurrentSink:
         """See `Job.sink`."""
+        names: Names | None = getattr(options, "names", None)
         return CurrentSink(
             session,
             topics,
@@ -83,6 +94,7 @@ class Current(Job):
             interval_seconds=options.merge_interval,
             takes_collated=options.collated_keys == "apart",
             is_background=not options.available_now,
+            views=FreshViews.at(session, names.location) if names is not None and options.fresh_views else None,
         )
 
 
@@ -104,11 +116,13 @@ class CurrentSink(Sink):
         is_background: bool = False,
         share: float | None = None,
         min_unmerged: int = MIN_UNMERGED,
+        views: FreshViews | None = None,
     ) -> None:
         """Set the sink up. Raises JobError if the tables were made from another table of events.
 
         `changes_path` is the path of another job's table of events, None for a table of this job's own. With `is_background` a
         separate thread merges; otherwise `write` does. `share` and `min_unmerged` are the thresholds for a merge (merger.py).
+        `views` are renewed after each step of the merger.
         """
         self._lake = Lake(session, path, changes_path)
         self._lake.check_changes(changes_path)
@@ -123,8 +137,9 @@ class CurrentSink(Sink):
         if not is_background:
             interval_seconds = math.inf  # batches wait during a merge, so time alone is no reason for one
         merger = Merger(self._lake, topics, interval_seconds, skips_missing_rows, share, min_unmerged, takes_collated)
-        self._steps = _Steps(merger, interval_seconds) if is_background else None
         self._merger = merger
+        self._views = views
+        self._steps = _Steps(self._step, interval_seconds) if is_background else None
         self._seen: Evidence | None = None
         self._is_merged = False
 
@@ -138,7 +153,7 @@ class CurrentSink(Sink):
         else:
             self._seen = seen
             self._is_merged = seen is not None and seen.is_all
-            self._merger.step(seen, merges_all=self._is_merged)
+            self._step(seen, merges_all=self._is_merged)
 
     def tables(self) -> Mapping[str, str]:
         """See `Sink.tables`: the merged rows of each space."""
@@ -150,8 +165,13 @@ class CurrentSink(Sink):
             # An earlier run may have been killed after this batch, before it merged all events.
             self._seen = evidence(self._lake, self._positions, batch)
         if not self._is_merged:
-            self._merger.step(self._seen, merges_all=True)
+            self._step(self._seen, merges_all=True)
         return 0
+
+    def _step(self, seen: Evidence | None, *, merges_all: bool = False) -> None:
+        self._merger.step(seen, merges_all=merges_all)
+        if self._views is not None:
+            self._views.renew(self._lake, self._merger.tables())
 
     def check(self) -> None:
         """See `Sink.check`."""
@@ -167,8 +187,8 @@ class CurrentSink(Sink):
 class _Steps:
     """Thread that runs the merger's steps: after each new batch, and at regular intervals."""
 
-    def __init__(self, merger: Merger, interval_seconds: float) -> None:
-        self._merger = merger
+    def __init__(self, step: Callable[[Evidence | None], None], interval_seconds: float) -> None:
+        self._step = step
         self._interval_seconds = interval_seconds
         self._seen: Evidence | None = None
         self._is_new = threading.Event()
@@ -205,7 +225,7 @@ class _Steps:
     def _run(self) -> None:
         try:
             while True:
-                self._merger.step(self._seen)
+                self._step(self._seen)
                 if not self._is_stopped:
                     self._is_new.wait(self._interval_seconds)
                     self._is_new.clear()

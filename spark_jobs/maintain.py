@@ -170,6 +170,8 @@ def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: b
         condition |= (F.col("space") == space) & (F.col("seq") <= seq)
     rows = tables.read(session, table).where(condition).count()
     if rows and not is_dry:
+        if lake.forgotten_table is not None:
+            lake.forgotten_table.record(forgettable)
         tables.delete(session, table, condition)
     yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 

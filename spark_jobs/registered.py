@@ -43,7 +43,7 @@ class Names:
     def __init__(self, session: SparkSession, location: Location) -> None:
         """Name the tables in the location's schema, by the location's template."""
         self._session = session
-        self._location = location
+        self.location = location
         self._done: dict[str, str] = {}
 
     def give(self, paths: Mapping[str, str]) -> None:
@@ -53,5 +53,5 @@ class Names:
         """
         for name, path in paths.items():
             if self._done.get(name) != path and tables.is_delta(self._session, path):
-                tables.register(self._session, path, self._location.named(name))
+                tables.register(self._session, path, self.location.named(name))
                 self._done[name] = path

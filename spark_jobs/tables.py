@@ -31,6 +31,7 @@ from pyspark.sql.types import DataType, StructType
 
 from spark_jobs.errors import JobError
 from spark_jobs.folders import catalog_name, folder
+from spark_jobs.sql_text import literal, quoted
 
 DEFAULT_TEMPLATE: Final = "{prefix}_{table}"
 
@@ -88,10 +89,15 @@ class Location:
         """Return the only table of a job: the path itself, or the table with this name in the catalog."""
         return self.named(name) if self.path is None else self.path
 
-    def named(self, name: str) -> CatalogTable:
-        """Return the catalog's table for this name, by the template."""
+    def named(self, name: str, suffix: str = "") -> CatalogTable:
+        """Return the catalog's table for this name, by the template. The `suffix` comes after what the template says."""
         called = self.template.replace("{prefix}", catalog_name(self.prefix)).replace("{table}", catalog_name(name))
-        return CatalogTable((*self.schema, called))
+        return CatalogTable((*self.schema, f"{called}{suffix}"))
+
+    @property
+    def is_in_own_catalog(self) -> bool:
+        """Whether the catalog is Spark's own, the only one in which Spark itself creates views."""
+        return self.schema[:1] == (_OWN_CATALOG,)
 
 
 def qualified(session: SparkSession, path: str) -> str:
@@ -109,7 +115,7 @@ def qualified(session: SparkSession, path: str) -> str:
 
 def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
     """Raise JobError unless the schema exists in the catalog."""
-    name = ".".join(map(_quoted, schema))
+    name = ".".join(map(quoted, schema))
     try:
         session.sql(f"DESCRIBE SCHEMA {name}").collect()
     except AnalysisException as error:
@@ -121,7 +127,7 @@ def check_schema(session: SparkSession, schema: Sequence[str]) -> None:
 
 def schema_location(session: SparkSession, schema: Sequence[str]) -> str | None:
     """Return the location in which the catalog keeps a schema's tables; None if the catalog reports none."""
-    name = ".".join(map(_quoted, schema))
+    name = ".".join(map(quoted, schema))
     for row in session.sql(f"DESCRIBE SCHEMA {name}").collect():
         if row["info_name"] == "Location" and row["info_value"]:
             return qualified(session, _path_of(session, str(row["info_value"])).rstrip("/"))
@@ -139,7 +145,7 @@ def _path_of(session: SparkSession, location: str) -> str:
 
 def register(session: SparkSession, path: str, table: CatalogTable) -> None:
     """Register the table at a path in a catalog, unless it has the name already. Raises JobError if another table has it."""
-    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {_literal(path)}")
+    session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} USING delta LOCATION {literal(path)}")
     found = table_location(session, table) if is_delta(session, table) else "elsewhere"
     if found != path:
         raise JobError(
@@ -155,10 +161,10 @@ def table_location(session: SparkSession, table: Table) -> str:
 def identifier(table: Table) -> str:
     """Return the table's name in SQL."""
     if isinstance(table, str):
-        return f"delta.{_quoted(table)}"
+        return f"delta.{quoted(table)}"
     # Delta's own functions accept no catalog before the schema. For Spark's own catalog it can be left out.
     parts = table.parts[1:] if table.parts[0] == _OWN_CATALOG else table.parts
-    return ".".join(map(_quoted, parts))
+    return ".".join(map(quoted, parts))
 
 
 def exists(session: SparkSession, table: Table) -> bool:
@@ -204,8 +210,8 @@ def create(
     partition_by: Sequence[str] = (),
 ) -> None:
     """Create an empty table, unless there is one."""
-    columns = ", ".join(f"{_quoted(field.name)} {_type(field.dataType)}" for field in schema.fields)
-    partitions = f" PARTITIONED BY ({', '.join(map(_quoted, partition_by))})" if partition_by else ""
+    columns = ", ".join(f"{quoted(field.name)} {_type(field.dataType)}" for field in schema.fields)
+    partitions = f" PARTITIONED BY ({', '.join(map(quoted, partition_by))})" if partition_by else ""
     settings = f" TBLPROPERTIES ({_settings(properties)})" if properties else ""
     session.sql(f"CREATE TABLE IF NOT EXISTS {identifier(table)} ({columns}) USING delta{partitions}{settings}")
 
@@ -247,7 +253,7 @@ def merge_rows(session: SparkSession, table: Table, newest: DataFrame) -> None:
     """
     # Spark sorts both sides by their keys. The hash comes first, as it is quicker to compare than texts that begin alike.
     same_key = "xxhash64(stored._key) = xxhash64(new._key) and stored._key = new._key"
-    values: dict[str, str | Column] = {_quoted(name): f"new.{_quoted(name)}" for name in newest.columns if name != "_deleted"}
+    values: dict[str, str | Column] = {quoted(name): f"new.{quoted(name)}" for name in newest.columns if name != "_deleted"}
 
     def merge() -> None:
         builder = delta(session, table).alias("stored").merge(newest.alias("new"), same_key)
@@ -284,20 +290,11 @@ def _save(writer: DataFrameWriter, table: Table) -> None:
 
 
 def _settings(properties: Mapping[str, str]) -> str:
-    return ", ".join(f"{_literal(name)} = {_literal(value)}" for name, value in properties.items())
+    return ", ".join(f"{literal(name)} = {literal(value)}" for name, value in properties.items())
 
 
 def _type(kind: DataType) -> str:
     """Return a type as written in SQL. Spark's own text of a struct doesn't quote the names."""
     if isinstance(kind, StructType):
-        return f"struct<{', '.join(f'{_quoted(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
+        return f"struct<{', '.join(f'{quoted(field.name)}: {_type(field.dataType)}' for field in kind.fields)}>"
     return kind.simpleString()
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"
-
-
-def _literal(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
-    return f"'{escaped}'"

@@ -16,6 +16,7 @@ from spark_jobs import json_text
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Form, Version
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
+from spark_jobs.sql_text import literal
 
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
@@ -23,10 +24,7 @@ def typed(rows: DataFrame, form: Form) -> DataFrame:
     read = rows.withColumn("_fields", fields_of(F.col("_row")))
     unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object: "), "_row")
     checked = F.when(F.col("_row").isNotNull() & F.col("_fields").isNull(), F.raise_error(unreadable))
-    columns = [
-        as_type(F.col("_fields")[field.name], kind).alias(name)
-        for field, (name, kind) in zip(form.fields, form.columns().items(), strict=True)
-    ]
+    columns = [F.expr(value).alias(name) for name, value in column_values(form, "_fields").items()]
     return read.withColumn("_fields", F.coalesce(checked, F.col("_fields"))).select(*rows.columns, *columns)
 
 
@@ -69,13 +67,21 @@ def fields_of(text: Column) -> Column:
     return F.from_json(text, "map<string,string>")
 
 
-def as_type(text: Column, kind: str) -> Column:
-    """Return a value's text converted to a column type; null if the type can't hold the value."""
+def column_values(form: Form, fields: str) -> dict[str, str]:
+    """Return SQL expressions for the form's columns by their names. `fields` is the column that `fields_of` made."""
+    columns = zip(form.fields, form.columns().items(), strict=True)
+    return {name: value_of(fields, field.name, kind) for field, (name, kind) in columns}
+
+
+def value_of(fields: str, field: str, kind: str) -> str:
+    """Return an SQL expression: a field's value as a column type; null if the type can't hold the value.
+
+    `fields` is the column that `fields_of` made.
+    """
+    text = f"{fields}[{literal(field)}]"
     if kind == "string":
         return text
-    if kind == "binary":
-        return F.try_to_binary(text, F.lit("base64"))
-    return text.try_cast(kind)
+    return f"try_to_binary({text}, 'base64')" if kind == "binary" else f"try_cast({text} AS {kind})"
 
 
 class Fold:

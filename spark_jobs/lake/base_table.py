@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
-from spark_jobs.forms import Form
+from spark_jobs.forms import META_COLUMNS, Form
 from spark_jobs.lake import delta_log
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
 from spark_jobs.transforms import typed
@@ -103,6 +103,11 @@ class BaseTable:
         """The form whose columns the table has."""
         assert self._state is not None
         return Form.from_json(self._state.properties[_FORM])
+
+    @property
+    def has_columns_of_form(self) -> bool:
+        """Whether the columns are those of `form`. They may differ if a process stopped while it rewrote the table."""
+        return self._state is not None and self._state.columns == (*META_COLUMNS, *self.form.columns())
 
     def refresh(self) -> None:
         """Read the table's state again."""

@@ -55,22 +55,22 @@ class ControlTable:
     def __init__(self, session: SparkSession, changes_path: str) -> None:
         """Name the table. `changes_path` is the path of the table of events."""
         self._session = session
-        self._path = f"{changes_path}/_control"
+        self.path = f"{changes_path}/_control"
 
     def write(self, records: Iterable[tuple[str, int, str]]) -> None:
         """Replace the table's records with these (kind, position in the topic, value)."""
         frame = self._session.createDataFrame(list(records), _COLUMNS)
-        frame.coalesce(1).write.format("delta").mode("overwrite").save(self._path)
+        frame.coalesce(1).write.format("delta").mode("overwrite").save(self.path)
 
     def read(self) -> Control:
         """Return the contents of the control topics. Raises JobError."""
-        state = delta_log.state(self._session, self._path)
+        state = delta_log.state(self._session, self.path)
         if state is None:
             return Control((), ())
-        known = _READ.get(self._path)
+        known = _READ.get(self.path)
         if known is None or known[0] != state.identity:
-            rows = tables.read(interpreting(self._session), self._path, state.version).collect()
-            known = _READ[self._path] = state.identity, Control(*(_values(rows, kind) for kind in KINDS))
+            rows = tables.read(interpreting(self._session), self.path, state.version).collect()
+            known = _READ[self.path] = state.identity, Control(*(_values(rows, kind) for kind in KINDS))
         return known[1]
 
 

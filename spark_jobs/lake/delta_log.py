@@ -30,6 +30,11 @@ class TableState:
         return dict(self._as_java(self._snapshot.metadata().configuration()))
 
     @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the table's columns."""
+        return tuple(self._snapshot.schema().fieldNames())
+
+    @cached_property
     def transactions(self) -> Mapping[str, int]:
         """The highest transaction number of each application that has written to the table."""
         # The checksum beside each commit contains them as long as they are few. Otherwise Delta reads the log, with a Spark job.

@@ -19,7 +19,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.forms import COLUMN_TYPES, Form, Version, column_name, same_name
-from spark_jobs.transforms import as_type, fields_of
+from spark_jobs.transforms import fields_of, value_of
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
 """Struct columns with typed fields, and the text columns from which they are made."""
@@ -77,7 +77,7 @@ class FieldColumns:
         values = []
         for column in self.columns:
             versions = [version for version, fields in has.items() if (column.field, column.type) in fields]
-            value = as_type(F.col(f"{_FIELDS}{text}")[column.field], column.type)
+            value = F.expr(value_of(f"{_FIELDS}{text}", column.field, column.type))
             if len(versions) < len(forms):
                 value = F.when(_is_one_of(versions), value)
             values.append((value if versions else F.lit(None).cast(column.type)).alias(column.name))

@@ -1,6 +1,7 @@
 """The lake of one daemon: the table of events, and beside it the merged rows of each space.
 
-    <path>/_changes      all events (change_rows.py), unless another job's table has them
+    <path>/_changes      all events (change_rows.py), unless another job's table has them; in it `_control` (control.py) and
+                         `_forgotten` (forgotten.py)
     <path>/_watermark    in its properties: the seq up to which reads are consistent, and the place of the events
     <path>/<folder>      the merged rows of a space (base_table.py, folders.py)
 
@@ -11,6 +12,7 @@ changes the merged rows accordingly. Until then readers see nothing after that p
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Final
 
 from pyspark.sql import DataFrame, SparkSession
@@ -26,6 +28,8 @@ from spark_jobs.lake import delta_log, few_events
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
+from spark_jobs.lake.forgotten import ForgottenTable
+from spark_jobs.lake.fresh_view import FreshView, fitting_versions
 from spark_jobs.source import topic_suffix
 
 CHANGES: Final = "_changes"
@@ -67,6 +71,7 @@ class Lake:
         self._elsewhere = changes_path or self._told
         self.changes_path = self._elsewhere or f"{self.path}/{CHANGES}"
         self.control_table = ControlTable(session, self.changes_path)
+        self.forgotten_table = ForgottenTable(session, self.changes_path) if self._elsewhere is None else None
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
         """Return the table of a space's merged rows."""
@@ -199,6 +204,28 @@ class Lake:
         if unmerged is None and base is None:
             unmerged = Unmerged(_none_of(self.session), -1, {}, has_patches=False, count=0)
         return SpaceRows(base, unmerged, form, is_truncated=unmerged is not None and unmerged.floor > swept)
+
+    def fresh_view(self, table: BaseTable) -> FreshView | None:
+        """Return the view of a space's newest rows for a version of its table.
+
+        It is None for a table that can't be read in SQL until the next merge: an earlier version of the job left it, or a process
+        stopped while it rewrote it.
+        """
+        if table.is_former or not table.has_columns_of_form:
+            return None
+        form = table.form
+        forms = self.control_table.read().forms
+        return FreshView(
+            base=table.path,
+            version=table.version,
+            merged=table.merged,
+            form=form,
+            schema_versions=fitting_versions(form, chain.from_iterable(forms.histories())),
+            changes=self.changes_path,
+            control=self.control_table.path,
+            forgotten=None if self.forgotten_table is None else self.forgotten_table.path,
+            up_to=_settled_up_to(form.space, forms, table),
+        )
 
     def form_at(self, space: str, up_to: int, table: BaseTable) -> tuple[Form, int]:
         """Return the space's form as of an event, and the seq up to which this table can show its rows. Raises JobError."""

@@ -118,6 +118,10 @@ class Merger:
     _candidate: tuple[int, Ends] | None = None
     _looked_at: Evidence | None = None
 
+    def tables(self) -> Mapping[str, BaseTable]:
+        """Return the tables of the spaces, by space."""
+        return {space: known.table for space, known in self._spaces.items()}
+
     def step(self, evidence: Evidence | None = None, *, merges_all: bool = False) -> None:
         """Advance the watermark and merge the spaces that are due, or with `merges_all` all unmerged events. Raises JobError."""
         try:

@@ -1,0 +1,39 @@
+"""The seqs up to which merged events have been removed from the lake's own table of events, by space.
+
+They are kept beside the events, in `_forgotten`. `maintain` records them before it removes the events, so that a view that still
+needs such events can raise an error (fresh_view.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs import tables
+from spark_jobs.lake import delta_log
+
+_COLUMNS: Final = "space string, seq bigint"
+
+
+class ForgottenTable:
+    """Table with a row for each space of which events have been removed."""
+
+    def __init__(self, session: SparkSession, changes_path: str) -> None:
+        """Name the table. `changes_path` is the path of the table of events."""
+        self.path = f"{changes_path}/_forgotten"
+        self._session = session
+
+    def create(self) -> None:
+        """Create an empty table, unless there is one."""
+        if delta_log.state(self._session, self.path) is None:
+            self._session.createDataFrame([], _COLUMNS).write.format("delta").mode("ignore").save(self.path)
+
+    def record(self, seqs: Mapping[str, int]) -> None:
+        """Record, by space, the seq up to which events are about to be removed."""
+        self.create()
+        known = {row["space"]: row["seq"] for row in tables.read(self._session, self.path).collect()}
+        highest = {space: max(seqs.get(space, -1), known.get(space, -1)) for space in {*seqs, *known}}
+        if highest != known:
+            tables.overwrite(self._session.createDataFrame(list(highest.items()), _COLUMNS).coalesce(1), self.path)
