@@ -90,6 +90,16 @@ class Form:
         """Return whether `later` gives the same names to the fields of this form's format. Fields past the format don't count."""
         return [field.name for field in self.fields] == [field.name for field in later.fields[: len(self.fields)]]
 
+    def covers(self, other: Form) -> bool:
+        """Return whether rows of `other` have all columns of this form, and keys of the same kind, in the same space.
+
+        The rows may have further fields.
+        """
+        columns = list(self.columns().items())
+        is_same_space = (self.space_id, self.space) == (other.space_id, other.space)
+        has_columns = self.writes_as(other) and list(other.columns().items())[: len(columns)] == columns
+        return is_same_space and self.key_writing == other.key_writing and has_columns
+
     def field_name(self, place: int) -> str:
         """Return the name that the field at this place (from 0) has in messages."""
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"

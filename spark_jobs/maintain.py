@@ -162,7 +162,7 @@ def _forget(session: SparkSession, table: Table, days: int, *, is_dry: bool) -> 
 
 def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: bool) -> Iterator[str]:
     lake = Lake(session, table.rpartition("/")[0])
-    if not lake.has_watermark() or lake.changes_path != table:
+    if lake.forgotten_table is None or not lake.has_watermark():
         return
     forgettable = lake.forgettable(time.time() - hours * 3600)
     condition = F.lit(False)
@@ -170,8 +170,7 @@ def _forget_merged(session: SparkSession, table: str, hours: float, *, is_dry: b
         condition |= (F.col("space") == space) & (F.col("seq") <= seq)
     rows = tables.read(session, table).where(condition).count()
     if rows and not is_dry:
-        if lake.forgotten_table is not None:
-            lake.forgotten_table.record(forgettable)
+        lake.forgotten_table.record(forgettable)
         tables.delete(session, table, condition)
     yield f"{'would forget' if is_dry else 'forgot'} {rows} events that have been merged for {hours:g} hours"
 

@@ -23,7 +23,6 @@ The job makes the view again after each merge. A view that is read before that i
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -101,21 +100,6 @@ SELECT {values} FROM changed"""  # noqa: S608 - all names and texts are quoted
             return value
         removed = f"SELECT max(seq) FROM {_table(self.forgotten)} WHERE space = {literal(self.form.space)}"  # noqa: S608
         return f"if(({removed}) > {self.merged}, raise_error({literal(_OUT_OF_DATE)}), {value})"
-
-
-def fitting_versions(form: Form, others: Iterable[Form]) -> tuple[int, ...]:
-    """Return the schema_versions of events that a view with the columns of `form` can show, from all forms of all spaces.
-
-    These forms begin with the same fields and have the same key.
-    """
-    fits = (
-        other
-        for other in others
-        if (other.space_id, other.space, other.key_writing) == (form.space_id, form.space, form.key_writing)
-        and form.writes_as(other)
-        and list(other.columns().items())[: len(form.fields)] == list(form.columns().items())
-    )
-    return tuple(sorted({form.schema_version, *(other.schema_version for other in fits)}))
 
 
 def _table(path: str) -> str:

@@ -29,7 +29,7 @@ from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
 from spark_jobs.lake.forgotten import ForgottenTable
-from spark_jobs.lake.fresh_view import FreshView, fitting_versions
+from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.source import topic_suffix
 
 CHANGES: Final = "_changes"
@@ -71,6 +71,7 @@ class Lake:
         self._elsewhere = changes_path or self._told
         self.changes_path = self._elsewhere or f"{self.path}/{CHANGES}"
         self.control_table = ControlTable(session, self.changes_path)
+        # Events of another job's table are never removed.
         self.forgotten_table = ForgottenTable(session, self.changes_path) if self._elsewhere is None else None
 
     def table(self, space: str, prefix: str | None = None) -> BaseTable:
@@ -215,12 +216,13 @@ class Lake:
             return None
         form = table.form
         forms = self.control_table.read().forms
+        covered = {other.schema_version for other in chain.from_iterable(forms.histories()) if form.covers(other)}
         return FreshView(
             base=table.path,
             version=table.version,
             merged=table.merged,
             form=form,
-            schema_versions=fitting_versions(form, chain.from_iterable(forms.histories())),
+            schema_versions=tuple(sorted({form.schema_version, *covered})),
             changes=self.changes_path,
             control=self.control_table.path,
             forgotten=None if self.forgotten_table is None else self.forgotten_table.path,

@@ -5,13 +5,15 @@ marks of deleted rows.
 
 A space is merged when its unmerged events have reached a share of its rows, or when some time has passed. Because of the share,
 the cost per change stays the same as a table grows. If the share is large, the merger rewrites the table. If it is small, the
-merger uses MERGE, which marks replaced rows in deletion vectors and leaves their files.
+merger uses MERGE, which marks replaced rows in deletion vectors and leaves their files. A space whose rows have got other columns
+is merged earlier, because a view in SQL can't show such rows before (fresh_view.py).
 
 If a space gets another name or another primary key, the merger moves its rows before it merges any later event.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -77,7 +79,7 @@ class _Space:
     """State of a space's table between two steps. `swept` has the seq of the last applied sweep, by the space's id.
 
     `unmerged` is the number of unmerged events. `merged_at` (monotonic clock) and `took_seconds` describe the last merge.
-    `counted` caches the number of rows.
+    `counted` caches the number of rows. `has_old_form` if newer rows don't fit the table's columns.
     """
 
     table: BaseTable
@@ -86,6 +88,7 @@ class _Space:
     took_seconds: float = 0.0
     swept: dict[int, int] = field(default_factory=dict)
     counted: int | None = None
+    has_old_form: bool = False
 
     @property
     def rows(self) -> int:
@@ -219,6 +222,7 @@ class Merger:
                 known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
             else:
                 known.unmerged += counts.get(space, 0)
+            known.has_old_form = form is not None and not known.table.form.covers(form)
             if form is not None and control.swept(form.space_id, self._mark) > known.swept.get(form.space_id, -1):
                 known.unmerged = max(known.unmerged, 1)
 
@@ -238,7 +242,9 @@ class Merger:
         if waited >= max(self.interval_seconds, _PAUSE * known.took_seconds):
             return True
         has_enough = known.unmerged >= self.min_unmerged and known.unmerged >= self.share * known.rows
-        return has_enough and waited >= known.took_seconds
+        # Nobody waits for the new form in a backlog, where time is no reason for a merge either.
+        lacks_form = known.has_old_form and self.interval_seconds < math.inf
+        return (has_enough or lacks_form) and waited >= known.took_seconds
 
     def _merge_all(self, spaces: Collection[str], up_to: int, forms: Mapping[str, Form] | None = None) -> None:
         """Merge spaces up to an event, several at a time; each has its own table.

@@ -6,7 +6,7 @@ import pytest
 
 from spark_jobs.errors import JobError
 from spark_jobs.forms import Form, Forms
-from tests.spark.messages import golden, schema
+from tests.spark.messages import COLUMNS, golden, schema
 
 pytestmark = pytest.mark.spark
 
@@ -54,3 +54,21 @@ def test_names_that_java_takes_for_one_get_columns_of_their_own() -> None:
     form = forms(schema(0, columns=[(name, "string") for name in alike]).value).of(512, 1)
     second = (2, 4, 6, 7, 9, 11)
     assert form.column_names() == tuple(f"{name}__{n}" if n in second else name for n, name in enumerate(alike, 1))
+
+
+def test_a_form_covers_those_that_only_add_fields() -> None:
+    longer = [*COLUMNS, ("city", "string")]
+    cases = [
+        schema(0, columns=longer, version=2),
+        schema(0, columns=[("id", "integer"), *longer[1:]], version=3),  # another type with the same column
+        schema(0, columns=[("id", "int64"), *longer[1:]], version=4),
+        schema(0, columns=[longer[0], ("title", "string"), *longer[2:]], version=5),
+        schema(0, columns=longer[:2], version=6),
+        schema(0, key=("id", "name"), version=7),
+        schema(0, as_written=("id",), version=8),
+        schema(0, space="people", version=9),
+        schema(0, space_id=600, version=10),
+    ]
+    first = forms(schema(0).value).of(512, 1)
+    others = [form for history in forms(*(case.value for case in cases)).histories() for form in history]
+    assert [form.schema_version for form in (first, *others) if first.covers(form)] == [1, 2, 3]

@@ -310,10 +310,12 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
     assert names("users") == ["b", "d"]
     job.send(put("c", {"id": 5, "name": "e"}, 5, version=2), merges=True)
     assert [row["city"] for row in spark.table("cdc.shop_users_fresh").collect()].count("Rome") == 1
-    # A view moves with the name of its space.
+    # A view moves with the name of its space. One that was made before still shows what had that name.
+    before = job.view()
     job.send(schema(5, space="people", version=3, columns=LONGER), put("c", {"id": 6, "name": "f"}, 6, space="people", version=3))
     job.send(schema(6, version=4, space_id=600), put("c", {"id": 7, "name": "g"}, 7, version=4, space_id=600), merges=True)
     assert (names("users"), names("people")) == (["g"], ["b", "d", "e", "f"])
+    assert sorted(row["name"] for row in job.seen(before).values()) == ["b", "d", "e"]
     # A space that is dropped leaves an empty one.
     job.send(truncate(8, space="people", version=3))
     assert names("people") == []
@@ -322,6 +324,17 @@ def test_a_catalog_has_a_view_of_each_space(spark: SparkSession, tmp_path: Path)
     job.views = FreshViews(spark, LOCATION)
     job.send(put("c", {"id": 8, "name": "h"}, 9, version=4, space_id=600))
     assert names("users") == ["g", "h"]
+
+
+def test_a_view_gets_the_columns_of_a_new_form_at_once(job: Job) -> None:
+    """It would otherwise stop at the first row whose columns it doesn't have, until the interval has passed."""
+    job.send(schema(0, columns=LONGER), put("c", {"id": 1, "name": "a"}, 1), merges=True)
+    before = job.view()
+    job.send(put("c", {"id": 2, "name": "b"}, 2))
+    assert job.view() == before
+    job.send(schema(2, version=2, columns=RENAMED), put("c", {"id": 3, "title": "c"}, 3, version=2))
+    assert [row["title"] for row in job.seen(job.view()).values()] == ["a", "b", "c"]
+    assert [row["name"] for row in job.seen(before).values()] == ["a", "b"]
 
 
 @pytest.mark.usefixtures("catalog")
