@@ -3,7 +3,8 @@
 The text of a view stays the same while the tables change, so a view that nobody has renewed must still be right. It reads
 
 * the merged rows in one version of their table (`VERSION AS OF`), which contains the events up to a seq M, and no later one;
-* the events after M, as they are when the view is read.
+* the events after M, as they are when the view is read. Delta reads a table in one version per query, even where the text names
+  the table several times.
 
 Why its rows are right, however old its text is:
 
@@ -13,7 +14,7 @@ Why its rows are right, however old its text is:
   record in `_control` is read each time.
 * Not every event can be applied in SQL: a patch needs Python, and an event of another form may have other field names, another
   key, or belong to another space that has taken the name. The view stops before the first such event. It then shows the space
-  as it was at that event, as if no later event, truncation or sweep had arrived.
+  as it was right before that event, as if no later truncation or sweep had arrived either.
 * A change of name or key that is known when the view is made limits it in the same way (`up_to`), even without any event.
 * `maintain` removes merged events, and records the seqs of the last ones beforehand (forgotten.py). If events after M have been
   removed, the view raises an error. If VACUUM has removed the files of the version, Delta does so.
