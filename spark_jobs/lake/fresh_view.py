@@ -62,7 +62,10 @@ class FreshView:
     up_to: int
 
     def query(self) -> str:
-        """Return the SQL of the view. Its columns are META_COLUMNS and the columns of the form."""
+        """Return the SQL of the view. Its columns are META_COLUMNS and the columns of the form.
+
+        Spark plans the subquery of a name once for each of its uses, so there are few: `gone` applies to all rows at the end.
+        """
         names = ", ".join(map(quoted, (*META_COLUMNS, *self.form.columns())))
         values = ", ".join(("key", "image.row", "image.seq", "image.ts", *column_values(self.form, "fields").values()))
         space, space_id = literal(self.form.space), self.form.space_id
@@ -84,16 +87,18 @@ gone AS (
 ),
 newest AS (
   SELECT key, max(struct(seq, op = 'd' AS is_deleted, after AS row, source_ts AS ts)) AS image
-  FROM shown WHERE op <> 't' AND seq > (SELECT seq FROM gone) GROUP BY key
+  FROM shown WHERE op <> 't' GROUP BY key
 ),
 changed AS (
   SELECT key, image, coalesce(from_json(image.row, 'map<string,string>'), {_UNREADABLE}) AS fields
   FROM newest WHERE NOT image.is_deleted
 )
-SELECT {names} FROM {_table(self.base)} VERSION AS OF {self.version} AS merged LEFT ANTI JOIN newest ON merged._key = newest.key
-WHERE merged._seq > (SELECT seq FROM gone)
-UNION ALL
-SELECT {values} FROM changed"""  # noqa: S608 - all names and texts are quoted
+SELECT * FROM (
+  SELECT {names} FROM {_table(self.base)} VERSION AS OF {self.version} AS merged
+  LEFT ANTI JOIN newest ON merged._key = newest.key
+  UNION ALL
+  SELECT {values} FROM changed
+) WHERE _seq > (SELECT seq FROM gone)"""  # noqa: S608 - all names and texts are quoted
 
     def _checked(self, value: str) -> str:
         """Return an SQL expression for a value that raises an error instead if events have been removed that the view needs."""
