@@ -12,7 +12,9 @@ from spark_jobs.source import Topics
 
 def main() -> None:
     """Until all of them have ended."""
-    session = build_session("feeds", jars_directory=sys.argv[1], settings={"spark.scheduler.mode": "FAIR"})
+    # Several jobs at once need more memory than one.
+    settings = {"spark.scheduler.mode": "FAIR", "spark.driver.memory": "2g"}
+    session = build_session("feeds", jars_directory=sys.argv[1], settings=settings)
     queries = []
     for is_separator, command in groupby(sys.argv[2:], "then".__eq__):
         if not is_separator:

@@ -19,7 +19,7 @@ from tests.live.stream import Event, Stream
 
 Row = list[Any]
 
-_SPACES = """
+SPACES = """
 local found = {}
 for _, row in box.space._space:pairs({512}, {iterator = 'GE'}) do
     local space = box.space[row.id]
@@ -29,7 +29,7 @@ for _, row in box.space._space:pairs({512}, {iterator = 'GE'}) do
 end
 return found
 """
-_ROWS = "local rows = {} for _, row in box.space[...]:pairs() do table.insert(rows, row) end return rows"
+ROWS = "local rows = {} for _, row in box.space[...]:pairs() do table.insert(rows, row) end return rows"
 
 
 class Replica:
@@ -137,11 +137,11 @@ def compare(replica: Replica, tarantool: TarantoolServer) -> dict[str, int]:
 
     The master must be at rest.
     """
-    (spaces,) = tarantool.eval(_SPACES)
+    (spaces,) = tarantool.eval(SPACES)
     counts: dict[str, int] = {}
     differences: list[str] = []
     for space_id, name in spaces:
-        (stored,) = values.decode(tarantool.eval_raw(_ROWS, space_id))
+        (stored,) = values.decode(tarantool.eval_raw(ROWS, space_id))
         expected = {values.text(row) for row in stored}
         found = {values.text(row) for row in replica.rows(space_id)}
         counts[name] = len(stored)

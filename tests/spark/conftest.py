@@ -12,6 +12,9 @@ from pyspark.sql import SparkSession
 from cdc.local.class_archives import start_options
 from cdc.local.jars import SPARK, class_path, jar_folder
 from spark_jobs.session import build_session
+from tests.live.conftest import scene, scene_factory
+
+__all__ = ["scene", "scene_factory"]
 
 _IS_TORN = pytest.StashKey[bool]()
 
