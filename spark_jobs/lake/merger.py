@@ -137,21 +137,29 @@ class Merger:
             raise known from error
 
     def _step(self, evidence: Evidence | None, *, merges_all: bool) -> None:
-        if (evidence is None or evidence is not self._looked_at) and not self._read_new_events(evidence):
-            return
+        if evidence is None or evidence is not self._looked_at:
+            found = self._read_new_events(evidence)
+            if found is None:
+                return
+            control, is_quiet = found
+            self._settled = self._settle(control, is_quiet=is_quiet)
+            self._publish(self._settled)
         self._looked_at = evidence
         now = time.monotonic()
         due = [space for space, known in self._spaces.items() if known.unmerged and (merges_all or self._is_due(known, now))]
         self._merge_all(due, self._settled)
 
-    def _read_new_events(self, evidence: Evidence | None) -> bool:
-        """Read the new events, and apply them to the watermark, and to names and keys. Return whether there are any events."""
+    def _read_new_events(self, evidence: Evidence | None) -> tuple[Control, bool] | None:
+        """Read the new events, raise the watermark over them, and count by space how many there are to merge.
+
+        Returns the contents of the control topics, and whether all topics have been read to their ends; None without any events.
+        """
         # After a batch that has been examined already, only the events of later batches are read.
         is_next = evidence is not None and 0 <= self._batch < evidence.batch
         version = None if evidence is None or is_next else evidence.version
         events = self.lake.changes(version, interpreting(self.lake.session))
         if events is None:
-            return False
+            return None
         # Control records that arrived after the evidence don't count, because their events may be missing.
         control = self.lake.control_table.read() if evidence is None else evidence.control
         if self._mark < 0:
@@ -169,9 +177,7 @@ class Merger:
         self._batch = -1 if evidence is None else evidence.batch
         since, is_quiet = self._mark, self._advance(control, evidence)
         self._count_unmerged(events, control, since)
-        self._settled = self._settle(control, is_quiet=is_quiet)
-        self._publish(self._settled)
-        return True
+        return control, is_quiet
 
     def _publish(self, mark: int) -> None:
         """Publish a watermark, unless a later one is published."""
