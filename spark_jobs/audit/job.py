@@ -167,7 +167,7 @@ class AuditSink(Sink):
         self._unreported: Counter[str] = Counter()
         """Findings since the last run that reported its findings at its end. An earlier process may have made them."""
         self._reports = 0
-        """Number of runs that reported their findings at their end."""
+        """Number of reports that runs have begun at their end."""
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
@@ -204,15 +204,16 @@ class AuditSink(Sink):
         is_final = self._source.is_final
         found = self._settle_missing(state, state.numbers.highest) if is_final else self._settle_waiting(state)
         found += self._judge_counts(state, state.transactions)
-        # Publish before the state records them as reported. Use another application name: the batch's findings are in the table
-        # already, and Delta would take these for them.
-        self._publish(found, self._reports, f"{query}/reports")
         self._unreported.update(finding.kind for finding in found)
+        self._reports += 1
+        # Kept first, so that the next run publishes the same ones if this one is killed in between. Delta accepts each report's
+        # number only once.
+        self._save(state, batch, query, (), found)
+        self._publish_report(found, query)
         told = ", ".join(f"{count} {kind}" for kind, count in sorted(self._unreported.items()))
         _say(f"found {told}; the table {self._path}/findings has them" if told else "found nothing")
         self._unreported.clear()
-        self._reports += 1
-        self._save(state, batch, query, found)
+        self._save(state, batch, query, ())
         return 1 if told else 0
 
     def _load(self, query: str) -> tuple[State, int, list[Finding]]:
@@ -232,6 +233,7 @@ class AuditSink(Sink):
             self._state, self._position = State.from_json(kept["state"]), (query, batch)
             # The files of an earlier version don't have these.
             self._unreported, self._reports = Counter(kept.get("unreported", {})), kept.get("reports", 0)
+            self._publish_report([Finding(*values) for values in kept.get("report", ())], query)
             return self._state, batch, stored
         return None
 
@@ -247,15 +249,21 @@ class AuditSink(Sink):
                         state.cut.add(where)
         return state
 
-    def _save(self, state: State, batch: int, query: str, found: Sequence[Finding]) -> None:
+    def _save(self, state: State, batch: int, query: str, found: Sequence[Finding], report: Sequence[Finding] = ()) -> None:
+        """Keep the state, the batch's findings, and those of a report at the end that are about to be published."""
         kept = {
             "state": state.to_json(),
             "findings": [astuple(finding) for finding in found],
             "unreported": self._unreported,
             "reports": self._reports,
+            "report": [astuple(finding) for finding in report],
         }
         self._files.write(query, batch, json.dumps(kept))
         self._state, self._position = state, (query, batch)
+
+    def _publish_report(self, found: Sequence[Finding], query: str) -> None:
+        # Delta has the batch's findings already. Under the same application's name it would take these for them.
+        self._publish(found, self._reports, f"{query}/reports")
 
     def _publish(self, found: Sequence[Finding], batch: int, application: str) -> None:
         if not found:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -234,21 +235,35 @@ def test_what_a_batch_leaves_open_the_next_one_settles(auditor: Auditor) -> None
     assert auditor.kinds() == [("duplicate", 1), ("gap", 4), ("image", 3), ("image", 7), ("order", 5)]
 
 
-def test_killed_at_the_end_it_has_told_what_it_found(auditor: Auditor, monkeypatch: pytest.MonkeyPatch) -> None:
-    auditor.take(put("c", row(1), 1), put("c", row(3), 3))
+@pytest.mark.parametrize("killed_in", [0, 1, 2])
+def test_killed_at_the_end_it_leaves_its_report_to_the_next_run(
+    auditor: Auditor, monkeypatch: pytest.MonkeyPatch, killed_in: int
+) -> None:
+    """Killed before its findings are kept, before they are in the table, or before they count as reported."""
+    # One partition stays behind, so only the end tells what is missing.
+    auditor.take(put("c", row(1), 1), put("c", row(2), 3))
+    assert auditor.kinds() == []
+    steps = count()
 
-    def killed(*_: object) -> None:
-        raise KeyboardInterrupt
+    def unless_killed(step: Callable[..., None]) -> Callable[..., None]:
+        def stepped(*arguments: Any) -> None:
+            if next(steps) == killed_in:
+                raise KeyboardInterrupt
+            step(*arguments)
 
-    monkeypatch.setattr(auditor.sink, "_save", killed)
+        return stepped
+
+    for name in ("_save", "_publish"):
+        monkeypatch.setattr(auditor.sink, name, unless_killed(getattr(auditor.sink, name)))
     with pytest.raises(KeyboardInterrupt):
         auditor.sink.finish()
-    assert auditor.kinds() == [("gap", 2)]
+    # The next run has other findings of its own.
     auditor.restart()
-    assert auditor.records is not None
-    auditor.sink.write(auditor.records, auditor.batch, "query")
-    auditor.sink.finish()
-    assert auditor.kinds() == [("gap", 2)]
+    auditor.take(put("c", row(4), 5))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 2), ("gap", 4)]
+    auditor.restart()
+    assert auditor.sink.finish() == 0
 
 
 def test_killed_behind_its_last_batch_it_reports_at_the_next_start_what_it_would_have(
