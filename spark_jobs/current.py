@@ -174,9 +174,10 @@ class CurrentSink(Sink):
             self._views.renew(self._lake, self._merger.tables())
 
     def check(self) -> None:
-        """See `Sink.check`."""
+        """See `Sink.check`. Without any batch, too, an earlier run may have left events to merge and views to renew."""
         if self._steps is not None:
             self._steps.check()
+            self._steps.start()
 
     def close(self) -> None:
         """See `Sink.close`. Completes the running merges."""
@@ -185,7 +186,7 @@ class CurrentSink(Sink):
 
 
 class _Steps:
-    """Thread that runs the merger's steps: after each new batch, and at regular intervals."""
+    """Thread that runs the merger's steps: at the start, after each new batch, and at regular intervals."""
 
     def __init__(self, step: Callable[[Evidence | None], None], interval_seconds: float) -> None:
         self._step = step
@@ -195,22 +196,29 @@ class _Steps:
         self._is_stopped = False
         self._failure: BaseException | None = None
         self._thread: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def wake(self, seen: Evidence | None) -> None:
         """Request a step, with the evidence of the newest batch. Raises the error of an earlier step that failed."""
         self.check()
         self._seen = seen
         self._is_new.set()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="merges", daemon=True)
-            self._thread.start()
+        self.start()
+
+    def start(self) -> None:
+        """Start the thread, unless it runs already or the steps have been closed."""
+        with self._starting:
+            if self._thread is None and not self._is_stopped:
+                self._thread = threading.Thread(target=self._run, name="merges", daemon=True)
+                self._thread.start()
 
     def close(self) -> None:
         """Wait until the running step has ended, and run no other. If a step failed with a JobError, raise it.
 
         Other errors are ignored, as the next start repeats the step. One cause is that the same signal ended Java.
         """
-        self._is_stopped = True
+        with self._starting:
+            self._is_stopped = True
         self._is_new.set()
         if self._thread is not None:
             self._thread.join()

@@ -369,6 +369,11 @@ def test_a_view_that_needs_removed_events_is_an_error_until_it_is_renewed(spark:
         assert run.main([*maintain, "--vacuum-hours", "0"]) == 0
         with pytest.raises(Py4JJavaError, match="This view is out of date: `maintain` has removed events"):
             spark.table("cdc.shop_users_fresh").collect()
+    # A process with views makes it again when it starts, even if no batch comes.
+    sink = CurrentSink(spark, TOPICS, job.path, job.topics, is_background=True, views=views)
+    sink.check()
+    sink.close()
+    assert spark.table("cdc.shop_users_fresh").count() == 1
     job.views = views
     job.send(put("c", {"id": 3}, 4))
     assert spark.table("cdc.shop_users_fresh").count() == 2
