@@ -117,7 +117,10 @@ class Merger:
     _batch: int = -1
     _taken_over: int = -1
     _ends: dict[int, int] = field(default_factory=dict)
-    """The last watermark at or before each change of name or primary key that this step has reached, by the change's seq."""
+    """The last watermark before each change of name or primary key that this step has reached, by the change's seq.
+
+    It isn't the change's own seq: while the rows move, a reader as of that seq would find them under both names.
+    """
     _candidate: tuple[int, Ends] | None = None
     _looked_at: Evidence | None = None
 
@@ -203,7 +206,7 @@ class Merger:
             # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.
             self._mark = max(self._mark, mark if mark >= self._taken_over else 0)
         passed = {changes[0][1].seq for changes in control.forms.identity_changes()}
-        self._ends = {seq: last_end(found, completed, seq) for seq in passed if found.after < seq <= self._mark}
+        self._ends = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
 
     def _count_unmerged(self, events: DataFrame, control: Control, since: int) -> None:

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from spark_jobs import tables
 from spark_jobs.current import CurrentSink, read_current, watermark
 from spark_jobs.errors import JobError
+from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.lake import Lake
 from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
@@ -135,15 +136,25 @@ def test_the_watermark_moves_from_one_renaming_to_the_next(
     )
     forms = (schema(0, space="first"), schema(2, space="second", version=2), schema(5, space="third", version=3))
     shown: list[tuple[int, dict[str, int]]] = []
-    publish = Lake.publish
+    publish, apply_form_change = Lake.publish, BaseTable.apply_form_change
+
+    def rows_at(mark: int) -> dict[str, int]:
+        found = {name: read_current(spark, f"{tmp_path}/{name}", mark).count() for name in set(names)}
+        return {name: count for name, count in found.items() if count}
 
     def publish_and_read(lake: Lake, mark: int) -> None:
         publish(lake, mark)
-        found = {name: read_current(spark, f"{tmp_path}/{name}", mark).count() for name in set(names)}
-        shown.append((mark, {name: count for name, count in found.items() if count}))
+        shown.append((mark, rows_at(mark)))
+
+    def apply_and_read(table: BaseTable, *arguments: Any) -> None:
+        apply_form_change(table, *arguments)
+        # Who reads while the rows move finds those that were there before.
+        mark, found = shown[-1]
+        assert rows_at(mark) == found
 
     monkeypatch.setattr(Lake, "publish", publish_and_read)
+    monkeypatch.setattr(BaseTable, "apply_form_change", apply_and_read)
     records = topics.send(*forms, *rows)
     topics.took(records)
     CurrentSink(spark, TOPICS, str(tmp_path), topics).write(records, 0, "query")
-    assert shown == [(2, {"first": 2}), (4, {"second": 4}), (7, {"third": 7})]
+    assert shown == [(1, {"first": 1}), (4, {"second": 4}), (7, {"third": 7})]
