@@ -31,13 +31,14 @@ STREAM = "binary(value) value, binary('k') key, 'shop.users' topic, 0 partition,
 
 
 class Scripted(Job, Sink):
-    """Does in each batch what a test says; `done` are those that it came to the end of."""
+    """Does in each batch what a test says; `done` are those that it came to the end of. Each file of a folder is a batch."""
 
     name = "scripted"
     summary = "for tests"
     has_tables = False
 
-    def __init__(self) -> None:
+    def __init__(self, files: Path) -> None:
+        self.files = files
         self.steps: dict[int, Callable[[DataFrame], object]] = {}
         self.done: list[tuple[int, int]] = []
         self.failed: list[int] = []
@@ -56,6 +57,10 @@ class Scripted(Job, Sink):
 
     def close(self) -> None:
         self.closed += 1
+
+    def stream(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> DataFrame:  # noqa: ARG002
+        lines = session.readStream.option("maxFilesPerTrigger", 1).text(str(self.files))
+        return lines.selectExpr(*STREAM.split(", "))
 
     def sink(self, session: SparkSession, topics: Topics, options: argparse.Namespace) -> Sink:  # noqa: ARG002
         return self
@@ -103,14 +108,7 @@ def test_a_signal_ends_a_job_behind_the_batch_that_runs_and_a_second_one_in_it(
         events = [put("c", {"id": number, "seq": 7, "x": ',"seq":99,'}, 10 * number + index) for index in (2, 1)]
         (files / f"{number}.txt").write_text("".join(f"{event.value}\n" for event in events))
         os.utime(files / f"{number}.txt", (number, number))
-    monkeypatch.setattr(
-        Topics,
-        "stream",
-        lambda self, session, control=(): (  # noqa: ARG005
-            session.readStream.option("maxFilesPerTrigger", 1).text(str(files)).selectExpr(*STREAM.split(", "))
-        ),
-    )
-    job = Scripted()
+    job = Scripted(files)
     monkeypatch.setitem(run.JOBS, "scripted", job)
     port = free_port()
     arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
@@ -171,14 +169,9 @@ def test_a_signal_ends_a_job_behind_the_batch_that_runs_and_a_second_one_in_it(
 def test_a_batch_that_fails_while_the_job_stops_is_an_error_and_so_is_what_fails_beside_batches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], closed: threading.Event
 ) -> None:
-    monkeypatch.setattr(
-        Topics,
-        "stream",
-        lambda self, session, control=(): session.readStream.text(str(tmp_path / "files")).selectExpr(*STREAM.split(", ")),  # noqa: ARG005
-    )
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "0").write_text("x\n")
-    job = Scripted()
+    job = Scripted(tmp_path / "files")
     monkeypatch.setitem(run.JOBS, "scripted", job)
 
     def fails(records: DataFrame) -> None:
@@ -201,14 +194,9 @@ def test_a_batch_that_fails_while_the_job_stops_is_an_error_and_so_is_what_fails
 def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(
-        Topics,
-        "stream",
-        lambda self, session, control=(): session.readStream.text(str(tmp_path / "files")).selectExpr(*STREAM.split(", ")),  # noqa: ARG005
-    )
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "0").write_text("x\n")
-    job = Scripted()
+    job = Scripted(tmp_path / "files")
     monkeypatch.setitem(run.JOBS, "scripted", job)
     arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
