@@ -112,7 +112,6 @@ class Merger:
     _spaces: dict[str, _Space] = field(default_factory=dict)
     _mark: int = -1
     _published: int = -1
-    _settled: int = -1
     _behind: EventsAfterMark = field(default_factory=EventsAfterMark)
     _batch: int = -1
     _taken_over: int = -1
@@ -145,12 +144,12 @@ class Merger:
             if found is None:
                 return
             control, is_quiet = found
-            self._settled = self._settle(control, is_quiet=is_quiet)
-            self._publish(self._settled)
+            self._settle(control, is_quiet=is_quiet)
+            self._publish(self._mark)
         self._looked_at = evidence
         now = time.monotonic()
         due = [space for space, known in self._spaces.items() if known.unmerged and (merges_all or self._is_due(known, now))]
-        self._merge_all(due, self._settled)
+        self._merge_all(due, self._mark)
 
     def _read_new_events(self, evidence: Evidence | None) -> tuple[Control, bool] | None:
         """Read the new events, raise the watermark over them, and count by space how many there are to merge.
@@ -301,21 +300,20 @@ class Merger:
 
     # Other names and other primary keys.
 
-    def _settle(self, control: Control, *, is_quiet: bool) -> int:
-        """Move rows for changes of names and keys that are due, and return the seq up to which all changes are applied."""
+    def _settle(self, control: Control, *, is_quiet: bool) -> None:
+        """Move rows for all changes of names and keys up to the watermark."""
         for changes in control.forms.identity_changes():
             seq = changes[0][1].seq
             if all(self._is_settled(former, form, control) for former, form in changes):
                 continue
             # The truncation that belongs to a new primary key comes directly after the change.
             if seq > self._mark or (seq == self._mark and not is_quiet):
-                return min(seq, self._mark)
+                return
             # Such a change can take many seconds. What precedes it is consistent already.
             self._publish(self._ends.get(seq, -1))
             # All changes of this moment together, even if an earlier run has applied one of them: only together they show which
             # rows went to which table.
             self._carry_out(changes, control)
-        return self._mark
 
     def _take_over(self, control: Control) -> None:
         """Take over tables of an earlier version of this job, with merged events that aren't in the table of events.
