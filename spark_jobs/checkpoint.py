@@ -8,7 +8,7 @@ would be missing from a table that the job makes in its place.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -53,7 +53,7 @@ class MadeTables:
         """Return whether the table with this name has been made."""
         return name in self._names
 
-    def add(self, names: Iterable[str]) -> None:
+    def add(self, names: Collection[str]) -> None:
         """Note tables that have been made."""
         if not self._names.issuperset(names):
             self._names.update(names)
