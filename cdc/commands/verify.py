@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -54,6 +54,7 @@ from cdc.store.files import has_data, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
+from cdc.stream.batch import Batch
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.upstream.identity import instance_uuid
@@ -249,14 +250,17 @@ class _Verifier:
         while True:
             acknowledger.check()
             for event in stream.receive(ACK_SECONDS):
+                batches: Iterator[Batch] = iter(())
                 if isinstance(event, Heartbeat):
                     heard_since_rows = True
+                    batches = pipeline.heartbeat(0)
                 if isinstance(event, StreamRows):
                     last_rows, heard_since_rows = time.monotonic(), False
-                    for _ in pipeline.feed(event.frames, 0):
-                        pipeline.images.take()
-                        if not pipeline.is_catching_up:
-                            return  # later rows aren't needed
+                    batches = pipeline.feed(event.frames, 0)
+                for _ in batches:
+                    pipeline.images.take()
+                    if not pipeline.is_catching_up:
+                        return  # later rows aren't needed
             if time.monotonic() - last_rows > (STANDSTILL_SECONDS if heard_since_rows else STREAM_TIMEOUT_SECONDS):
                 raise _no_progress_error(stream.address, pipeline)
 

@@ -212,6 +212,7 @@ class Follower:
                         case StreamRows(frames):
                             self._runner.submit_all(self._pipeline.feed(frames, now_us()))
                         case Joined():
+                            self._pipeline.discard_open()
                             is_complete = True
                         case _:
                             raise AssertionError(f"{event} in a snapshot")
@@ -292,7 +293,7 @@ class Follower:
                     case StreamRows(frames):
                         self._runner.submit_all(pipeline.feed(frames, now_us()))
                     case Heartbeat():
-                        pass  # its arrival has already been noted
+                        self._runner.submit_all(pipeline.heartbeat(now_us()))
                     case _:
                         raise AssertionError(f"{event} in the stream")
             self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))

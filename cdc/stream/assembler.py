@@ -8,10 +8,16 @@ How the stream marks a transaction (src/box/xrow.c):
   - Masters up to 2.11 filter single rows, so the first row that arrives may have a TSN above 0. In either case, lsn - TSN
     identifies the transaction.
   - A relay never interleaves two transactions.
+  - Before 2.8.4 the last row may be missing: if a transaction ends by emptying a temporary or local space, that row has the
+    COMMIT flag and isn't relayed. So the next row of another transaction ends the open one, and on these versions a heartbeat
+    does, too: their relays send it only when everything that is written has been sent. (Later ones also send it while they
+    read a log, between any two rows.) The missing row's lsn isn't one of the transaction's origin, so no lsn is missing.
 
-    lsn   41        42 43 44            45
-          ·         tsn 0,1,2, commit   ·
-          └ {1:41}  └────────── {1:42}  └ {1:45}
+    lsn   41        42 43 44            45 46           47
+          ·         tsn 0,1,2, commit   tsn 0,1         ·
+          └ {1:41}  └────────── {1:42}  └───── {1:45}   └ {1:47}
+
+A transaction that is open when its connection ends has not ended: it is discarded, and the master sends it again.
 
 The assembler returns only complete transactions. It keeps the rows of the unfinished one as the received frames. If these
 exceed `memory_bytes_max`, it writes their bytes to a spool on disk and drops their decoded form.
@@ -21,10 +27,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import isfinite
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from cdc.errors import ProtocolError, excerpt
-from cdc.protocol.codec import Frames, Header
+from cdc.protocol.codec import Body, Frames, Header
 from cdc.protocol.constants import Flag, Key
 from cdc.stream.transaction import Row, Spool, Transaction
 
@@ -40,11 +46,17 @@ _TIMESTAMP_MAX: Final = 1e11
 _TSN: Final = Key.TSN
 _FLAGS: Final = Key.FLAGS
 
+HEARTBEATS_END_BEFORE: Final = (2, 8, 4)
+"""The first version whose relays may send heartbeats within a transaction."""
+
+_Last = tuple[int, float, int]
+"""Lsn, timestamp and flags of a transaction's last row."""
+
 
 class _Open:
     """The transaction whose last row has not arrived yet."""
 
-    __slots__ = ("byte_count", "parts", "replica_id", "row_count", "spool", "tsn")
+    __slots__ = ("byte_count", "last", "parts", "replica_id", "row_count", "spool", "tsn")
 
     def __init__(self, replica_id: int, tsn: int) -> None:
         self.replica_id = replica_id
@@ -54,6 +66,8 @@ class _Open:
         self.byte_count = 0
         self.row_count = 0
         self.spool: Spool | None = None
+        # Of the rows in `parts` or `spool`.
+        self.last: _Last = (0, 0.0, 0)
 
 
 class Assembler:
@@ -78,15 +92,15 @@ class Assembler:
     def feed(self, frames: Frames) -> list[Transaction]:
         """Add rows in the order of the log; return the transactions that are complete now.
 
-        Raises ProtocolError for a row with an invalid header, or one that interrupts another transaction.
+        Raises ProtocolError for a row with an invalid header, or one of another transaction whose lsns aren't behind the open
+        one's.
         """
         transactions: list[Transaction] = []
         if not len(frames):
             return transactions
         add = transactions.append
-        headers, bodies = frames.headers, frames.bodies
-        kinds, origins, lsns, timestamps = _columns(frames)
-        raws = frames.raws()
+        columns = _columns(frames)
+        headers, kinds, origins, lsns, timestamps, bodies, raws = columns
         open_ = self._open
         start = 0  # index of the open transaction's first row within `frames`
         index = -1
@@ -94,36 +108,32 @@ class Assembler:
             index += 1
             if _TSN not in header:
                 if open_ is not None:
-                    raise _interrupted(open_, header)
+                    add(_ended(open_, frames, columns, start, index, next_tsn=lsn))
+                    open_ = None
                 flags = header[_FLAGS] if _FLAGS in header else 0  # noqa: SIM401 - half the cost of get()
                 add(Transaction(replica_id, lsn, lsn, timestamp, flags, [(kind, lsn, bodies[index], raws[index])], None, 1))
                 continue
             tsn = lsn - _checked_int(header[_TSN], "tsn", header)
             flags = _checked_int(header.get(_FLAGS, 0), "flags", header)
+            if open_ is not None and (open_.tsn != tsn or open_.replica_id != replica_id):
+                add(_ended(open_, frames, columns, start, index, next_tsn=tsn))
+                open_ = None
             if open_ is None:
                 open_ = _Open(replica_id, tsn)
                 start = index
-            elif open_.tsn != tsn or open_.replica_id != replica_id:
-                raise _interrupted(open_, header)
             if flags & Flag.COMMIT:
-                part = slice(start, index + 1)
-                rows = list(zip(kinds[part], lsns[part], bodies[part], raws[part], strict=True))
-                add(self._finish(open_, frames.part(start, index + 1), rows, lsn, timestamp, flags))
+                add(_whole(open_, frames, columns, start, index + 1))
                 open_ = None
-                start = index + 1
         if open_ is not None:
+            open_.last = columns.last(len(frames))
             self._keep(open_, frames.part(start, len(frames)))
         self._open = open_
         return transactions
 
-    def _finish(self, open_: _Open, last: Frames, rows: list[Row], lsn: int, timestamp: float, flags: int) -> Transaction:
-        if open_.spool is not None:
-            open_.spool.append(last.data)
-            rows = []
-        elif open_.parts:
-            rows = [row for part in open_.parts for row in rows_of(part)] + rows
-        row_count, byte_count = open_.row_count + len(last), open_.byte_count + len(last.data)
-        return Transaction(open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, row_count, byte_count)
+    def end(self) -> list[Transaction]:
+        """End the open transaction, if there is one, as no row of it follows; return it."""
+        open_, self._open = self._open, None
+        return [_whole(open_, _NO_FRAMES, _NO_COLUMNS, 0, 0)] if open_ is not None else []
 
     def _keep(self, open_: _Open, part: Frames) -> None:
         open_.byte_count += len(part.data)
@@ -139,15 +149,67 @@ class Assembler:
             open_.parts.append(part)
 
 
+def _ended(open_: _Open, frames: Frames, columns: _Columns, start: int, stop: int, *, next_tsn: int) -> Transaction:
+    """Return the open transaction, which the next row ends: that row, at `stop`, belongs to the transaction `next_tsn`.
+
+    Raises ProtocolError if that transaction can't be the next.
+    """
+    header = columns.headers[stop]
+    last_lsn = columns.lsns[stop - 1] if stop > start else open_.last[0]
+    if columns.origins[stop] == open_.replica_id and next_tsn <= last_lsn:
+        raise ProtocolError(
+            f"transaction {open_.replica_id}:{open_.tsn}, of which row {last_lsn} had arrived, was interrupted by a row that is "
+            f"neither its own nor after it: {excerpt(header)}"
+        )
+    return _whole(open_, frames, columns, start, stop)
+
+
+def _whole(open_: _Open, frames: Frames, columns: _Columns, start: int, stop: int) -> Transaction:
+    """Return the open transaction, whose last rows are the frames from `start` to `stop`."""
+    last = frames.part(start, stop) if stop > start else _NO_FRAMES
+    rows: list[Row] = []
+    if open_.spool is not None:
+        open_.spool.append(last.data)
+    else:
+        part = slice(start, stop)
+        rows = list(zip(columns.kinds[part], columns.lsns[part], columns.bodies[part], columns.raws[part], strict=True))
+        if open_.parts:
+            rows = [row for earlier in open_.parts for row in rows_of(earlier)] + rows
+    lsn, timestamp, flags = columns.last(stop) if stop > start else open_.last
+    row_count, byte_count = open_.row_count + len(last), open_.byte_count + len(last.data)
+    return Transaction(open_.replica_id, open_.tsn, lsn, timestamp, flags, rows, open_.spool, row_count, byte_count)
+
+
 def rows_of(frames: Frames) -> list[Row]:
     """Return the rows of frames that were checked before."""
     columns = zip(frames.headers, frames.bodies, frames.raws(), strict=True)
     return [(header[Key.REQUEST_TYPE], header[Key.LSN], body, frame) for header, body, frame in columns]
 
 
-def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return type, origin, lsn and timestamp of all rows as columns. Their types and ranges are checked for the caller's loop."""
+class _Columns(NamedTuple):
+    """Columns of some rows. Those of the headers are checked."""
+
+    headers: list[Header]
+    kinds: list[int]
+    origins: list[int]
+    lsns: list[int]
+    timestamps: list[float]
+    bodies: list[Body]
+    raws: list[bytes]
+
+    def last(self, stop: int) -> _Last:
+        """Return lsn, timestamp and flags of the row before `stop`."""
+        return self.lsns[stop - 1], self.timestamps[stop - 1], self.headers[stop - 1].get(_FLAGS, 0)
+
+
+_NO_FRAMES: Final = Frames([], [], b"", [])
+_NO_COLUMNS: Final = _Columns([], [], [], [], [], [], [])
+
+
+def _columns(frames: Frames) -> _Columns:
+    """Return the columns of all rows. The types and ranges of their headers' fields are checked for the caller's loop."""
     headers = frames.headers
+    rest = frames.bodies, frames.raws()
     try:
         kinds = [header[_TYPE] for header in headers]
         origins = [header[_REPLICA_ID] for header in headers]
@@ -163,11 +225,11 @@ def _columns(frames: Frames) -> tuple[list[int], list[int], list[int], list[floa
             and max(timestamps) < _TIMESTAMP_MAX
             and min(timestamps) >= 0
         ):
-            return kinds, origins, lsns, timestamps
+            return _Columns(headers, kinds, origins, lsns, timestamps, *rest)
     except KeyError:
         pass  # the slower check below finds the row and reports it
     columns = list(zip(*map(_checked, headers), strict=True))
-    return list(columns[0]), list(columns[1]), list(columns[2]), list(columns[3])
+    return _Columns(headers, list(columns[0]), list(columns[1]), list(columns[2]), list(columns[3]), *rest)
 
 
 def _checked(header: Header) -> tuple[int, int, int, float]:
@@ -191,7 +253,3 @@ def _checked_int(value: Any, name: str, header: Header) -> int:
     if type(value) is not int or value < 0:
         raise ProtocolError(f"a row of the stream has a header without a valid {name}: {excerpt(header)}")
     return value
-
-
-def _interrupted(open_: _Open, header: Header) -> ProtocolError:
-    return ProtocolError(f"transaction {open_.replica_id}:{open_.tsn} was interrupted by a row of another one: {excerpt(header)}")

@@ -73,8 +73,12 @@ class CompiledStream:
 
     def close(self) -> None:
         """Discard the unfinished transaction."""
-        self._open = []
-        self._open_byte_count = 0
+        self.take_open()
+
+    def take_open(self) -> list[CompiledFrames]:
+        """Return the part of the unfinished transaction that waits here, and give it up."""
+        open_, self._open, self._open_byte_count = self._open, [], 0
+        return open_
 
     def feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
         """Process rows; yield full batches. Raises the same errors as the Python path."""
@@ -144,7 +148,5 @@ class CompiledStream:
         self._open.append(rest)
         self._open_byte_count += len(rest.data)
         if self._open_byte_count > self._open_bytes_max:
-            parts = self._open
-            self.close()
-            for part in parts:
+            for part in self.take_open():
                 yield from self._feed(part, suffix)

@@ -15,9 +15,9 @@ have been seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 from cdc import __version__
@@ -33,9 +33,10 @@ from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.assembler import Assembler, rows_of
+from cdc.stream.assembler import HEARTBEATS_END_BEFORE, Assembler, rows_of
 from cdc.stream.backfill import Republication
-from cdc.stream.batch import Batch, BatchBuilder, Forms, Mark
+from cdc.stream.batch import Batch, BatchBuilder
+from cdc.stream.before import Before
 from cdc.stream.compiled_rows import compiled_row_path
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.ledger import Ledger
@@ -51,25 +52,6 @@ from cdc.stream.transaction_buffer import TransactionBuffer
 
 REPLAYED_CHANGES_MAX: Final = 10_000
 """Maximum number of already published row changes that are passed on together."""
-
-
-class _Before(NamedTuple):
-    """State before a transaction: the place in the batch, the images, and the vclock's component of the transaction's origin."""
-
-    mark: Mark
-    change_count: int
-    doubtful: frozenset[bytes]
-    doubts: frozenset[bytes]
-    origin: int
-    lsn: int | None
-    numbers: Mapping[int, int]
-    stored: Forms
-    schema_version: int
-
-    def vclock(self, now: Mapping[int, int]) -> dict[int, int]:
-        """Return the vclock at that time."""
-        others = {origin: lsn for origin, lsn in now.items() if origin != self.origin}
-        return others if self.lsn is None else {**others, self.origin: self.lsn}
 
 
 class Pipeline:
@@ -121,6 +103,7 @@ class Pipeline:
         self._events = StreamEvents(
             options, replace(position, server_uuid=server_uuid), self._envelope, self._builder, self._spaces, images
         )
+        self._version = version
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
         self._row_path = row_path
         self._compiled: CompiledStream | None = None
@@ -184,10 +167,8 @@ class Pipeline:
 
     def close(self) -> None:
         """Discard the incomplete and uncertain transactions: the connection has ended."""
-        self._assembler.close()
+        self.discard_open()
         self._waiting.close()
-        if self._compiled is not None:
-            self._compiled.close()
 
     # The stream.
 
@@ -202,6 +183,27 @@ class Pipeline:
         suffix = self._envelope.batch_time(now_us)
         feed = self._feed if self._compiled is None else self._compiled.feed
         yield from feed(frames, suffix)
+        yield from self._rest()
+
+    def heartbeat(self, now_us: int) -> Iterator[Batch]:
+        """Process a heartbeat, which ends an open transaction whose last row isn't relayed; yield batches as `feed` does."""
+        if not self.open_byte_count or self._version >= HEARTBEATS_END_BEFORE:
+            return
+        self._events.now_us = now_us
+        suffix = self._envelope.batch_time(now_us)
+        for part in self._compiled.take_open() if self._compiled is not None else ():
+            yield from self._feed(part, suffix)
+        yield from self._complete(self._assembler.end(), suffix)
+        yield from self._rest()
+
+    def discard_open(self) -> None:
+        """Discard the incomplete transaction, which the master will send again."""
+        self._assembler.close()
+        if self._compiled is not None:
+            self._compiled.close()
+
+    def _rest(self) -> Iterator[Batch]:
+        """Yield what isn't yielded yet."""
         if self._catch_up_to is not None:
             yield self._caught_up()
         elif self._builder.row_count:
@@ -215,8 +217,11 @@ class Pipeline:
 
     def _feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
         """Process rows in the Python path."""
+        yield from self._complete(self._assembler.feed(frames), suffix)
+
+    def _complete(self, transactions: list[Transaction], suffix: bytes) -> Iterator[Batch]:
+        """Process complete transactions."""
         events, limbo = self._events, self._limbo
-        transactions = self._assembler.feed(frames)
         done = 0
         while done < len(transactions):
             if self._can_encode_runs and limbo.is_empty and self._catch_up_to is None:
@@ -310,7 +315,7 @@ class Pipeline:
         builder = self._builder
         if builder.stored and (transaction.row_count > 1 or transaction.spool is not None):
             yield self._batch()  # DDL that comes before the transaction must not be taken for its own
-        before: _Before | None = self._before(transaction.replica_id)
+        before: Before | None = self._before(transaction.replica_id)
         try:
             for _ in self._rows(transaction, suffix):
                 if before is not None and before.mark.row_count:
@@ -357,10 +362,10 @@ class Pipeline:
                 spool.close()
         events.end(pieces)
 
-    def _before(self, origin: int) -> _Before:
+    def _before(self, origin: int) -> Before:
         """Return the present state, before a transaction of this origin."""
         images = self.images
-        return _Before(
+        return Before(
             self._builder.mark,
             images.change_count if images is not None else 0,
             images.doubtful if images is not None else frozenset(),
@@ -372,7 +377,7 @@ class Pipeline:
             self._spaces.schema.schema_version,
         )
 
-    def _batch_before(self, before: _Before) -> Batch:
+    def _batch_before(self, before: Before) -> Batch:
         """Return the batch that was filled before a transaction that is split; it contains no DDL."""
         vclock = VClock(before.vclock(self._events.vclock))
         position = replace(self._events.base, vclock=vclock, seq=before.mark.seq, doubtful=before.doubts)

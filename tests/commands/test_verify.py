@@ -80,6 +80,7 @@ def test_a_stream_that_stands_still(
         limbo=SimpleNamespace(transaction_count=waiting),
         open_byte_count=open_bytes,
         images=SimpleNamespace(),  # nothing comes that would go there
+        heartbeat=lambda _: iter(()),
     )
     verifier = object.__new__(verify._Verifier)
     verifier._config = cast(Any, SimpleNamespace(source=SimpleNamespace(mode="anonymous")))

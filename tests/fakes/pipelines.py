@@ -10,7 +10,7 @@ from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import frame_decoder
-from cdc.protocol.session import Event, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
+from cdc.protocol.session import Event, Heartbeat, Joined, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast, Message
 from cdc.stream.options import PipelineOptions
@@ -95,6 +95,10 @@ def take(target: Pipeline, events: Iterable[Event], now_us: int = NOW_US, *, pub
                 yield from target.end_snapshot(now_us)
             case StreamRows(frames):
                 yield from target.feed(frames, now_us)
+            case Heartbeat():
+                yield from target.heartbeat(now_us)
+            case Joined():
+                target.discard_open()
             case _:
                 pass
 

@@ -102,7 +102,10 @@ class Workload:
                 self._change()
         if self._master._open == []:
             self._master.nop()
-        self._master.commit()
+        if self._master.version < (2, 8, 4) and self._rng.random() < 0.3:
+            self._master.commit_unseen()
+        else:
+            self._master.commit()
 
     def _change(self) -> None:
         rng, master = self._rng, self._master

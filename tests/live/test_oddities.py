@@ -59,6 +59,36 @@ def test_the_widest_and_the_most(scene: Scene, seed: int, spaces: int) -> None:
     scene.check()
 
 
+@pytest.mark.parametrize("kind", ["temporary", "is_local"])
+@pytest.mark.parametrize("row_count", [1, 5_000], ids=["one row", "on disk"])
+def test_transactions_whose_last_row_is_not_relayed(scene: Scene, kind: str, row_count: int) -> None:
+    """Servers before 2.8.4 relay no end of a transaction that ends by emptying such a space."""
+    scene.daemon.settings["source"]["transaction_bytes_max"] = 65536
+    scene.tarantool.eval(
+        f"box.schema.space.create('public', {{format = {{{{'id', 'unsigned'}}, {{'n', 'unsigned'}}}}}}):create_index('pk')\n"
+        f"box.schema.space.create('scratch', {{{kind} = true}}):create_index('pk')"
+    )
+    write = """local count, n = ...
+        box.begin()
+        for id = 1, count do box.space.public:replace{id, n} end
+        box.space.scratch:truncate()
+        box.commit()"""
+    scene.tarantool.eval(write, row_count, 1)  # in the log before the start
+    scene.daemon.start()
+    scene.daemon.wait_until_streaming()
+    for number in (2, 3):
+        scene.tarantool.eval(write, row_count, number)
+    scene.catch_up(60)  # with no row after it, by a heartbeat
+    scene.tarantool.eval(write, row_count, 4)
+    scene.daemon.restart_killed()
+    scene.catch_up(60)
+    scene.tarantool.eval(write, row_count, 5)
+    scene.tarantool.eval("box.space.public:insert{1000000, 6}")
+    scene.catch_up(60)
+    assert scene.daemon.terminate() == 0
+    scene.check()
+
+
 @pytest.mark.parametrize(
     "rows",
     [pytest.param(20_000, id="short"), pytest.param(3_000_000, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)])],

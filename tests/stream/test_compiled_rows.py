@@ -121,6 +121,7 @@ def streams(draw: st.DrawFn) -> tuple[list[StoredSpace], list[bytes]]:
     for _ in range(draw(st.integers(1, 12))):
         origin = draw(st.sampled_from([1, 1, 1, 2]))
         length = draw(st.sampled_from([0, 0, 1, 2, 5]))
+        has_end = draw(st.sampled_from([True, True, True, False]))  # before 2.8.4, its last row may be one that isn't relayed
         first = lsns[origin] + 1
         for place in range(max(length, 1)):
             lsns[origin] += 1
@@ -132,7 +133,7 @@ def streams(draw: st.DrawFn) -> tuple[list[StoredSpace], list[bytes]]:
             }
             if length:
                 header[Key.TSN] = lsns[origin] - first
-                if place == length - 1:
+                if has_end and place == length - 1:
                     header[Key.FLAGS] = Flag.COMMIT
             tuple_ = [draw(of_type(kind)) for _, kind in fields][: draw(st.sampled_from([9, 9, 9, 1, 2]))]
             tuple_ += draw(st.lists(VALUES, max_size=2)) if draw(st.integers(0, 5)) == 0 else []
@@ -158,7 +159,7 @@ def outcome(
     stored: list[StoredSpace], pieces: Iterable[bytes], decoder: FrameDecoder, **options: Any
 ) -> tuple[list[Message | Broadcast], str, Any]:
     """The messages, the error that ended it, and where it stands then."""
-    target = pipeline(BEGIN, stored, version=(2, 11), exclude=["hidden"], **options)
+    target = pipeline(BEGIN, stored, exclude=["hidden"], **{"version": (2, 11), **options})
     found: list[Message | Broadcast] = []
     row_count = event_count = 0
     error = ""
@@ -171,6 +172,10 @@ def outcome(
                 found += batch.messages
                 row_count += batch.row_count
                 event_count += batch.event_count
+        for batch in target.heartbeat(NOW_US):
+            found += batch.messages
+            row_count += batch.row_count
+            event_count += batch.event_count
     except CdcError as caught:
         error = f"{type(caught).__name__}: {caught}"
         # How far it came before the one at fault is the path's own matter, as the next connection goes on from the checkpoint.
@@ -202,15 +207,16 @@ def compare(stored: list[StoredSpace], pieces: list[bytes], *, may_differ: bool 
     tombstones=st.booleans(),
     topic=st.sampled_from(["none", "multi", "all"]),
     bytes_max=st.sampled_from([1, 1500, 1 << 20]),
+    version=st.sampled_from([(2, 8, 3), (2, 11)]),
     on_error=st.sampled_from(["dlq", "dlq", "fail"]),
 )
 def test_both_paths_write_the_same_bytes(
-    stream: tuple[list[StoredSpace], list[bytes]], size: int, tombstones: bool, topic: str, bytes_max: int, on_error: str
+    stream: tuple[list[StoredSpace], list[bytes]], size: int, topic: str, bytes_max: int, **options: Any
 ) -> None:
     stored, frames = stream
     data = b"".join(frames)
     pieces = [data[start : start + size] for start in range(0, len(data), size)]
-    compare(stored, pieces, tombstones=tombstones, transaction_topic=topic, batch_bytes_max=bytes_max, on_error=on_error)
+    compare(stored, pieces, transaction_topic=topic, batch_bytes_max=bytes_max, **options)
 
 
 @SOME

@@ -53,6 +53,7 @@ def disturbed(seed: int, *, simple: bool) -> tuple[Master, Workload, list[Messag
                 replica.connect()
     for each in (replica, steady):
         each.relay.relay()
+        each.relay.heartbeat()
         each.receive()
         each.commit()
         each.acknowledge()

@@ -227,11 +227,12 @@ fn short_key(reader: &mut Reader) -> Option<u8> {
 
 /// End of a transaction that begins with a given row.
 pub enum Extent {
-    /// Complete; the index after its last row.
+    /// Complete; the index after its last row. It ends with the row that has the COMMIT flag, or before a row of another
+    /// transaction, as a relay never interleaves two (the row with the flag may be one that isn't relayed).
     Whole(usize),
     /// Its last row hasn't arrived.
     Open,
-    /// Interrupted; the index of the interrupting row, which is unsound or belongs to another transaction.
+    /// Interrupted; the index of the interrupting row, which is unsound, or of a transaction that can't be the next.
     Broken(usize),
 }
 
@@ -242,8 +243,17 @@ pub fn extent(rows: &[Row], at: usize) -> Extent {
     let transaction = rows[at].transaction();
     for (index, row) in rows.iter().enumerate().skip(at) {
         // An unsound row can't be trusted: leave it to the Python path.
-        if row.tsn.is_none() || row.transaction() != transaction || !row.is_sound {
+        if !row.is_sound {
             return Extent::Broken(index);
+        }
+        if row.tsn.is_none() || row.transaction() != transaction {
+            let (origin, tsn) = row.transaction();
+            let is_next = origin != transaction.0 || tsn > rows[index - 1].lsn;
+            return if is_next {
+                Extent::Whole(index)
+            } else {
+                Extent::Broken(index)
+            };
         }
         if row.flags & COMMIT != 0 {
             return Extent::Whole(index + 1);
@@ -396,11 +406,31 @@ pub mod tests {
     fn what_interrupts_a_transaction_is_handed_back_with_it() {
         let rows = scanned(&[
             header(6, &[TSN, 0]),
-            header(9, &[TSN, 1, FLAGS, 1]),
+            header(7, &[TSN, 1]),
+            header(7, &[TSN, 0, FLAGS, 1]),
             header(10, &[]),
         ]);
-        assert!(matches!(extent(&rows, 0), Extent::Broken(1)));
-        assert_eq!(whole_until(&rows, 0, 9), 2);
+        assert!(matches!(extent(&rows, 0), Extent::Broken(2)));
+        assert_eq!(whole_until(&rows, 0, 9), 3);
+    }
+
+    #[test]
+    fn the_next_transaction_ends_one_without_its_last_row() {
+        let rows = scanned(&[
+            header(6, &[TSN, 0]),
+            header(7, &[TSN, 1]),
+            header(8, &[TSN, 0]),
+            header(9, &[]),
+        ]);
+        assert!(matches!(extent(&rows, 0), Extent::Whole(2)));
+        assert!(matches!(extent(&rows, 2), Extent::Whole(3)));
+        assert!(matches!(extent(&rows[..3], 2), Extent::Open));
+        assert_eq!(whole_until(&rows, 0, 9), 4);
+        assert_eq!(
+            whole_until(&rows[..3], 0, 9),
+            2,
+            "what follows is kept until its end"
+        );
     }
 
     #[test]
