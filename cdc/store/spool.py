@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -55,7 +56,9 @@ class FileSpool:
 
     def close(self) -> None:
         """Discard the bytes."""
-        self._file.close()
+        # Closing the file writes what is still in the buffer, for which a full disk has no room; the file is closed all the same.
+        with contextlib.suppress(OSError):
+            self._file.close()
 
 
 def _unusable(error: OSError) -> ConfigurationError:

@@ -44,3 +44,15 @@ def test_a_full_disk_is_told_of_when_it_is_noticed(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr(full, "_file", io.BufferedRandom(raw))
         with pytest.raises(ConfigurationError, match=r"can't be put on disk: .*No space left.*room"):
             added_and_read(full, byte_count)
+
+
+def test_what_a_full_disk_did_not_take_can_be_discarded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error of the disk was raised before; another one behind it would hide it."""
+    full = FileSpool(tmp_path)
+    with open("/dev/full", "r+b", buffering=0) as raw:
+        file = io.BufferedRandom(raw)
+        monkeypatch.setattr(full, "_file", file)
+        full.append(b"too much")
+        full.close()
+        assert file.closed
+        full.close()
