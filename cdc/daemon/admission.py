@@ -26,7 +26,7 @@ from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
 from cdc.ops import asking
-from cdc.store.files import daemon_named, is_locked, is_there, lock, translate_lmdb_errors
+from cdc.store.files import DirectoryLock, daemon_named, is_locked, is_there, lock, translate_lmdb_errors
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
@@ -191,7 +191,7 @@ class StateDirectoryLock:
 
     def __init__(self, config: Config) -> None:
         """Lock the directory, unless the state store has locked it already. Raises StateError if another process holds it."""
-        self._lock = -1
+        self._lock: DirectoryLock | None = None
         self._path: Path | None = store_path(config)
         if config.state.images == "full":
             return
@@ -253,9 +253,8 @@ class StateDirectoryLock:
 
     def close(self) -> None:
         """Release the lock."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        if self._lock is not None:
+            self._lock.close()
 
 
 def check_alone(config: Config, stored: Checkpoint, former: Collection[str], is_stopping: Stopping) -> None:

@@ -4,8 +4,11 @@
     lock.mdb      LMDB's table of readers
     condition     whether data.mdb can be trusted: `clean`: all of it was on the disk when it had this size; `unsynced`: there
                   were commits since, during this boot of the machine; `failed`: the disk failed to write it
-    owner.lock    locked by the process that uses the store
+    owner.lock    locked by the process that uses the store, and signed by it
     lost/         the store that was set aside last
+
+The directory itself is locked, too: a cleaner of temporary files may remove owner.lock, and others could then lock a new one.
+(systemd-tmpfiles leaves a locked directory's contents alone.)
 
 The files hold every published row, so only the daemon's own user may read them, whatever the umask: mode 0600 in a directory of
 mode 0700. If an older version left a store accessible to others, opening the store removes their access.
@@ -68,7 +71,7 @@ def set_aside(path: Path) -> Path:
     Raises StateError if another daemon uses the store, or the files can't be moved.
     """
     with translate_lmdb_errors(path):
-        descriptor = lock(path, "a daemon that moves it out of the way")
+        held = lock(path, "a daemon that moves it out of the way")
         try:
             aside = path / _LOST
             shutil.rmtree(aside, ignore_errors=True)
@@ -79,7 +82,7 @@ def set_aside(path: Path) -> Path:
             _sync_directory(path)
             return aside
         finally:
-            os.close(descriptor)
+            held.close()
 
 
 def remove_files(path: Path) -> None:
@@ -141,26 +144,50 @@ def daemon_named(name: str) -> str:
     return f"the daemon {name!r}"
 
 
-def lock(path: Path, holder: str) -> int:
-    """Lock the directory for this process until the returned descriptor is closed; create the directory if needed.
+class DirectoryLock:
+    """This process's lock on a directory, until it is closed or the process ends."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        """Lock a directory that exists; raises as `lock` does."""
+        self._descriptors: list[int] = []
+        try:
+            self._add(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), is_needed=False)
+            self._add(os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE), is_needed=True)
+            _close_to_others(path)
+            _sign(self._descriptors[-1], holder)
+        except BlockingIOError as error:
+            self.close()
+            raise in_use(path) from error
+        except BaseException:
+            self.close()
+            raise
+
+    def _add(self, descriptor: int, *, is_needed: bool) -> None:
+        """Lock a file. Unless `is_needed`, the file system may be one that can't lock it, e.g. a directory on NFS."""
+        self._descriptors.append(descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise
+        except OSError:
+            if is_needed:
+                raise
+
+    def close(self) -> None:
+        """Release the lock."""
+        while self._descriptors:
+            os.close(self._descriptors.pop())
+
+
+def lock(path: Path, holder: str) -> DirectoryLock:
+    """Lock the directory for this process; create the directory if needed.
 
     `holder` describes this process in the errors of other processes that find the directory locked. Raises StateError if
     another process holds the lock, or files that others can read belong to another user; OSError if it can't be created.
     """
     for directory in (path.parent, path):
         directory.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-    descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        _close_to_others(path)
-        _sign(descriptor, holder)
-    except BlockingIOError as error:
-        os.close(descriptor)
-        raise in_use(path) from error
-    except BaseException:
-        os.close(descriptor)
-        raise
-    return descriptor
+    return DirectoryLock(path, holder)
 
 
 def in_use(path: Path) -> StateError:
@@ -196,14 +223,20 @@ def _signature(path: Path) -> tuple[str, str]:
 
 def is_locked(path: Path) -> bool:
     """Return whether a process holds the directory's lock. Changes nothing."""
+    return _is_locked(path, os.O_RDONLY | os.O_DIRECTORY) or _is_locked(path / _LOCK, os.O_RDWR)
+
+
+def _is_locked(path: Path, flags: int) -> bool:
     try:
-        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+        descriptor = os.open(path, flags | os.O_CLOEXEC)
     except OSError:
         return False
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
+    except OSError:
+        return False  # a file system that can't lock it
     finally:
         os.close(descriptor)
     return False

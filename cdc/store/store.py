@@ -43,7 +43,6 @@ Sources: LMDB's lmdb.h and mdb.c (0.9.x), proc(5) for boot_id.
 from __future__ import annotations
 
 import contextlib
-import os
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
@@ -447,9 +446,7 @@ class StateStore:
             self.get = self._closed_get
             self._environment.close()
             self._environment = None
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+        self._lock.close()
 
     def _closed_get(self, _: bytes) -> bytes | None:
         raise self._closed()

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import re
 import resource
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import textwrap
@@ -29,7 +31,7 @@ from cdc.images.pending import CLEAR, Change
 from cdc.schema.keys import space_prefix
 from cdc.store import files
 from cdc.store import store as module
-from cdc.store.files import daemon_named, is_held_by_daemon, set_aside, translate_lmdb_errors
+from cdc.store.files import daemon_named, is_held_by_daemon, is_locked, set_aside, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from tests.fakes.profiles import examples
@@ -55,6 +57,39 @@ def store(tmp_path: Path) -> Iterator[StateStore]:
     opened = StateStore(tmp_path / "state", daemon_named("shop"))
     yield opened
     opened.close()
+
+
+def test_a_lock_whose_file_a_cleaner_removes(store: StateStore, tmp_path: Path) -> None:
+    """tmpreaper and the like remove old files of a directory that is in use."""
+    path = tmp_path / "state"
+    (path / "owner.lock").unlink()
+    assert is_locked(path)
+    assert is_held_by_daemon(path, "shop")
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"in use by a running daemon\. Stop that one first"):
+            StateStore(path)
+    assert not (path / "owner.lock").exists(), "a file that nobody has locked would say that nobody has the store"
+    store.close()
+    assert not is_locked(path)
+    StateStore(path).close()
+
+
+def test_a_file_system_that_locks_no_directories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """NFS locks only files that are open for writing. The lock of the file is enough, as it was in older versions."""
+    flock = fcntl.flock
+
+    def refuse_directories(descriptor: int, operation: int) -> None:
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(fcntl, "flock", refuse_directories)
+    store = StateStore(tmp_path, daemon_named("shop"))
+    assert is_locked(tmp_path)
+    with pytest.raises(StateError, match="in use by the daemon 'shop'"):
+        StateStore(tmp_path)
+    store.close()
+    assert not is_locked(tmp_path)
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -10,22 +9,22 @@ from typing import TypeVar
 import lmdb
 
 from cdc.errors import ConfigurationError, StateError
-from cdc.store.files import lock
+from cdc.store.files import DirectoryLock, lock
 
 _Opened = TypeVar("_Opened")
 
 
-def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple[int, _Opened]:
-    """Lock a directory and open its contents. The lock lasts until its descriptor, the first result, is closed.
+def open_locked(setting: str, path: Path, open_: Callable[[], _Opened]) -> tuple[DirectoryLock, _Opened]:
+    """Lock a directory and open its contents. The lock lasts until the first result is closed.
 
     Raises ConfigurationError, which names the setting, if another server has the directory or the directory can't be written.
     """
     try:
-        descriptor = lock(path, "a TAP server")
+        held = lock(path, "a TAP server")
         try:
-            return descriptor, open_()
+            return held, open_()
         except BaseException:
-            os.close(descriptor)
+            held.close()
             raise
     except (StateError, OSError, lmdb.Error) as error:
         reason = error.message.replace(f"the state store {path}", "it", 1) if isinstance(error, StateError) else error

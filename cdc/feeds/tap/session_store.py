@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import threading
 from collections.abc import Collection
 from pathlib import Path
@@ -103,7 +102,7 @@ class SessionStore:
     def close(self) -> None:
         """Close the files."""
         self._environment.close()
-        os.close(self._lock)
+        self._lock.close()
 
 
 def _opened(directory: Path) -> lmdb.Environment:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ from cdc.feeds.tap.keys import KeyTemplate
 from cdc.feeds.tap.merging import Selection
 from cdc.feeds.tap.rows import BusyError, RowStore, View
 from cdc.schema.keys import space_prefix
+from cdc.store.files import DirectoryLock
 
 _FORMAT: Final = b"tarantool-cdc tap rows 1"
 _DATA_FILE: Final = "data.mdb"
@@ -103,7 +103,7 @@ class TopicStore(RowStore):
         self.path = path
         self._kept = msgspec.msgpack.encode([name, spaces])
         self._template = template
-        self._descriptor = -1
+        self._held: DirectoryLock | None = None
         self._environment: lmdb.Environment | None = None
         self._databases: tuple[Any, Any, Any] = (None, None, None)
         self._sweeping: tuple[int, int, bytes] = (0, 0, b"")
@@ -123,7 +123,7 @@ class TopicStore(RowStore):
         """
         if self._environment is None:
             self.position = StorePosition(known_epoch)
-            self._descriptor, _ = open_locked("tap.store_path", self.path, self._open_or_make)
+            self._held, _ = open_locked("tap.store_path", self.path, self._open_or_make)
 
     def _open_or_make(self) -> None:
         try:
@@ -325,7 +325,8 @@ class TopicStore(RowStore):
         if self._environment is not None:
             self._environment.close()
             self._environment = None
-            os.close(self._descriptor)
+            assert self._held is not None, "the environment is open"
+            self._held.close()
 
 
 def _epoch_of(position: bytes | None) -> int:
