@@ -336,7 +336,7 @@ class FormatSection(Section):
     value: Literal["json"] = "json"
     """Encoding of keys and values."""
     on_error: Literal["fail", "dlq"] = "fail"
-    """Policy for rows that can't be encoded. `dlq`: they go to `<prefix>.dlq`."""
+    """Policy for rows that can't be encoded, or have no valid primary key. `dlq`: they go to `<prefix>.dlq`."""
     on_image_error: Literal["fail", "dlq"] = "fail"
     """Policy for UPDATEs and UPSERTs that can't be applied. `dlq`: they go to `<prefix>.dlq`, and their keys are doubtful until
     the next INSERT, REPLACE or DELETE of each."""

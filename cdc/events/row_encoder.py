@@ -21,6 +21,7 @@ from cdc.errors import EncodingError, excerpt
 from cdc.events.json_values import SAFE_TYPES, WAY_OUT, encode, plain
 from cdc.events.key_text import key_converter
 from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.schema.keys import no_key
 from cdc.tuples.operations import Operation, normalise, steps
 
 Encode = Callable[[Sequence[Any]], bytes]
@@ -45,8 +46,6 @@ _TOO_DEEP: Final = "a value is nested too deeply to be written as JSON"
 
 class RowEncoder:
     """Encoder of tuples, keys and operations of one form. Methods raise EncodingError or SchemaError.
-
-    In addition, `key_of` raises IndexError, KeyError or TypeError for a tuple that lacks a field of the key.
 
     `key` encodes a key as in a DELETE or UPDATE (its parts in order), `key_of` the key of a tuple; both return a JSON object.
     `rows[n]` encodes a tuple of n fields as an object with exactly these fields.
@@ -126,22 +125,31 @@ class RowEncoder:
         return _encoder(build, unsafe), _encoder(build, unsafe, is_whole=False)
 
     def _compile_key_of(self, names: list[str]) -> Encode:
-        parts, key = self.form.key_parts, self.key
+        form, parts, key = self.form, self.form.key_parts, self.key
         if len(parts) == 1 and parts[0].type in PLAIN_FIELD_TYPES and not parts[0].path:
             place, build = parts[0].field, _builder(names, takes_fewer=False)
 
             def key_of(tuple_: Sequence[Any]) -> bytes:
                 try:
-                    return encode(build(tuple_[place]))
+                    value = tuple_[place]
+                except IndexError as error:
+                    raise no_key(form, tuple_) from error
+                try:
+                    return encode(build(value))
                 except _NOT_ENCODABLE:
-                    return key((tuple_[place],))
+                    return key((value,))
 
             return key_of
-        if not any(part.path for part in parts):
-            places = [part.field for part in parts]
-            return lambda tuple_: key([tuple_[place] for place in places])
         readers = [(part.field, steps(part.path)) for part in parts]
-        return lambda tuple_: key([_descend(tuple_[place], path) for place, path in readers])
+
+        def key_of_parts(tuple_: Sequence[Any]) -> bytes:
+            try:
+                values = [_descend(tuple_[place], path) if path else tuple_[place] for place, path in readers]
+            except (IndexError, KeyError, TypeError) as error:
+                raise no_key(form, tuple_) from error
+            return key(values)
+
+        return key_of_parts
 
 
 class _Rows(dict[int, Encode]):

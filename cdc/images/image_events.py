@@ -14,7 +14,7 @@ the event is written, because a row that can't be encoded as JSON has changed th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -69,7 +69,8 @@ class ImageChanges:
         self._images = images
         codec = images.codec(space.form)
         images.use_form(space.form)
-        self._key_of_tuple = codec.of_tuple
+        self.store_key = codec.of_tuple
+        """Returns the key under which a tuple is stored. Raises SchemaError if the tuple has none."""
         self._key_of_key = codec.of_key
         self._names = space.form.field_names
         self._types = tuple(field.type for field in space.form.fields)
@@ -89,10 +90,6 @@ class ImageChanges:
             Type.UPDATE: self._update,
             Type.UPSERT: self._upsert,
         }
-
-    def store_key(self, tuple_: Sequence[Any]) -> bytes:
-        """Return the key under which a tuple is stored. Raises ImageError."""
-        return self._kept(self._key_of_tuple, tuple_)
 
     def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
         """Return the tuple of an INSERT or REPLACE, decoded and as received. Raises SchemaError as `_read` does."""
@@ -154,13 +151,13 @@ class ImageChanges:
 
     def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body = self._checked(body, frame)
-        key = self._kept(self._key_of_key, body[_KEY])
+        key = self._key_of_key(body[_KEY])
         before = self._images.current(key)
         return None if before is None else self.delete(key, before)
 
     def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, operations = self._operations(body, frame)
-        key = self._kept(self._key_of_key, body[_KEY])
+        key = self._key_of_key(body[_KEY])
         before = self._images.current(key)
         if before is None:
             return None
@@ -188,7 +185,7 @@ class ImageChanges:
             raise self._doubt(key, before, error.message) from error
         result = tuple_values(after)
         try:
-            if self._key_of_tuple(result) != key:
+            if self.store_key(result) != key:
                 self._check_notation(tuple_, result, before, after)
                 return None  # if the operations would change the key, the server leaves the tuple as it is
         except SchemaError:
@@ -307,13 +304,6 @@ class ImageChanges:
             raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")
         numbers = {key: layout.integer(values[key], 0) for key in (_SPACE_ID, _INDEX_BASE) if key in values}
         return numbers | {key: tuple_values(values[key]) for key in (_KEY, _TUPLE, _OPS) if key in values}, values
-
-    @staticmethod
-    def _kept(codec: Callable[[Sequence[Any]], bytes], values: Sequence[Any]) -> bytes:
-        try:
-            return codec(values)
-        except SchemaError as error:
-            raise ImageError(error.message, _HINT) from error
 
 
 def _lua_text(text: str) -> str:

@@ -85,6 +85,22 @@ def is_keyable(form: SpaceForm) -> bool:
     return True
 
 
+def no_key(form: SpaceForm, tuple_: Sequence[Any]) -> SchemaError:
+    """Return the error for a tuple that lacks a field of its primary key."""
+    return SchemaError(f"a tuple of space {form.name!r} has no primary key: {excerpt(tuple_)}", no_key_hint(form))
+
+
+def no_key_hint(form: SpaceForm) -> str:
+    """Return the remedy for a row whose key can't be made."""
+    hint = 'Leave the space out (spaces.exclude), or send such rows to the dead-letter topic (format.on_error = "dlq").'
+    if form.is_vinyl:
+        hint += (
+            " In a vinyl space of a server before 2.6.1 UPSERTs can make such rows, and only emptying the space removes them: "
+            "copy the other rows, truncate the space, and insert them again."
+        )
+    return hint
+
+
 class KeyCodec:
     """Encoder of one space's keys. For common kinds of keys, faster functions replace the general methods."""
 
@@ -97,7 +113,7 @@ class KeyCodec:
             _check(form, place, part)
         begin = form.space_id if number is None else number
         self._prefix = space_prefix(begin)
-        self._name = form.name
+        self._form, self._name = form, form.name
         last = len(form.key_parts) - 1
         self._parts = [(part.field, tuple(steps(part.path))) for part in form.key_parts]
         self._encoders = [_encoder(part, is_last=place == last) for place, part in enumerate(form.key_parts)]
@@ -126,7 +142,7 @@ class KeyCodec:
                     value = value[step]
                 values.append(value)
         except (IndexError, KeyError, TypeError) as error:
-            raise SchemaError(f"a tuple of space {self._name!r} has no primary key: {excerpt(tuple_)}") from error
+            raise no_key(self._form, tuple_) from error
         return self._encoded(values)
 
     def _of_key(self, key: Sequence[Any]) -> bytes:
@@ -138,7 +154,8 @@ class KeyCodec:
         try:
             found = self._prefix + b"".join([encode(value) for encode, value in zip(self._encoders, values, strict=True)])
         except (struct.error, TypeError, ValueError, AttributeError, ArithmeticError) as error:
-            raise SchemaError(f"space {self._name!r} can't have the primary key {excerpt(values)} ({error})") from error
+            message = f"space {self._name!r} can't have the primary key {excerpt(values)} ({error})"
+            raise SchemaError(message, no_key_hint(self._form)) from error
         return found if len(found) < KEY_BYTES_MAX else _shortened(found)
 
 

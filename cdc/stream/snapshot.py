@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from cdc import native
-from cdc.errors import CdcError, EncodingError, ImageError, ProtocolError, SchemaError
+from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
 from cdc.events import topics
 from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceCount, SpaceEvents, snapshot_record
 from cdc.events.json_values import encode
@@ -259,8 +259,6 @@ class Snapshot:
             except (EncodingError, SchemaError) as error:
                 self._refuse(error, space_id, body_of(frame))
                 continue
-            except ImageError as error:
-                raise at_row(error, SNAPSHOT, INSERT, 0, body_of(frame)) from error
             except MALFORMED_BODY as error:
                 raise malformed_in_snapshot(frame) from error
             if builder.byte_count > bytes_max:

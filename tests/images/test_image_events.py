@@ -421,13 +421,6 @@ def test_row_that_can_not_be_shown_stops_it() -> None:
     assert len(list(target.replica.tuples.scan(512))) == 3, "its image belongs to no batch"
 
 
-def test_row_without_its_key_stops_it() -> None:
-    target = shop(on_error="dlq")
-    target.master._write(2, {0x10: 512, 0x21: ["not a number"]})
-    with pytest.raises(CdcError, match="primary key"):
-        target.follow()
-
-
 # Bytes.
 
 
