@@ -13,7 +13,7 @@ import pytest
 
 from cdc.config import Config, parse
 from cdc.daemon.runner import PipelineRunner, Server
-from cdc.errors import CdcError, ConnectionLostError, ProtocolError, PublishAborted
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, SchemaError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
 from cdc.positions.position import Position, SnapshotState
@@ -131,7 +131,7 @@ def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_mo
     assert found.snapshot == replace(state, is_request_open=False)
 
 
-@pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, ProtocolError)])
+@pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, SchemaError)])
 def test_source_that_ends_within_a_transaction(
     config: Config, publisher: Publisher, delivery: OpenDelivery, error: type[CdcError], *, is_bad: bool
 ) -> None:
