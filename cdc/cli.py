@@ -8,30 +8,29 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
-import structlog
-
 from cdc import __version__, config, log
 from cdc.errors import CdcError
+from cdc.log.output import complain, finish, prepare, say
+from cdc.ops import signals
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit status."""
+    prepare()
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:
-        return command(options)
+        status = command(options)
+        finish()
+        return status
     except CdcError as error:
-        if command in _LOGGING and log.is_json():
-            structlog.get_logger().error(str(error))
-        else:
-            print(f"tarantool-cdc: {error}", file=sys.stderr)
+        if command not in _LOGGING or not log.report_last_error(str(error)):
+            complain(f"tarantool-cdc: {error}")
         return 1
     except KeyboardInterrupt:
         return 130
-    except BrokenPipeError:
-        # The reader of our output has closed it.
-        sys.stderr.close()
-        return 0
+    finally:
+        log.flush()
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,12 +83,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
-    log.configure(settings.log.format, settings.log.level)
+    settings = _load_and_log(options)
     from cdc.commands.run import run
 
     run(settings, until_caught_up=options.until_caught_up, **_orders(options))
     return 0
+
+
+def _load_and_log(options: argparse.Namespace) -> config.Config:
+    """Return the configuration; from now on stderr is the log."""
+    settings = config.load(options.config)
+    log.configure(settings.log.format, settings.log.level)
+    log.take_stderr()
+    signals.prepare()
+    return settings
 
 
 def _orders(options: argparse.Namespace) -> dict[str, bool]:
@@ -101,20 +108,20 @@ def _check(options: argparse.Namespace) -> int:
     log.configure(settings.log.format, "warning")
     from cdc.commands.check import check
 
-    return 0 if check(settings, print) else 1
+    return 0 if check(settings, say) else 1
 
 
 def _status(options: argparse.Namespace) -> int:
     from cdc.commands.status import status
 
-    status(config.load(options.config), print, as_json=options.json)
+    status(config.load(options.config), say, as_json=options.json)
     return 0
 
 
 def _snapshot(options: argparse.Namespace) -> int:
     from cdc.commands.snapshot import snapshot
 
-    snapshot(config.load(options.config), options.spaces, print)
+    snapshot(config.load(options.config), options.spaces, say)
     return 0
 
 
@@ -123,8 +130,8 @@ def _verify(options: argparse.Namespace) -> int:
     log.configure(settings.log.format, "warning")
     from cdc.commands.verify import verify
 
-    result = verify(settings, print)
-    print(result.sentence, file=sys.stderr)
+    result = verify(settings, say)
+    complain(result.sentence)
     return 0 if result.is_equal else 1
 
 
@@ -141,21 +148,20 @@ def _unregister(options: argparse.Namespace) -> int:
             return True
         if not sys.stdin.isatty():
             lacks_terminal = True
-            print("tarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.", file=sys.stderr)
+            complain("tarantool-cdc: there is no terminal to ask for confirmation. Pass --yes.")
             return False
         try:
             return input(f"{question} [y/N] ").strip().lower() in ("y", "yes")
         except EOFError:
             return False
 
-    if unregister(settings, print, confirm):
+    if unregister(settings, say, confirm):
         return 0
     return 2 if lacks_terminal else 1
 
 
 def _replay(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
-    log.configure(settings.log.format, settings.log.level)
+    settings = _load_and_log(options)
     from cdc.commands.run import replay
 
     replay(settings, options.directory, follows=options.follow, **_orders(options))
@@ -163,8 +169,7 @@ def _replay(options: argparse.Namespace) -> int:
 
 
 def _tap(options: argparse.Namespace) -> int:
-    settings = config.load(options.config)
-    log.configure(settings.log.format, settings.log.level)
+    settings = _load_and_log(options)
     from cdc.feeds.tap.command import tap
 
     tap(settings, options.to)
@@ -175,7 +180,8 @@ def _decode(options: argparse.Namespace) -> int:
     from cdc.commands.decode import decode_file
 
     for line in decode_file(options.file):
-        print(line)
+        if not say(line):
+            break
     return 0
 
 

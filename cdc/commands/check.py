@@ -43,7 +43,7 @@ from cdc.upstream.identity import instance_uuid
 from cdc.upstream.selection import Answer, Choice, Needed, Standing
 from cdc.upstream.start import Known
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 _WRITE: Final = 2
 
@@ -261,7 +261,7 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 class _Check:
     """One part of the check. Its errors are findings, and don't end the check."""
 
-    def __init__(self, say: Callable[[str], None], subject: str) -> None:
+    def __init__(self, say: Callable[[str], object], subject: str) -> None:
         self._say = say
         self._subject = subject
         self.failures: list[Remedy] = []

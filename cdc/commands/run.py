@@ -1,11 +1,10 @@
 """`tarantool-cdc run` and `replay`: run the daemon until it is told to stop.
 
-SIGTERM and SIGINT stop it cleanly. At SIGUSR2 it prints the stack of each of its threads, and continues.
+SIGTERM and SIGINT stop it cleanly; see cdc.ops.signals for the others.
 """
 
 from __future__ import annotations
 
-import faulthandler
 import signal
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from cdc.daemon.admission import StartOptions
 from cdc.daemon.file_source import Files
 from cdc.daemon.row_path import log_start
 from cdc.daemon.supervisor import Daemon
+from cdc.ops import signals
 
 
 def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
@@ -32,7 +32,6 @@ def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: boo
 
 
 def _under_signals(daemon: Daemon) -> Daemon:
-    faulthandler.register(signal.SIGUSR2)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: daemon.stop())
+    for number, act in signals.handlers(daemon.stop).items():
+        signal.signal(number, lambda *_, act=act: act())
     return daemon

@@ -9,7 +9,7 @@ from cdc.errors import ConfigurationError
 from cdc.ops.asking import ask
 
 
-def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], None]) -> None:
+def snapshot(config: Config, spaces: Sequence[str], say: Callable[[str], object]) -> None:
     """Send the request to the daemon. Raises ConfigurationError, or RequestError with the daemon's answer."""
     if config.state.images == "none":
         raise ConfigurationError(

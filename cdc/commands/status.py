@@ -11,7 +11,7 @@ from cdc.ops.asking import ask, tap_status
 from cdc.positions.vclock import VClock
 
 
-def status(config: Config, say: Callable[[str], None], *, as_json: bool) -> None:
+def status(config: Config, say: Callable[[str], object], *, as_json: bool) -> None:
     """Ask the daemon, and print its status. Raises ConfigurationError, or RequestError with the daemon's answer."""
     found = ask(config.name, config.http.address, "/status")
     tap = tap_status(config.name, config.tap.http_address)
@@ -51,6 +51,7 @@ def readable(status: dict[str, Any]) -> str:
     if request is not None:
         wanted = ", ".join(request["spaces"]) or "nothing yet"
         lines.insert(-2, ("snapshot of", f"{wanted}: {request['rows']} rows so far, {request['waiting']} requests waiting"))
+    lines += _lost_log_lines(status)
     lines += [("member", _member_line(member)) for member in status["upstreams"]]
     return "\n".join(f"{name:<12} {value}" for name, value in lines)
 
@@ -60,6 +61,7 @@ def readable_tap(tap: dict[str, Any]) -> list[str]:
     lines = [
         ("tap", f"{tap['connections']} connections, {tap['sessions']} sessions, at seq {tap['seq']}" + _problem(tap["error"]))
     ]
+    lines += _lost_log_lines(tap)
     store = tap["store"]
     if store is not None:
         state = "being filled" if store["is_loading"] else f"at seq {store['seq']}, {store['lag']} behind"
@@ -77,6 +79,12 @@ def readable_tap(tap: dict[str, Any]) -> list[str]:
     if memcached is not None:
         lines.append(("memcached", f"{memcached['address']} at seq {memcached['seq']}" + _problem(memcached["error"])))
     return [f"{name:<12} {value}" for name, value in lines]
+
+
+def _lost_log_lines(status: dict[str, Any]) -> list[tuple[str, str]]:
+    # A process of an older version doesn't report them.
+    count = status.get("log_lines_lost", 0)
+    return [("log", f"{count} lines could not be written: nobody reads its stderr, or that disk is full")] if count else []
 
 
 def _problem(error: str | None) -> str:

@@ -41,7 +41,7 @@ class _Found:
     id_: int | None
 
 
-def unregister(config: Config, say: Callable[[str], None], confirm: Callable[[str], bool]) -> bool:
+def unregister(config: Config, say: Callable[[str], object], confirm: Callable[[str], bool]) -> bool:
     """Ask `confirm`, give the id back, and report the result. Return whether the daemon has no id now.
 
     Raises ConfigurationError if no member can do it, RequestError if the daemon is connected, and the servers' errors.
@@ -77,7 +77,7 @@ def unregister(config: Config, say: Callable[[str], None], confirm: Callable[[st
     return True
 
 
-def _ask_all(config: Config, uuid: UUID, say: Callable[[str], None]) -> list[_Found]:
+def _ask_all(config: Config, uuid: UUID, say: Callable[[str], object]) -> list[_Found]:
     found: list[_Found] = []
     errors: list[CdcError] = []
     for member in config.source.members():

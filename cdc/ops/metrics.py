@@ -9,9 +9,12 @@ from typing import Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from cdc import log
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.upstream.overview import Upstream
+
+LOG_LINES_LOST: Final = "Lines of the log that could not be written to stderr: its disk is full, or nobody reads it"
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
     "tarantool_cdc_rows": ("Rows received in the stream and in snapshots", lambda s: s.row_count),
@@ -26,6 +29,7 @@ COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
         lambda s: s.merging_upsert_count,
     ),
     "tarantool_cdc_reconnects": ("Connections to Tarantool after the first", lambda s: s.reconnect_count),
+    "tarantool_cdc_log_lines_lost": (LOG_LINES_LOST, lambda _: log.lost_count()),
 }
 """Names without `_total`, which the exposition adds."""
 

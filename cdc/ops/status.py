@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from cdc import log
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
 from cdc.stream.limbo import LimboState
@@ -128,6 +129,7 @@ class Status:
             "process_id": os.getpid(),
             "uptime_seconds": round(now - self.started_at, 1),
             "row_path": self.row_path,
+            "log_lines_lost": log.lost_count(),
             "upstream": {
                 "address": self.upstream,
                 "version": self.upstream_version,

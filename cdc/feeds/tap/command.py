@@ -1,11 +1,10 @@
-"""The command `tarantool-cdc tap`: run the server until it is stopped. SIGTERM and SIGINT stop it cleanly."""
+"""The command `tarantool-cdc tap`: run the server until it is stopped. Signals: see cdc.ops.signals."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
 import resource
-import signal
 from typing import Final
 
 import structlog
@@ -15,6 +14,7 @@ from cdc.config.member_uri import PORT_MAX
 from cdc.errors import ConfigurationError
 from cdc.feeds.tap.page import Page
 from cdc.feeds.tap.server import TapServer
+from cdc.ops import signals
 
 _OTHER_DESCRIPTORS: Final = 500
 """Number of file descriptors for files and librdkafka's connections."""
@@ -59,8 +59,8 @@ async def _serve(config: Config, to: tuple[str, int] | None) -> None:
     address = config.tap.http_address
     page = Page(address, server, config.name, config.http.allowed_hosts) if address is not None else None
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.stop)
+    for number, act in signals.handlers(server.stop).items():
+        loop.add_signal_handler(number, act)
     try:
         await server.run()
     finally:

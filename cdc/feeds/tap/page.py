@@ -12,8 +12,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from prometheus_client.registry import Collector
 
+from cdc import log
 from cdc.feeds.tap.server import Client, TapServer
 from cdc.ops.bounded_server import BoundedHandler, BoundedServer
+from cdc.ops.metrics import LOG_LINES_LOST
 
 
 def _own(server: TapServer) -> dict[str, Any]:
@@ -63,6 +65,7 @@ SERVER_COUNTERS: Final[dict[str, tuple[str, Callable[[TapServer], float]]]] = {
         "Changes that are no longer on any topic; if the daemon's store is used, clients were filled again from it",
         lambda s: s.feed.reader.lost_count if s.feed.reader is not None else 0,
     ),
+    "tarantool_cdc_tap_log_lines_lost": (LOG_LINES_LOST, lambda _: log.lost_count()),
 }
 CLIENT: Final[dict[str, tuple[str, Callable[[TapServer, Client], float]]]] = {
     "tarantool_cdc_tap_client_seq": ("Seq of the last change that was sent", lambda _, c: c.stream.seq),
@@ -114,6 +117,7 @@ def status(server: TapServer, name: str) -> dict[str, Any]:
         "name": name,
         "seq": server.feed.last,
         "error": error,
+        "log_lines_lost": log.lost_count(),
         "connections": server.connection_count,
         "sessions": server.session_count,
         "clients": [

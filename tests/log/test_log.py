@@ -41,8 +41,9 @@ def _as_before() -> Iterator[None]:
     structlog.reset_defaults()
 
 
-def written(capsys: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+def written(capfd: pytest.CaptureFixture[str]) -> list[dict[str, Any]]:
+    log.flush()
+    return [json.loads(line) for line in capfd.readouterr().err.splitlines()]
 
 
 @pytest.mark.parametrize("style", ["json", "console"])
@@ -66,18 +67,18 @@ def test_the_error_that_ends_the_daemon(tmp_path: Path, style: str) -> None:
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_what_kafkas_library_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_kafkas_library_says(capfd: pytest.CaptureFixture[str]) -> None:
     log.configure("json", "info")
     log.LIBRARY.critical("FATAL|rdkafka#producer-1| [thrd:main]: Fatal error")
     log.LIBRARY.debug("of no interest")
-    (line,) = written(capsys)
+    (line,) = written(capfd)
     assert (line["level"], line["event"]) == ("critical", "Kafka's client says")
     assert line["line"].startswith("FATAL|")
     assert log.LIBRARY.name not in logging.root.manager.loggerDict or not log.LIBRARY.propagate
 
 
 @pytest.mark.usefixtures("_as_before")
-def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
+def test_faults(capfd: pytest.CaptureFixture[str]) -> None:
     """Also of threads; one line each, with the trace in it."""
     log.configure("json", "warning")
 
@@ -92,6 +93,6 @@ def test_faults(capsys: pytest.CaptureFixture[str]) -> None:
     except LookupError as error:
         sys.excepthook(LookupError, error, error.__traceback__)
     sys.excepthook(KeyboardInterrupt, KeyboardInterrupt(), None)
-    lines = written(capsys)
+    lines = written(capfd)
     assert [(line["level"], line["event"]) for line in lines] == [("critical", "a fault of this program")] * 2
     assert all("nobody has expected this" in line["exception"] for line in lines)

@@ -1,0 +1,85 @@
+"""Which signal stops, and which doesn't, with and without a terminal. tests/log/test_surroundings.py sends them to the daemon."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from cdc.ops import signals
+
+
+class Stops:
+    """What counts the orderly stops."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    former = signal.getsignal(signal.SIGHUP)
+    yield
+    signal.signal(signal.SIGHUP, former)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stops(number: signal.Signals) -> None:
+    stop = Stops()
+    signals.handlers(stop)[number]()
+    assert stop.count == 1
+
+
+@pytest.mark.parametrize("has_terminal", [False, True])
+def test_hangup(monkeypatch: pytest.MonkeyPatch, has_terminal: bool) -> None:
+    monkeypatch.setattr(signals, "_ends_at_hangup", lambda: has_terminal)
+    stop = Stops()
+    with capture_logs() as lines:
+        signals.handlers(stop)[signal.SIGHUP]()
+    assert stop.count == has_terminal
+    (line,) = lines
+    assert line["event"].startswith("stopping at SIGHUP: " if has_terminal else "SIGHUP has no effect: ")
+
+
+@pytest.mark.parametrize("has_terminal", [False, True])
+def test_nohup(monkeypatch: pytest.MonkeyPatch, has_terminal: bool) -> None:
+    monkeypatch.setattr(signals, "_ends_at_hangup", lambda: has_terminal)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert signal.SIGHUP not in signals.handlers(Stops())
+
+
+HANGUP_AT_START = """
+import os, signal, sys
+import cdc.commands.run
+from cdc import cli
+def run(*_, **__):
+    os.kill(os.getpid(), signal.SIGHUP)
+cdc.commands.run.run = run
+sys.exit(cli.main(["run", "--config", sys.argv[1]]))
+"""
+
+
+def test_a_rotation_while_the_program_starts(tmp_path: Path) -> None:
+    """Before anything is there that could be stopped."""
+    file = tmp_path / "shop.toml"
+    file.write_text(
+        'name = "shop"\n[source]\nuris = ["cdc:secret@127.0.0.1:1"]\n[kafka]\nbootstrap_servers = "127.0.0.1:1"\ntopic_prefix = "shop"\n'
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", HANGUP_AT_START, str(file)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        start_new_session=True,
+    )
+    assert run.returncode == 0
+    assert "SIGHUP has no effect" in run.stderr
