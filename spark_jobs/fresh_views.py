@@ -5,7 +5,6 @@ A view is made as soon as the space's table exists, and made again when the tabl
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Final
@@ -17,6 +16,7 @@ from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.lake import Lake
+from spark_jobs.output import tell
 from spark_jobs.sql_text import literal
 from spark_jobs.tables import CatalogTable, Location
 
@@ -43,10 +43,9 @@ class FreshViews:
         """Return the views in a location's schema; None, with a line on stderr, if Spark can't create views in that catalog."""
         if location.is_in_own_catalog:
             return cls(session, location)
-        print(
+        tell(
             f"current: no views in --catalog {location}: Spark creates views only in its own catalog, spark_catalog. The tables "
-            "have the rows up to the last merge; read_current has the newest ones.",
-            file=sys.stderr,
+            "have the rows up to the last merge; read_current has the newest ones."
         )
         return None
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, Self
 
 from spark_jobs.errors import JobError
 from spark_jobs.job import DeadLetters
+from spark_jobs.output import tell
 from spark_jobs.progress import Batch
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Log:
         """See `watch.Listener.batch`."""
         line = batch.line(self._job)
         if self._bar is None:
-            print(line, file=sys.stderr, flush=True)
+            tell(line)
             return
         progress, task = self._bar
         progress.console.print(line, markup=False, highlight=False, soft_wrap=True)

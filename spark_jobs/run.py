@@ -1,7 +1,7 @@
 """`spark-submit spark_jobs/run.py JOB …` or `python -m spark_jobs JOB …`: run a job from Kafka to its sink until it is stopped.
 
-The exit status is 0 when the job has finished, or after SIGINT or SIGTERM; 1 after an error, or if `audit` found something; 2 for
-wrong usage. A job keeps its position in its checkpoint, and the next start resumes from there.
+The exit status is 0 when the job has finished, or after SIGINT, SIGTERM or SIGHUP; 1 after an error, or if `audit` found
+something; 2 for wrong usage. A job keeps its position in its checkpoint, and the next start resumes from there.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from spark_jobs.lake.changes import Changes
 from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
+from spark_jobs.output import prepare, tell
 from spark_jobs.progress import observed
 from spark_jobs.reachable import refusals
 from spark_jobs.registered import Names, job_folder
@@ -59,6 +60,7 @@ _ONCE: Final = {"processingTime": "36500 days"}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command, and return the exit status."""
+    prepare()
     options = _options(arguments)
     try:
         session = build_session(
@@ -73,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _follow(session, options)
     except (JobError, PySparkException, Py4JError) as error:
         message = operator_message(error, getattr(options, "bootstrap_servers", None))
-        print(hide(f"{options.job}: {message}", options), file=sys.stderr)
+        tell(hide(f"{options.job}: {message}", options))
         return 1
 
 
@@ -178,10 +180,9 @@ def _follow(session: SparkSession, options: argparse.Namespace) -> int:
     topics = Topics.of(options)
     topics.check_spaces(session)
     if options.bootstrap_servers is not None and (reasons := refusals(options.bootstrap_servers)):
-        print(
+        tell(
             f"{job.name}: no connection to --bootstrap-servers from this host ({reasons}). If Spark can't connect either, the job"
-            " ends after about three minutes.",
-            file=sys.stderr,
+            " ends after about three minutes."
         )
     sink = _sink(session, job, topics, options)
     with contextlib.ExitStack() as stack:

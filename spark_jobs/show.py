@@ -17,11 +17,13 @@ from spark_jobs import tables
 from spark_jobs.current import read_current, watermark
 from spark_jobs.errors import JobError, operator_message
 from spark_jobs.options import add_spark_options, hide
+from spark_jobs.output import prepare, tell
 from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the tables, and return the exit status."""
+    prepare()
     parser = argparse.ArgumentParser(prog="spark_jobs.show", description="Print the rows of a table of `current`.")
     parser.add_argument("path", nargs="+", help="folder of a space under the job's --path")
     parser.add_argument(
@@ -43,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for row in rows.toLocalIterator():
                 print(f'{{"path":{name},"key":{row["_key"]},"row":{row["_row"]},"seq":{row["_seq"]}}}')
     except (JobError, PySparkException, Py4JError) as error:
-        print(hide(f"show: {operator_message(error)}", options), file=sys.stderr)
+        tell(hide(f"show: {operator_message(error)}", options))
         return 1
     return 0
 

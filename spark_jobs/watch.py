@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_jobs.errors import JobError
+from spark_jobs.output import tell
 from spark_jobs.progress import Batch, batch_of
 
 _CHECK_SECONDS: Final = 1
@@ -32,14 +32,17 @@ _FOREVER_MS: Final = 1 << 62
 
 
 class _Signals:
-    """Count of the signals (SIGINT, SIGTERM) that have come within the context."""
+    """Count of the signals that have come within the context: SIGINT, SIGTERM, and SIGHUP (a closed terminal; not with nohup)."""
 
     def __init__(self) -> None:
         self.count = 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
-        self._previous = {number: signal.signal(number, self._note) for number in (signal.SIGINT, signal.SIGTERM)}
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
+        self._previous = {number: signal.signal(number, self._note) for number in numbers}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
@@ -135,7 +138,7 @@ class Watch:
                     self._tell()
                     self._check_beside()
                     if self._signals.count:
-                        print("Stopping when the running batch is done; a second signal cancels it.", file=sys.stderr)
+                        tell("Stopping when the running batch is done; a second signal cancels it.")
                         self._stop()
                     elif is_one_batch and self._query.lastProgress is not None:
                         self._stop()
@@ -188,7 +191,7 @@ class Watch:
 
 
 def last_step(session: SparkSession, step: Callable[[], int]) -> int:
-    """Run the work after the last batch, and return its exit status; 0 if a signal (SIGINT, SIGTERM) canceled it.
+    """Run the work after the last batch, and return its exit status; 0 if a signal canceled it.
 
     Every part of such work may be repeated, so the next start completes it. A second signal ends the process at once.
     """
@@ -200,7 +203,7 @@ def last_step(session: SparkSession, step: Callable[[], int]) -> int:
                 while not wait([running], _CHECK_SECONDS).done and not signals.count:
                     pass
                 if not running.done():
-                    print("Stopping: the work after the last batch is canceled. The next start does it.", file=sys.stderr)
+                    tell("Stopping: the work after the last batch is canceled. The next start does it.")
                     signals.restore()
                 while not running.done():
                     # Repeated, because the step may be between two of its Spark jobs.

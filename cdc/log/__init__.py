@@ -23,7 +23,7 @@ from cdc.log.output import ESCAPE
 LIBRARY: Final = logging.getLogger("librdkafka")
 """Logger for the clients of Kafka."""
 
-FLUSH_SECONDS: Final = 5.0
+FLUSH_SECONDS: Final = 3.0
 """Time that the program's end waits for the log's lines to be written."""
 
 # The queue of the log that has been set up, or None before.

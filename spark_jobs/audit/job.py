@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -58,6 +57,7 @@ from spark_jobs.codegen import varying
 from spark_jobs.envelope import CONTROL
 from spark_jobs.errors import JobError
 from spark_jobs.job import Job, Sink
+from spark_jobs.output import tell
 from spark_jobs.source import Topics
 from spark_jobs.state_files import StateFiles
 
@@ -523,4 +523,4 @@ def _first_offsets(session: SparkSession, checkpoint: str) -> Places:
 
 
 def _say(text: str) -> None:
-    print(f"audit: {text}", file=sys.stderr, flush=True)
+    tell(f"audit: {text}")

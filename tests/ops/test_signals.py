@@ -56,6 +56,15 @@ def test_nohup(monkeypatch: pytest.MonkeyPatch, has_terminal: bool) -> None:
     assert signal.SIGHUP not in signals.handlers(Stops())
 
 
+MINIMAL = """
+name = "shop"
+[source]
+uris = ["cdc:secret@127.0.0.1:1"]
+[kafka]
+bootstrap_servers = "127.0.0.1:1"
+topic_prefix = "shop"
+"""
+
 HANGUP_AT_START = """
 import os, signal, sys
 import cdc.commands.run
@@ -70,9 +79,7 @@ sys.exit(cli.main(["run", "--config", sys.argv[1]]))
 def test_a_rotation_while_the_program_starts(tmp_path: Path) -> None:
     """Before anything is there that could be stopped."""
     file = tmp_path / "shop.toml"
-    file.write_text(
-        'name = "shop"\n[source]\nuris = ["cdc:secret@127.0.0.1:1"]\n[kafka]\nbootstrap_servers = "127.0.0.1:1"\ntopic_prefix = "shop"\n'
-    )
+    file.write_text(MINIMAL)
     run = subprocess.run(
         [sys.executable, "-c", HANGUP_AT_START, str(file)],
         capture_output=True,

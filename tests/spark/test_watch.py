@@ -75,8 +75,8 @@ class Scripted(Job, Sink):
             raise
 
 
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGTERM)
+def kill(number: signal.Signals = signal.SIGTERM) -> None:
+    os.kill(os.getpid(), number)
 
 
 def free_port() -> int:
@@ -199,17 +199,18 @@ def test_a_signal_ends_the_work_behind_the_last_batch_and_the_next_start_does_it
     job = Scripted(tmp_path / "files")
     monkeypatch.setitem(run.JOBS, "scripted", job)
     arguments = ["scripted", "--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", str(tmp_path / "checkpoint")]
-    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    stopping = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    handlers = [signal.getsignal(number) for number in stopping]
 
     def forever() -> int:
-        kill()
+        kill(signal.SIGHUP)
         while True:
             spark.range(1 << 50).where("id < 0").count()
 
     job.last = forever
     assert (run.main([*arguments, "--available-now"]), job.done) == (0, [(0, 1)])
     assert capsys.readouterr().err.endswith("Stopping: the work after the last batch is canceled. The next start does it.\n")
-    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert [signal.getsignal(number) for number in stopping] == handlers
 
     def fails() -> int:
         kill()
