@@ -77,6 +77,7 @@ def check(config: Config, say: Say) -> bool:
         findings += _published(config, schema, existing if kafka.is_good else None, stored, say)
         spaces = [(form.space_id, form.name) for form in schema.forms() if form.is_replicated]
         findings += check_start.of_patterns(config, spaces)
+    findings += check_start.of_joins(config, [member.answer.ballot for member in found if member.answer.ballot is not None])
     failures = [*kafka.failures, *judged.failures, *(Remedy.OPERATOR for member in found if member.is_foreign)]
     # If all members are unusable, none would be followed, and each has reported why.
     if known is not None and not all(member.is_foreign for member in found):

@@ -24,11 +24,14 @@ from cdc.kafka import checkpoint_topic
 from cdc.kafka.topic_admin import COMPACTED, snapshot_remedy
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
+from cdc.protocol.ballot import Ballot
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership, patterns
 from cdc.stream.checkpoint import Checkpoint, fold
 from cdc.stream.former_topics import spaces_by_topic
+from cdc.upstream import joining
+from cdc.upstream.identity import instance_uuid
 
 ROOM_BYTES: Final = 1024**3
 """Free space, in bytes, below which the state store's disk is reported: nobody knows how much there is to be stored."""
@@ -67,6 +70,13 @@ def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
         yield Finding("state.path", str(in_use(directory)))
         return
     yield from _failure("name", lambda: _check_alone(config, stored))
+
+
+def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:
+    """Yield a warning if a registered daemon can keep members from joining."""
+    if config.source.mode == "registered":
+        found = [costs for ballot in ballots if (costs := joining.warning(ballot, instance_uuid(config.name))) is not None]
+        yield from (Finding("source.mode", costs, is_failure=False) for costs in found[:1])
 
 
 def runs_already(config: Config, stored: Checkpoint) -> bool:

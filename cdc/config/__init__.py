@@ -100,7 +100,8 @@ class SourceSection(Section):
     password_file: Path | None = None
     """File with that password. One line end at the file's end is ignored."""
     mode: Literal["anonymous", "registered"] = "anonymous"
-    """`registered`: the daemon is a member of the replica set with an id. Every server version keeps the logs for it."""
+    """`registered`: the daemon is a member of the replica set with an id. Every server version keeps the logs for it. From
+    Tarantool 2.11 on it may keep members from joining: see operations.md."""
     instance_name: InstanceName | None = None
     """Name of a registered daemon in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
 from cdc.errors import ProtocolError, excerpt
 from cdc.positions.vclock import VClock
@@ -23,6 +24,7 @@ _GC_VCLOCK: Final = 3
 _LOADING_OR_READ_ONLY: Final = 4
 _ANONYMOUS: Final = 5
 _BOOTED: Final = 6
+_REGISTERED: Final = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +36,8 @@ class Ballot:
     is_read_only: bool
     is_ready: bool
     is_anonymous: bool = False
+    registered: frozenset[UUID] | None = None
+    """The instances that have an id in the replica set; None if the server doesn't list them (before 2.11)."""
 
 
 def parse_ballot(value: Any) -> Ballot:
@@ -49,6 +53,7 @@ def parse_ballot(value: Any) -> Ballot:
             is_read_only=bool(value.get(_LOADING_OR_READ_ONLY, False)),
             is_ready=bool(value[_BOOTED]),
             is_anonymous=bool(value.get(_ANONYMOUS, False)),
+            registered=_uuids(value[_REGISTERED]) if _REGISTERED in value else None,
         )
     is_read_only = bool(value.get(_READ_ONLY_OR_CONFIGURED_SO, False))
     return Ballot(
@@ -57,3 +62,10 @@ def parse_ballot(value: Any) -> Ballot:
         is_read_only=is_read_only,
         is_ready=is_read_only or not value.get(_LOADING_OR_READ_ONLY, False),
     )
+
+
+def _uuids(value: Any) -> frozenset[UUID]:
+    try:
+        return frozenset(UUID(each) for each in value)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"a ballot should list UUIDs, the server sent {excerpt(value, 100)}") from error

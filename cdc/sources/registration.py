@@ -18,7 +18,8 @@ from cdc.errors import CdcError, ConnectionLostError, ProtocolError, excerpt
 from cdc.protocol.session import Selected
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.sources.connection import Connection
-from cdc.sources.handshake import expect, greet
+from cdc.sources.handshake import expect, greet, vote
+from cdc.upstream import joining
 
 
 def find_id(connection: Connection) -> int | None:
@@ -39,7 +40,8 @@ def find_id(connection: Connection) -> int | None:
 def check_others(connection: Connection, config: Config) -> None:
     """Raise ConnectionLostError if another member already knows an id of this daemon. Called before an id is requested.
 
-    Members that can't be asked are skipped, as they may be unavailable for good.
+    Members that can't be asked are skipped, as they may be unavailable for good. If nobody knows an id, the log says what an id
+    costs the replica set.
     """
     log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
     for member in config.source.members():
@@ -59,3 +61,6 @@ def check_others(connection: Connection, config: Config) -> None:
                 f"the server {connection.address} doesn't know yet that this daemon is instance {known} of its replica set",
                 f"{member.address} knows, so this server will get it by replication.",
             )
+    costs = joining.warning(vote(connection), connection.session.instance_uuid)
+    if costs is not None:
+        log.warning(costs)

@@ -550,6 +550,7 @@ class MasterConnection:
             2: master.vclock,
             3: master.gc_vclock,
             7: False,
+            **({9: list(map(str, master.members()))} if master.version >= (2, 11, 0) else {}),
         }
 
     def _snapshot(self, body: dict[int, Any] | None) -> None:

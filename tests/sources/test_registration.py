@@ -6,6 +6,7 @@ from typing import cast
 from uuid import UUID
 
 import pytest
+from structlog.testing import capture_logs
 
 import cdc.sources.handshake
 from cdc.errors import ConnectionLostError, Remedy
@@ -56,3 +57,14 @@ def test_only_member_has_nobody_to_ask(monkeypatch: pytest.MonkeyPatch) -> None:
     connection = connected(monkeypatch, servers)
     check_others(connection, servers.config())
     assert cast(object, servers.connections) == [connection]
+
+
+@pytest.mark.parametrize(("version", "is_told"), [("2.6", False), ("2.11", True), ("3.3", True)])
+def test_what_an_id_costs_is_told(monkeypatch: pytest.MonkeyPatch, version: str, is_told: bool) -> None:
+    """Before the id is asked for; members before 2.11 join whatever the instances are."""
+    servers = FakeServers(port_3301=Master(version))
+    connection = connected(monkeypatch, servers)
+    with capture_logs() as lines:
+        check_others(connection, servers.config())
+    assert [line["log_level"] for line in lines] == (["warning"] if is_told else [])
+    assert all("bootstrap_strategy = 'legacy'" in line["event"] for line in lines)
