@@ -189,7 +189,9 @@ def test_password_file_that_is_not_there(tmp_path: Path) -> None:
     ("uri", "host", "port", "user", "password"),
     [
         ("h:1", "h", 1, "guest", None),
-        ("u@h:1", "h", 1, "u", None),
+        ("guest@h:1", "h", 1, "guest", None),
+        ("u@h:1", "h", 1, "u", ""),
+        ("u:@h:1", "h", 1, "u", ""),
         ("u:p@h:1", "h", 1, "u", "p"),
         ("tcp://u:p@h:1", "h", 1, "u", "p"),
         ("u%40x:p%3A%2F@h:1", "h", 1, "u@x", "p:/"),
@@ -199,7 +201,25 @@ def test_password_file_that_is_not_there(tmp_path: Path) -> None:
 def test_uris(uri: str, host: str, port: int, user: str, password: str | None) -> None:
     (member,) = parse(changed(source={"uris": [uri]}), "shop.toml").source.members()
     assert (member.host, member.port, member.user) == (host, port, user)
-    assert (member.password.get_secret_value() if member.password else None) == password
+    assert (member.password.get_secret_value() if member.password is not None else None) == password
+
+
+def test_empty_passwords_of_uris_and_files(tmp_path: Path) -> None:
+    """A user is a user, and not guest. An empty file is rather a secret that isn't there."""
+    file = tmp_path / "password"
+    config = parse(changed(source={"uris": ["cdc:@h:3301", "cdc@h:3302"], "password_file": str(file)}), "shop.toml")
+
+    def passwords() -> list[str]:
+        return [member.password.get_secret_value() for member in config.source.members() if member.password is not None]
+
+    file.write_text(SECRET)
+    assert passwords() == ["", SECRET]
+    for line_end in (b"\n", b"\r\n"):
+        file.write_bytes(line_end)
+        assert passwords() == ["", ""]
+    file.write_text("")
+    with pytest.raises(ConfigurationError, match=r"source\.password_file is empty"):
+        config.source.members()
 
 
 def test_user_and_password_apart() -> None:

@@ -96,7 +96,7 @@ class SourceSection(Section):
     user: str | None = None
     """User for URIs without one; by default `guest`."""
     password: SecretStr | None = None
-    """Password for URIs without one."""
+    """Password for URIs without one; by default an empty one (`guest`: none)."""
     password_file: Path | None = None
     """File with that password. One line end at the file's end is ignored."""
     mode: Literal["anonymous", "registered"] = "anonymous"
@@ -163,15 +163,21 @@ class SourceSection(Section):
 
     def _member(self, uri: str, password: SecretStr | None) -> Member:
         """Return a member with the URI's user and password, or else those of the section."""
-        host, port, user, own_password = parts_of_uri(uri)
-        own = SecretStr(own_password) if own_password else password
-        return Member(host, port, user or self.user or "guest", own)
+        host, port, named, own = parts_of_uri(uri)
+        user = named or self.user or "guest"
+        if own is not None:
+            password = SecretStr(own)
+        elif password is None and user != "guest":
+            # As for Tarantool itself. Without a login, the server would take the daemon for guest.
+            password = SecretStr("")
+        return Member(host, port, user, password)
 
 
 def _password_in(file: Path) -> SecretStr:
     """Return a file's contents without one line end at its end. Bytes that aren't UTF-8 are kept (as surrogate escapes).
 
-    Raises ConfigurationError. The error doesn't name the file, because the path may be a password in the wrong key.
+    A file with nothing but a line end is an empty password. Raises ConfigurationError, also if there is nothing at all. The error
+    doesn't name the file, because the path may be a password in the wrong key.
     """
     problem = ""
     try:
@@ -180,10 +186,11 @@ def _password_in(file: Path) -> SecretStr:
         problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
     if problem:
         raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
-    password = text.removesuffix("\n").removesuffix("\r")
-    if not password:
-        raise ConfigurationError("source.password_file is empty", "Put the password into it, or omit the key for no password.")
-    return SecretStr(password)
+    if not text:
+        raise ConfigurationError(
+            "source.password_file is empty", "Put the password into it, or a line end alone if the password is empty."
+        )
+    return SecretStr(text.removesuffix("\n").removesuffix("\r"))
 
 
 class SnapshotSection(Section):

@@ -13,8 +13,10 @@ _HOST: Final = re.compile(r"[A-Za-z0-9._-]+|\[[0-9A-Fa-f:.]+(%[A-Za-z0-9._-]+)?\
 _URI_EXAMPLE: Final = "write it as user:password@host:3301, where %XX is a byte"
 
 
-def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
-    """Return host, port, user and password of a URI. Raises ValueError, whose text contains nothing of the URI.
+def parts_of_uri(uri: str) -> tuple[str, int, str, str | None]:
+    """Return host, port, user and password of a URI. The password is None if there is none, and empty in `user:@host:port`.
+
+    Raises ValueError, whose text contains nothing of the URI.
 
     Python's urllib isn't used for this: it drops tabs and line ends from a password, and shows the password in its errors.
     """
@@ -24,7 +26,7 @@ def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
         raise ValueError(f"is a URI without host and port; {_URI_EXAMPLE}")
     if not NUMBER.fullmatch(number) or not 0 < int(number) <= PORT_MAX:
         raise ValueError(f"is a URI whose port is not a number from 1 to {PORT_MAX}; {_URI_EXAMPLE}")
-    name, _, secret = before.partition(":")
+    name, colon, secret = before.partition(":")
     try:
         user, password = unquote(name, errors="strict"), unquote(secret, errors="strict")
     except UnicodeDecodeError:
@@ -32,4 +34,4 @@ def parts_of_uri(uri: str) -> tuple[str, int, str, str]:
         at = "%"
     if at == "%":  # raised outside the handler, because the handler's error contains the password
         raise ValueError(f"is a URI whose user or password isn't UTF-8 after %XX is decoded; {_URI_EXAMPLE}")
-    return host.lower().strip("[]"), int(number), user, password
+    return host.lower().strip("[]"), int(number), user, password if colon else None

@@ -136,7 +136,7 @@ class Readability:
             if commit:
                 log.error(
                     "committed events may be lost to read_committed consumers: the transaction to make them readable failed. "
-                    "`tarantool-cdc audit` lists the missing events",
+                    "The Spark job `audit` lists the missing events",
                     name=self._name,
                     reason=error.message,
                     partitions=[f"{topic}-{number}" for topic, number in sorted(open_)],
