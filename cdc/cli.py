@@ -72,7 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     replay = add_configured("replay", _replay, "publish the changes in a server's .snap and .xlog files, to the same checkpoint")
     replay.add_argument("--follow", action="store_true", help="continue with what the server writes; SIGTERM stops it cleanly")
     add_orders(replay)
-    replay.add_argument("directory", type=Path, metavar="DIR", help="where the .snap and .xlog files are")
+    replay.add_argument(
+        "directories", type=Path, nargs="+", metavar="DIR", help="where the .snap and .xlog files are; if apart, name both"
+    )
     tap = add_configured("tap", _tap, "serve the changes to memcached's TAP clients; SIGTERM stops it cleanly")
     tap.add_argument("--to", metavar="HOST:PORT", help="also keep the memcached at this address filled with the changes")
     decode = add("decode", _decode, "print a captured replication stream, a .snap or an .xlog as JSON lines")
@@ -164,7 +166,7 @@ def _replay(options: argparse.Namespace) -> int:
     settings = _load_and_log(options)
     from cdc.commands.run import replay
 
-    replay(settings, options.directory, follows=options.follow, **_orders(options))
+    replay(settings, options.directories, follows=options.follow, **_orders(options))
     return 0
 
 

@@ -6,6 +6,7 @@ SIGTERM and SIGINT stop it cleanly; see cdc.ops.signals for the others.
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,11 +25,13 @@ def run(config: Config, *, until_caught_up: bool, rebuild_state: bool, take_over
     _under_signals(Daemon(config, options)).run(until_caught_up=until_caught_up)
 
 
-def replay(config: Config, directory: Path, *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool) -> None:
+def replay(
+    config: Config, directories: Sequence[Path], *, follows: bool, rebuild_state: bool, take_over: bool, take_prefix: bool
+) -> None:
     """Publish from a server's files. Raises the error that an operator must see."""
     log_start(config)
     options = StartOptions(rebuild_state=rebuild_state, take_over=take_over, take_prefix=take_prefix)
-    _under_signals(Daemon(config, options, partial(Files, directory=directory, follows=follows))).run()
+    _under_signals(Daemon(config, options, partial(Files, directories=directories, follows=follows))).run()
 
 
 def _under_signals(daemon: Daemon) -> Daemon:

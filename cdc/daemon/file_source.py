@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -62,14 +62,14 @@ class Files:
         is_stopping: threading.Event,
         requests: SnapshotRequests,  # noqa: ARG002 - there is no server to take one from
         *,
-        directory: Path,
+        directories: Sequence[Path],
         follows: bool = False,
     ) -> None:
         """See NewSource. `follows`: after the last file, wait for what a server appends."""
         self._config = config
         self._status = status
         self._is_stopping = is_stopping
-        self._directory = LogDirectory(directory, block_bytes_max=config.source.frame_bytes_max)
+        self._directory = LogDirectory(*directories, block_bytes_max=config.source.frame_bytes_max)
         self._follows = follows
         self._back_off = BackOff()
         # Origin and lsn of a transaction that only a snapshot can replace.
@@ -156,7 +156,7 @@ class Replayer:
         self._follows = follows
         self._needs_in_snapshot = needs_in_snapshot
         self._excluded = known.ignored
-        self._log = structlog.get_logger().bind(name=config.name, directory=str(directory.path))
+        self._log = structlog.get_logger().bind(name=config.name, directory=directory.path)
         position = checkpoint.position
         self._published = position.vclock if position is not None else None
         self._ballot = ballot(directory, self._published)
@@ -186,6 +186,7 @@ class Replayer:
         """Take a snapshot if one is planned, then read the logs. Return whether everything was read. Raises any error."""
         snapshot = self._plan.snapshot
         try:
+            self._check_logs()
             if snapshot is not None:
                 file = self._snapshot_for(snapshot)
                 self._log.info("taking a snapshot", reason=snapshot.reason, file=file.path.name)
@@ -219,11 +220,20 @@ class Replayer:
             raise ConfigurationError(
                 f"{file.path} doesn't say which instance wrote it", "Name a directory of Tarantool's own files."
             )
-        return Server(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, str(self._directory.path))
+        return Server(file.meta.instance_uuid, file.meta.writer_version or _OLDEST_VERSION, self._directory.path)
 
     def _vclock_for_upstream(self, vclock: VClock, there: VClock) -> VClock:
         """Return `vclock`, with the lsns of excluded origins taken from `there`."""
         return resume.vclock_for_upstream(vclock, there, self._excluded)
+
+    def _check_logs(self) -> None:
+        """Raise ConfigurationError if there is no .xlog: the changes after the snapshot would be left out."""
+        if not (self._follows or self._config.snapshot.mode == "initial_only" or self._directory.logs()):
+            raise ConfigurationError(
+                f"{self._directory.path} has .snap files and no .xlog files, so all changes after the snapshot would be left out",
+                "Name the server's wal_dir as well: `replay DIR DIR`. If it writes no logs, or its snapshot alone is to be "
+                'published, set snapshot.mode = "initial_only".',
+            )
 
     def _check_replicaset(self) -> None:
         """Raise PositionError if the files and the checkpoint belong to different replica sets."""

@@ -1,4 +1,4 @@
-"""Directory of .snap and .xlog files, read as one stream, as a server would have sent it.
+"""Directories of one instance's .snap and .xlog files (memtx_dir, wal_dir), read as one stream, as a server would have sent it.
 
     0000….snap      …0343.snap                     rows as of its vclock, without vinyl's
     0000….xlog ───▶ …0343.xlog ───▶ …0345.xlog ⟲   each names its own start (VClock), and its predecessor's start (PrevVClock)
@@ -57,12 +57,14 @@ class SnapshotHead:
 
 
 class LogDirectory:
-    """Directory with the files of one instance."""
+    """Directory, or several, with the files of one instance."""
 
-    def __init__(self, path: Path, *, block_bytes_max: int = FRAME_BYTES_MAX) -> None:
-        self.path = path
+    def __init__(self, *paths: Path, block_bytes_max: int = FRAME_BYTES_MAX) -> None:
+        self._paths = paths
+        self.path = " and ".join(map(str, paths))
+        """The directories, as messages name them."""
         self._block_bytes_max = block_bytes_max
-        self._known: dict[str, LogFile] = {}
+        self._known: dict[Path, LogFile] = {}
 
     def logs(self) -> list[LogFile]:
         """Return the .xlog files in order. Raises ConfigurationError or LogFileError."""
@@ -112,13 +114,14 @@ class LogDirectory:
         return LogFileDecoder(block_bytes_max=self._block_bytes_max)
 
     def _files(self, extension: str) -> list[LogFile]:
-        try:
-            names = [path.name for path in self.path.iterdir() if _NAME.fullmatch(path.name)]
-        except OSError as error:
-            raise ConfigurationError(
-                f"{self.path} can't be read: {error.strerror}", "Name a directory of .xlog files."
-            ) from error
-        self._known = {name: file for name in names if (file := self._known.get(name) or self._read(name)) is not None}
+        found: dict[str, Path] = {}
+        for directory in self._paths:
+            for path in _named_files(directory):
+                if found.setdefault(path.name, path) != path:
+                    raise ConfigurationError(
+                        f"{path} and {found[path.name]} have the same name, so one is a copy", "Remove the copy."
+                    )
+        self._known = {path: file for path in found.values() if (file := self._known.get(path) or self._read(path)) is not None}
         instances = {file.meta.instance_uuid for file in self._known.values()}
         if len(instances) > 1:
             shown = " and ".join(sorted(str(instance) for instance in instances)[:2])
@@ -128,9 +131,8 @@ class LogDirectory:
         files = [file for file in self._known.values() if file.path.suffix == f".{extension}"]
         return sorted(files, key=lambda file: file.signature)
 
-    def _read(self, name: str) -> LogFile | None:
+    def _read(self, path: Path) -> LogFile | None:
         """Read a file's text header. Returns None if the file has been removed."""
-        path = self.path / name
         with name_file_in_errors(path):
             try:
                 with path.open("rb") as stream:
@@ -148,6 +150,13 @@ class LogDirectory:
         with name_file_in_errors(file.path), file.path.open("rb") as stream:
             stream.seek(-len(END_MARKER), 2)
             return stream.read() == END_MARKER
+
+
+def _named_files(directory: Path) -> list[Path]:
+    try:
+        return [path for path in directory.iterdir() if _NAME.fullmatch(path.name)]
+    except OSError as error:
+        raise ConfigurationError(f"{directory} can't be read: {error.strerror}", "Name a directory of .xlog files.") from error
 
 
 @contextmanager

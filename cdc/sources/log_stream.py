@@ -148,7 +148,7 @@ def ballot(directory: LogDirectory, position: VClock | None = None) -> Ballot:
     chain, snapshots = directory.chain(), directory.snapshots()
     if not chain and not snapshots:
         raise ConfigurationError(
-            f"{directory.path} has no .snap or .xlog files", "Name a server's wal_dir; the .snap files must be in it too."
+            f"{directory.path} has no .snap or .xlog files", "Name a server's wal_dir, and its memtx_dir if that is another one."
         )
     end = join(*(file.vclock for file in chain[-1:] + snapshots[:1]))
     if chain and position is not None and not end.covers(position):

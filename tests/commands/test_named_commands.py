@@ -38,7 +38,7 @@ def texts() -> Iterator[tuple[str, str]]:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield f"{name}:{node.lineno}", node.value
             elif isinstance(node, ast.JoinedStr):
-                shown = "".join(part.value if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                shown = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
                 yield f"{name}:{node.lineno}", shown
     for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("*.yml"), ROOT / "Dockerfile"):
         if path.name != "CHANGELOG.md":  # it tells of what was once

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
@@ -19,7 +19,7 @@ from cdc.daemon.file_source import Files, Replayer
 from cdc.daemon.follower import Goal
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import LogFileError, PositionError, SnapshotNeededError
+from cdc.errors import ConfigurationError, LogFileError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
@@ -99,12 +99,17 @@ def configured(files: Path, **sections: dict[str, Any]) -> Config:
 
 
 def replayer(
-    taken: Taken, files: Path, checkpoint: Checkpoint | None = None, forced: str | None = None, **sections: dict[str, Any]
+    taken: Taken,
+    files: Path,
+    checkpoint: Checkpoint | None = None,
+    forced: str | None = None,
+    more: Sequence[Path] = (),
+    **sections: dict[str, Any],
 ) -> Replayer:
     checkpoint, parsed = checkpoint or Checkpoint(), configured(files, **sections)
     return Replayer(
         parsed,
-        LogDirectory(files),
+        LogDirectory(files, *more),
         cast(Publisher, taken),
         checkpoint,
         known_before(parsed, checkpoint, None, forced=forced),
@@ -139,7 +144,7 @@ def test_newest_snapshot_without_the_vinyl_space(taken: Taken, files: Path) -> N
 def test_only_a_snapshot(taken: Taken, files: Path) -> None:
     for log in files.glob("*.xlog"):
         log.unlink()
-    assert replayer(taken, files, spaces={"exclude": ["vinyl"]}).run()
+    assert replayer(taken, files, spaces={"exclude": ["vinyl"]}, snapshot={"mode": "initial_only"}).run()
     assert taken.events() == {("rows", "r"): 2, ("certain", "r"): 2}
     assert taken.batches[-1].position.vclock == VClock({1: 335})
 
@@ -206,6 +211,35 @@ def test_gap(taken: Taken, files: Path) -> None:
     assert taken.events()["rows", "r"] == 2
 
 
+def apart(files: Path) -> Path:
+    """Move the .snap files to a directory of their own, as with memtx_dir and wal_dir."""
+    snapshots = files.parent / "snap"
+    snapshots.mkdir()
+    for path in files.glob("*.snap"):
+        path.rename(snapshots / path.name)
+    return snapshots
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_snapshots_and_logs_in_two_directories(taken: Taken, files: Path, is_first: bool) -> None:
+    assert replayer(taken, files).run()
+    wanted = taken.events()
+    snapshots, again = apart(files), type(taken)()
+    first, second = (snapshots, files) if is_first else (files, snapshots)
+    assert replayer(again, first, more=[second]).run()
+    assert again.events() == wanted
+
+
+def test_snapshots_without_any_log(taken: Taken, files: Path) -> None:
+    """What came after the snapshot would be missing, and nobody would know."""
+    snapshots = apart(files)
+    with pytest.raises(ConfigurationError, match=r"no \.xlog files, so all changes after the snapshot .*wal_dir.*initial_only"):
+        replayer(taken, snapshots, spaces={"exclude": ["vinyl"]}).run()
+    assert not taken.events()
+    assert replayer(taken, snapshots, spaces={"exclude": ["vinyl"]}, snapshot={"mode": "initial_only"}).run()
+    assert taken.events()["rows", "r"]
+
+
 def test_snapshot_behind_the_checkpoint(taken: Taken, files: Path) -> None:
     with pytest.raises(PositionError, match=r"344\.snap is at \{1: 335\}, older than the checkpoint at \{1: 337}.*box\.snapshot"):
         replayer(taken, files, at(337), "only a snapshot can fill the store").run()
@@ -216,7 +250,7 @@ def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, file
     parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), at(330)
     known = known_before(parsed, checkpoint, None, forced="renamed")
     for lsn in (336, 335):
-        source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+        source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directories=[files])
         error = SnapshotNeededError("renamed")
         error.place = 1, lsn
         source.failed(error)
@@ -234,7 +268,7 @@ def test_snapshot_from_before_what_only_a_snapshot_leads_over(taken: Taken, file
 def test_what_a_snapshot_must_have_counts_only_where_it_was_asked_for(taken: Taken, files: Path) -> None:
     """A later one is taken for another reason, and has to lead on from the checkpoint alone."""
     parsed = configured(files, spaces={"exclude": ["vinyl"]})
-    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directories=[files])
     error = SnapshotNeededError("renamed")
     error.place = 1, 336
     source.failed(error)
@@ -259,7 +293,7 @@ def test_what_is_good_before_damage_comes_out(taken: Taken, files: Path) -> None
 
 def test_it_waits_longer_and_longer_until_a_stream_has_begun(taken: Taken, files: Path) -> None:
     parsed, checkpoint = configured(files, spaces={"exclude": ["vinyl"]}), Checkpoint()
-    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directory=files)
+    source = Files(parsed, Status("replay"), threading.Event(), SnapshotRequests(), directories=[files])
 
     def open_and_read(*, has_end: bool) -> None:
         known = known_before(parsed, checkpoint, None)

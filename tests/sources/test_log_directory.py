@@ -199,6 +199,16 @@ def test_refused_directories(tmp_path: Path) -> None:
         LogDirectory(tmp_path).logs()
 
 
+def test_a_copy_in_the_second_directory(tmp_path: Path) -> None:
+    first, second = tmp_path / "one", tmp_path / "two"
+    for directory in (first, second):
+        directory.mkdir()
+        write(directory, 0, None, 1)
+    with pytest.raises(ConfigurationError, match=r"have the same name, so one is a copy. Remove the copy\."):
+        LogDirectory(first, second).logs()
+    assert len(LogDirectory(first, first).logs()) == 1
+
+
 def test_damage_names_file_and_offset(tmp_path: Path) -> None:
     path = write(tmp_path, 0, None, 1, 2, 3)
     data = bytearray(path.read_bytes())
