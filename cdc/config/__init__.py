@@ -28,6 +28,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from cdc.config.member_uri import parts_of_uri
 from cdc.config.mistakes import mistake_message, place_shown, unknown_variable_error, wrong_toml
+from cdc.config.password_file import password_in
 from cdc.config.section import Pattern, Section, address_of, check_listen
 from cdc.config.tap import TapSection
 from cdc.errors import ConfigurationError
@@ -155,7 +156,7 @@ class SourceSection(Section):
 
     def members(self) -> list[Member]:
         """Return the servers in order. Raises ConfigurationError if the password file can't be read."""
-        password = self.password if self.password_file is None else _password_in(self.password_file)
+        password = self.password if self.password_file is None else password_in(self.password_file)
         return [self._member(uri.get_secret_value(), password) for uri in self.uris]
 
     def _without_passwords(self) -> list[Member]:
@@ -171,26 +172,6 @@ class SourceSection(Section):
             # As for Tarantool itself. Without a login, the server would take the daemon for guest.
             password = SecretStr("")
         return Member(host, port, user, password)
-
-
-def _password_in(file: Path) -> SecretStr:
-    """Return a file's contents without one line end at its end. Bytes that aren't UTF-8 are kept (as surrogate escapes).
-
-    A file with nothing but a line end is an empty password. Raises ConfigurationError, also if there is nothing at all. The error
-    doesn't name the file, because the path may be a password in the wrong key.
-    """
-    problem = ""
-    try:
-        text = file.read_bytes().decode("utf-8", "surrogateescape")
-    except (OSError, ValueError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
-    if problem:
-        raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
-    if not text:
-        raise ConfigurationError(
-            "source.password_file is empty", "Put the password into it, or a line end alone if the password is empty."
-        )
-    return SecretStr(text.removesuffix("\n").removesuffix("\r"))
 
 
 class SnapshotSection(Section):

@@ -1,0 +1,29 @@
+"""Reading of source.password_file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import SecretStr
+
+from cdc.errors import ConfigurationError
+
+
+def password_in(file: Path) -> SecretStr:
+    """Return a file's contents without one line end at its end. Bytes that aren't UTF-8 are kept (as surrogate escapes).
+
+    A file with nothing but a line end is an empty password. Raises ConfigurationError, also if there is nothing at all. The error
+    doesn't name the file, because the path may be a password in the wrong key.
+    """
+    problem = ""
+    try:
+        text = file.read_bytes().decode("utf-8", "surrogateescape")
+    except (OSError, ValueError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or "that is not a file name"
+    if problem:
+        raise ConfigurationError(f"source.password_file can't be read: {problem}", "Name a file that this user may read.")
+    if not text:
+        raise ConfigurationError(
+            "source.password_file is empty", "Put the password into it, or a line end alone if the password is empty."
+        )
+    return SecretStr(text.removesuffix("\n").removesuffix("\r"))
