@@ -275,7 +275,7 @@ class Replayer:
             f"{need}, and there is no complete .snap with all rows{lacking}",
             "Leave such spaces out with spaces.exclude, or let `tarantool-cdc run` take the snapshot from the server."
             if lacking
-            else "Put the server's newest .snap into the directory.",
+            else "Put the server's newest .snap into the directory, or name its memtx_dir too.",
         )
 
     # Reading.
