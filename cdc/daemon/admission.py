@@ -22,6 +22,7 @@ from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, StateError
 from cdc.kafka import checkpoint_topic
 from cdc.kafka.clients import KafkaClients
+from cdc.kafka.errors import FORBIDDEN, reading_error
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
@@ -114,13 +115,47 @@ def release_prefix(config: Config, stored: Checkpoint, is_stopping: Stopping) ->
                 f"{_where(found)}",
                 "Stop that one first.",
             )
-    # A frozen owner must not continue publishing when it wakes up.
+    # A frozen owner must not continue publishing when it wakes up. If it is of an older version, its id is its name alone.
+    for transactional_id in sorted({owner, ownership.transactional_id(owner, config.kafka.topic_prefix)}):
+        try:
+            _fence(config, transactional_id)
+        except KafkaException as error:
+            structlog.get_logger().warning(
+                "the daemon that had the prefix can't be fenced; make sure that it is gone",
+                owner=owner,
+                transactional_id=transactional_id,
+                reason=error.args[0].str(),
+            )
+
+
+def fence_former_version(config: Config, stored: Checkpoint) -> None:
+    """Fence the process that wrote the checkpoint if it had the transactional id of an older version, the name alone.
+
+    Otherwise a frozen process could continue publishing when it wakes up, and consumers would wait for the transaction that a
+    killed one left open. Happens once: the checkpoint says from then on that the writer has the present id. A daemon of the
+    same name and another prefix may have the former id, too; it claims that id again and resumes. Raises ConnectionLostError.
+    """
+    former = ownership.former_id(stored, config.name, config.kafka.topic_prefix)
+    if former is None:
+        return
+    log = structlog.get_logger()
     try:
-        KafkaClients(owner, config.kafka).transactional(lambda _: None, _FENCE_TIMEOUT_MS).init_transactions(_FENCE_SECONDS)
+        _fence(config, former)
     except KafkaException as error:
-        structlog.get_logger().warning(
-            "the daemon that had the prefix can't be fenced; make sure that it is gone", owner=owner, reason=error.args[0].str()
+        if error.args[0].code() not in FORBIDDEN:
+            raise reading_error(error.args[0], f"the former transactional id {former!r} can't be claimed") from error
+        log.warning(
+            "the transactional id of the former version can't be fenced; make sure that no daemon of that version runs",
+            transactional_id=former,
+            reason=error.args[0].str(),
         )
+    else:
+        log.info("the transactional id of the former version is fenced", transactional_id=former)
+
+
+def _fence(config: Config, transactional_id: str) -> None:
+    """Fence the producer of a transactional id. Raises KafkaException."""
+    KafkaClients(config.name, config.kafka).fencer(transactional_id, _FENCE_TIMEOUT_MS).init_transactions(_FENCE_SECONDS)
 
 
 # The store.

@@ -264,6 +264,8 @@ class Daemon:
         if options.take_prefix:
             admission.release_prefix(config, stored, self._is_stopping.is_set)
         if not self._is_stopping.is_set():
+            admission.fence_former_version(config, stored)
+        if not self._is_stopping.is_set():
             self._directory_lock.record_holder(self._writer_id)
 
     def _check_store(self, stored: Checkpoint) -> None:

@@ -21,6 +21,7 @@ from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.errors import UNKNOWN_USER
+from cdc.stream import ownership
 
 LOG_LEVEL: Final = 2
 """Log level of librdkafka: critical lines only. Below it, librdkafka logs each attempt to connect, twenty times a second while
@@ -116,6 +117,7 @@ class KafkaClients:
     def __init__(self, name: str, config: KafkaSection) -> None:
         self._name = name
         self._config = config
+        self._transactional_id = ownership.transactional_id(name, config.topic_prefix)
 
     def admin(self) -> Admin:
         """Return a new admin client. An old one would still use outdated partition leaders after a broker's restart."""
@@ -125,7 +127,7 @@ class KafkaClients:
         """Return a producer that requests the daemon's transactional id with this time-out. Its own log lines are discarded."""
         return self._made(
             Producer,
-            {**self._common(), "transactional.id": self._name, "transaction.timeout.ms": timeout_ms},
+            {**self._common(), "transactional.id": self._transactional_id, "transaction.timeout.ms": timeout_ms},
             logger=_SILENT,
         )
 
@@ -177,6 +179,13 @@ class KafkaClients:
 
     def transactional(self, complain: Complain, timeout_ms: int) -> Producer:
         """Return a producer with the daemon's transactional id. Only a commit confirms the delivery of its messages."""
+        return self._transactional(complain, timeout_ms, self._transactional_id)
+
+    def fencer(self, transactional_id: str, timeout_ms: int) -> Producer:
+        """Return a producer that fences another process by claiming its transactional id."""
+        return self._transactional(lambda _: None, timeout_ms, transactional_id)
+
+    def _transactional(self, complain: Complain, timeout_ms: int, transactional_id: str) -> Producer:
         settings = self._settings(complain)
         return self._made(
             BatchProducer,
@@ -185,7 +194,7 @@ class KafkaClients:
                 # librdkafka requires socket.timeout.ms not to exceed transaction.timeout.ms.
                 "socket.timeout.ms": min(_milliseconds("socket.timeout.ms", settings["socket.timeout.ms"]), timeout_ms),
                 "transaction.timeout.ms": timeout_ms,
-                "transactional.id": self._name,
+                "transactional.id": transactional_id,
                 "delivery.report.only.error": True,
             },
         )

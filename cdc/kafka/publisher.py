@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -75,7 +76,8 @@ class Publisher:
         """
         self._name = name
         self._config = config
-        self._writer = writer
+        self._transactional_id = ownership.transactional_id(name, config.topic_prefix)
+        self._writer = replace(writer, transactional_id=self._transactional_id)
         self._topics = topics.TopicNames(config.topic_prefix)
         self._clients = clients or KafkaClients(name, config)
         self._pace = Pace(config.commit_interval_ms / 1000, config.commit_pause_ms / 1000, config.commit_bytes_max)
@@ -147,7 +149,7 @@ class Publisher:
         try:
             self._delivery.start()
         except PublishError as error:
-            error.message = f"transactional id {self._name!r}: {error.message}"
+            error.message = f"transactional id {self._transactional_id!r}: {error.message}"
             raise
         try:
             stored = self._begin(known, takes_prefix=takes_prefix)

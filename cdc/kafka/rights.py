@@ -21,6 +21,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, ForbiddenError, reading_error
+from cdc.stream import ownership
 
 TIMEOUT_SECONDS: Final = 10.0
 _NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})
@@ -58,7 +59,7 @@ def needed(name: str, config: KafkaSection) -> list[Right]:
     operations = ["WRITE", "READ", *(["CREATE"] if config.create_topics else [])]
     return [
         *(Right(operation, "topic", topics) for operation in operations),
-        Right("WRITE", "transactional id", name),
+        Right("WRITE", "transactional id", ownership.transactional_id(name, config.topic_prefix)),
         Right("READ", "group", group_of(name)),
     ]
 

@@ -36,10 +36,11 @@ NUMBERS_KEY: Final = encode({"name": None, "numbers": "by space"})
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """A process that writes positions, and whether it keeps a state store beside them."""
+    """A process that writes positions, whether it keeps a state store beside them, and its transactional id in Kafka."""
 
     id: str
     has_store: bool
+    transactional_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +58,17 @@ class Sign:
 class Checkpoint:
     """Content of the checkpoint topic: the position (None if there never was one), the schema at it, and its writer.
 
-    `has_store`: whether the writer kept a state store; None if the writer was too old to record that. The other fields cover
-    all daemons on the topic, by name: `owners` have claimed the prefix, in this order, each with the time of its claim;
-    `published` have published events, each with the time of its last write; `signs` are their signs of life. Times are in
-    milliseconds since the epoch.
+    `has_store`: whether the writer kept a state store; `transactional_id`: its id in Kafka. They are None if the writer was too
+    old to record that. The other fields cover all daemons on the topic, by name: `owners` have claimed the prefix, in this order,
+    each with the time of its claim; `published` have published events, each with the time of its last write; `signs` are their
+    signs of life. Times are in milliseconds since the epoch.
     """
 
     position: Position | None = None
     spaces: dict[int, StoredSpace] = field(default_factory=dict)
     writer: str | None = None
     has_store: bool | None = None
+    transactional_id: str | None = None
     owners: dict[str, int] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
@@ -78,7 +80,9 @@ class Checkpoint:
 
 def position_record(name: str, position: Position, writer: Writer, now_ms: int) -> tuple[bytes, bytes]:
     """Return key and value of the position's record."""
-    who = {"writer": writer.id, "has_store": writer.has_store, "ts_ms": now_ms}
+    who: dict[str, Any] = {"writer": writer.id, "has_store": writer.has_store, "ts_ms": now_ms}
+    if writer.transactional_id is not None:
+        who["transactional_id"] = writer.transactional_id
     return encode({"name": name}), encode({"name": name, **position.to_json(), **who})
 
 
@@ -136,6 +140,7 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             checkpoint.position = Position.from_json(content) if content is not None else None
             checkpoint.writer = content["writer"] if content is not None else None
             checkpoint.has_store = content.get("has_store") if content is not None else None
+            checkpoint.transactional_id = content.get("transactional_id") if content is not None else None
         elif value is None:
             checkpoint.spaces.pop(space_id, None)
         else:

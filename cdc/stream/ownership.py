@@ -39,6 +39,20 @@ Signs sent before a process was killed arrive closer together.
 """
 
 
+def transactional_id(name: str, prefix: str) -> str:
+    """Return the id under which Kafka fences: only a daemon with the same name and the same prefix has it.
+
+    It is the name alone where the prefix is the same. No prefix contains a slash, so no two pairs have the same id.
+    """
+    return name if name == prefix else f"{prefix}/{name}"
+
+
+def former_id(stored: Checkpoint, name: str, prefix: str) -> str | None:
+    """Return the id of the process that wrote the checkpoint, if that was an older version, whose id was the name alone."""
+    is_former = stored.writer is not None and stored.transactional_id is None
+    return name if is_former and name != transactional_id(name, prefix) else None
+
+
 class NameTakenError(PublishError):
     """Another daemon of this name is running."""
 

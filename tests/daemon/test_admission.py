@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import structlog
+from confluent_kafka import KafkaError, KafkaException
 
 from cdc.config import Config, parse
 from cdc.daemon import admission
@@ -19,7 +22,8 @@ from cdc.daemon.admission import (
     is_store_ours,
     store_path,
 )
-from cdc.errors import StateError
+from cdc.errors import ConnectionLostError, StateError
+from cdc.kafka.clients import KafkaClients
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
@@ -201,3 +205,50 @@ def test_from_whom_a_name_is_taken() -> None:
     stored.signs["x"] = Sign("before", "vm", 7, 1)
     assert admission.former_holder(settings, stored) is None
     assert name_taken_message(stored, "x").startswith("another daemon has taken the name 'x'")
+
+
+class FencedIds:
+    """What claims transactional ids, and is refused some."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, refusals: dict[str, int] | None = None) -> None:
+        self.claimed: list[str] = []
+        refused = refusals or {}
+
+        def fencer(_: object, transactional_id: str, __: int) -> Any:
+            def init_transactions(_: float) -> None:
+                if transactional_id in refused:
+                    raise KafkaException(KafkaError(refused[transactional_id]))
+                self.claimed.append(transactional_id)
+
+            return SimpleNamespace(init_transactions=init_transactions)
+
+        monkeypatch.setattr(KafkaClients, "fencer", fencer)
+
+
+def with_prefix(path: Path, prefix: str) -> Config:
+    found = config(path)
+    return found.model_copy(update={"kafka": found.kafka.model_copy(update={"topic_prefix": prefix})})
+
+
+def test_a_process_of_an_older_version_is_fenced_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its id was the name alone."""
+    ids = FencedIds(monkeypatch)
+    admission.fence_former_version(config(tmp_path), stored())
+    admission.fence_former_version(with_prefix(tmp_path, "staging"), Checkpoint())
+    assert ids.claimed == []
+    found = stored()
+    admission.fence_former_version(with_prefix(tmp_path, "staging"), found)
+    assert ids.claimed == ["shop"]
+    found.transactional_id = "staging/shop"
+    admission.fence_former_version(with_prefix(tmp_path, "staging"), found)
+    assert ids.claimed == ["shop"]
+
+
+def test_a_former_id_that_may_not_be_used_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    FencedIds(monkeypatch, {"shop": KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED})
+    with structlog.testing.capture_logs() as logs:
+        admission.fence_former_version(with_prefix(tmp_path, "staging"), stored())
+    assert [entry["transactional_id"] for entry in logs] == ["shop"]
+    FencedIds(monkeypatch, {"shop": KafkaError._TIMED_OUT})
+    with pytest.raises(ConnectionLostError, match="'shop' can't be claimed"):
+        admission.fence_former_version(with_prefix(tmp_path, "staging"), stored())

@@ -10,6 +10,7 @@ from typing import Any, Final
 import pytest
 
 from cdc.local.kafka_cluster import KafkaCluster, KafkaNode
+from cdc.stream import ownership
 from tests.live.conftest import SceneFactory
 from tests.live.scene import Scene, Watcher
 from tests.live.waiting import wait_for
@@ -53,7 +54,7 @@ def commits_go_on(scene: Scene, what: str, timeout_seconds: float = PATIENCE_SEC
 
 
 def transactional_id(scene: Scene) -> str:
-    return scene.daemon.name
+    return ownership.transactional_id(scene.daemon.name, scene.prefix)
 
 
 def test_one_falls_silent_and_another_dies(broker_scene: Scene, kafka_cluster: KafkaCluster) -> None:

@@ -159,3 +159,26 @@ def test_silence_of_kafka_is_no_silence_of_the_daemon() -> None:
         listening.record_outage(float(second))
         assert not listening.is_gone(float(second))
     assert listening.is_gone(29 + SILENCE_SECONDS)
+
+
+# The id in Kafka.
+
+
+def test_an_id_stands_for_one_pair_of_name_and_prefix() -> None:
+    words = ["shop", "shop.eu", "eu", "shop/eu", "eu/shop", "/", ""]
+    prefixes = [word for word in words if "/" not in word]
+    ids = {ownership.transactional_id(name, prefix): (name, prefix) for name in prefixes for prefix in prefixes}
+    assert len(ids) == len(prefixes) ** 2
+    assert ownership.transactional_id("shop", "shop") == "shop"
+    assert ownership.transactional_id("shop", "staging") == "staging/shop"
+
+
+def test_the_id_of_an_older_version_is_to_be_fenced_once() -> None:
+    old = folded([published("shop", 1)], "shop")
+    assert ownership.former_id(old, "shop", "staging") == "shop"
+    assert ownership.former_id(old, "shop", "shop") is None
+    assert ownership.former_id(Checkpoint(), "shop", "staging") is None
+    writer = Writer("w", has_store=True, transactional_id="staging/shop")
+    position = Position(VClock({1: 5}), 5, snapshot=SnapshotState(1, is_complete=True))
+    new = folded([published("shop", 1), position_record("shop", position, writer, 2)], "shop")
+    assert ownership.former_id(new, "shop", "staging") is None
