@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.errors import JobError
+
+ENDED: Final = ("COMPLETED", "ABORTED")
+"""Values of `status` after which no row of the snapshot follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,10 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The end of a snapshot. `seq` is the last one that the daemon assigned before it."""
+    """The end of a snapshot, or of a request for rows that was cut off, which has no `spaces`.
+
+    `seq` is the last one that the daemon assigned before it.
+    """
 
     seq: int
     ts_ms: int
@@ -55,7 +61,7 @@ def completed(texts: Iterable[str], topic: str) -> list[Completed]:
     for text in texts:
         try:
             record: dict[str, Any] = json.loads(text)
-            if record["status"] == "COMPLETED":
+            if record["status"] in ENDED:
                 spaces = (Sweep(space["space_id"], space["space"], space["sweep_seq"]) for space in record["spaces"])
                 found.append(Completed(record["seq"], record["ts_ms"], tuple(spaces)))
         except (ValueError, KeyError, TypeError) as error:

@@ -285,6 +285,13 @@ class Follower:
         Returns False if a stop was requested, or everything up to `catches_up_with` is durable.
         """
         pipeline = self._pipeline
+        snapshot = pipeline.position.snapshot
+        if snapshot is not None and snapshot.open_request and not self._requests.has_current:
+            self._log.warning(
+                "a request for rows (`tarantool-cdc snapshot`) was cut off when the daemon ended: what it had published stays "
+                "valid, the rest isn't published; if you still need it, make the request again",
+                snapshot_id=str(snapshot.open_request),
+            )
         self._runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)

@@ -137,11 +137,10 @@ class PipelineRunner:
         if position is None or position.snapshot is None:
             return position
         is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._server.server_uuid
-        if is_same_log and not position.snapshot.is_request_open:
+        if is_same_log and not position.snapshot.open_request:
             return position
-        snapshot = replace(position.snapshot, is_request_open=False)
         newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
-        return replace(position, snapshot=snapshot, seq=max(position.seq, newest_seq))
+        return replace(position, seq=max(position.seq, newest_seq))
 
     def _newest_seq(self) -> int:
         """Return the newest `seq` in Kafka; 0 if a stop is requested meanwhile. Waits while Kafka is unavailable.

@@ -5,7 +5,7 @@
 
 One request runs at a time, and the stream has priority: while the stream has rows, the request uses at most a third of the time.
 The pipeline ends with its connection. On the next connection the request starts again, under another number. A restart of the
-daemon forgets all requests.
+daemon forgets all requests; the next start says so, and ends an open one with the record ABORTED (cdc.stream.backfill).
 """
 
 from __future__ import annotations
@@ -87,6 +87,11 @@ class SnapshotRequests:
             "rows": current.row_count if current else 0,
             "waiting": waiting,
         }
+
+    @property
+    def has_current(self) -> bool:
+        """Whether there is a request that has begun, and will be continued or started again."""
+        return self._current is not None
 
     @property
     def is_running(self) -> bool:

@@ -23,7 +23,8 @@ class SnapshotState:
     - `is_silent`: while the snapshot is taken, its rows aren't published, because there was nothing before it and
       `snapshot.mode` is never.
     - `request_count`: how many of the last numbers went to requests to publish rows of the images (cdc.stream.backfill).
-    - `is_request_open`: the last of these requests isn't complete, so events may be published that won't be repeated.
+    - `open_request`: the number of the request whose rows are being published, 0 if there is none. A position that a pipeline
+      begins with has one only if the request was cut off: its events are published, and won't be repeated.
     """
 
     snapshot_id: int
@@ -32,7 +33,7 @@ class SnapshotState:
     sweep_seq: int = 0
     request_count: int = 0
     is_silent: bool = False
-    is_request_open: bool = False
+    open_request: int = 0
 
     @property
     def base_id(self) -> int:
@@ -89,7 +90,7 @@ class Position:
                 "sweep_seq": self.snapshot.sweep_seq,
                 "request_count": self.snapshot.request_count,
                 **({"is_silent": True} if self.snapshot.is_silent else {}),
-                **({"is_request_open": True} if self.snapshot.is_request_open else {}),
+                **({"open_request": self.snapshot.open_request} if self.snapshot.request_count else {}),
             }
             if self.snapshot
             else None,
@@ -115,7 +116,12 @@ class Position:
                 f"the checkpoint has format {value.get('version')!r}, this program writes {FORMAT_VERSION}",
                 "Run the version that wrote it, or choose another name and kafka.topic_prefix.",
             )
-        snapshot = value["snapshot"]
+        snapshot, rekeyed = value["snapshot"], value.get("rekeyed", ())
+        if snapshot and "open_request" not in snapshot and snapshot.get("request_count"):
+            # Older versions didn't say, or not which one. A request that is ended a second time does no harm.
+            is_rekeying = any(one["snapshot_id"] == snapshot["snapshot_id"] for one in rekeyed)
+            snapshot = {**snapshot, "open_request": 0 if is_rekeying else snapshot["snapshot_id"]}
+            snapshot.pop("is_request_open", None)
         return cls(
             vclock=VClock.from_json(value["vclock"]),
             seq=value["seq"],
@@ -124,5 +130,5 @@ class Position:
             server_uuid=UUID(value["server_uuid"]) if value["server_uuid"] else None,
             snapshot=SnapshotState(**snapshot) if snapshot else None,
             doubtful=frozenset(map(bytes.fromhex, value.get("doubtful", ()))),
-            rekeyed=tuple(Rekeyed(**{**one, "after": bytes.fromhex(one["after"])}) for one in value.get("rekeyed", ())),
+            rekeyed=tuple(Rekeyed(**{**one, "after": bytes.fromhex(one["after"])}) for one in rekeyed),
         )

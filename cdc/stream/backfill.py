@@ -18,7 +18,9 @@ delivery, events are visible before they are committed, so other events would th
 Therefore the checkpoint records that a request is open before the request's first row is made.
 
 The request takes the next snapshot number and stores it in the position, so no two requests or snapshots have the same number.
-The position still rests on the previous snapshot, which stays complete: a restart during the request forgets the request.
+The position still rests on the previous snapshot, which stays complete: a restart during the request forgets the request. But
+consumers may take a snapshot's rows as one unit, and mustn't wait for this one's end for ever. So the next connection begins with
+the record ABORTED (`abort`), whatever cut the request off: the end of the connection, of the process, or of the machine.
 """
 
 from __future__ import annotations
@@ -132,7 +134,7 @@ class Republication:
         if not self._waiting:
             self.is_complete = True
             assert position.snapshot is not None
-            position = replace(position, snapshot=replace(position.snapshot, is_request_open=False))
+            position = replace(position, snapshot=replace(position.snapshot, open_request=0))
             completed = snapshot_record("COMPLETED", position, now_us, self._counts, number=self.snapshot_id)
             builder.control(topics.SNAPSHOT, *completed)
         return position
@@ -153,13 +155,21 @@ class Republication:
         position = next_request(position)
         assert position.snapshot is not None
         self.snapshot_id = position.snapshot.snapshot_id
-        position = replace(position, snapshot=replace(position.snapshot, is_request_open=self._starts_alone))
+        position = replace(position, snapshot=replace(position.snapshot, open_request=self.snapshot_id))
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
         return position
 
     def _next_space(self) -> None:
         self._waiting.popleft()
         self._after, self._shown, self._space_rows = b"", None, 0
+
+
+def abort(position: Position, now_us: int, builder: BatchBuilder) -> Position:
+    """Record that the open request was cut off: its rows so far are valid, and no others follow. Return the position after it."""
+    state = position.snapshot
+    assert state is not None
+    builder.control(topics.SNAPSHOT, *snapshot_record("ABORTED", position, now_us, (), number=state.open_request))
+    return replace(position, snapshot=replace(state, open_request=0))
 
 
 def next_request(position: Position) -> Position:

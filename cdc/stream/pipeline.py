@@ -34,7 +34,7 @@ from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.assembler import HEARTBEATS_END_BEFORE, Assembler, rows_of
-from cdc.stream.backfill import Republication
+from cdc.stream.backfill import Republication, abort
 from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.before import Before
 from cdc.stream.compiled_rows import compiled_row_path
@@ -163,7 +163,15 @@ class Pipeline:
         """
         self._events.now_us = now_us
         if self._catch_up_to is None:
-            yield from self._publish_rekeyed()
+            yield from self._finish_former_work()
+
+    def _finish_former_work(self) -> Iterator[Batch]:
+        """Yield the batches of work that the previous connection left undone."""
+        state = self._events.base.snapshot
+        if state is not None and state.open_request:
+            self._events.base = abort(self.position, self._events.now_us, self._builder)
+            yield self._batch()
+        yield from self._publish_rekeyed()
 
     def close(self) -> None:
         """Discard the incomplete and uncertain transactions: the connection has ended."""
@@ -303,7 +311,7 @@ class Pipeline:
             # A caller that only wants to catch up checks `is_catching_up` after each batch.
             self._catch_up_to = None
             yield batch
-            yield from self._publish_rekeyed()
+            yield from self._finish_former_work()
         elif self._replayed_count > REPLAYED_CHANGES_MAX:
             yield self._caught_up()
 

@@ -169,6 +169,8 @@ class State:
         if record["status"] == "STARTED":
             known["started"] = record["seq"]
             return
+        if record["status"] != "COMPLETED":
+            return  # a request for rows that was cut off: nothing says how many there should be
         known["completed"] = record["seq"]
         known["spaces"] = [[space["space"], space["rows"], space["sweep_seq"]] for space in record["spaces"]]
         self.note_sweeps(record)

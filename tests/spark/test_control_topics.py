@@ -26,6 +26,12 @@ def test_only_ends_are_read() -> None:
     assert found[0].sweeps == [orders]
 
 
+def test_a_request_that_was_cut_off_is_over_and_sweeps_nothing() -> None:
+    aborted = json.dumps({"snapshot_id": "1", "status": "ABORTED", "vclock": {}, "seq": 9, "spaces": [], "ts_ms": 7})
+    assert completed([STARTED, aborted], "shop.snapshot") == [Completed(9, 7, ())]
+    assert swept([STARTED, aborted], "shop.snapshot", "space") == {}
+
+
 def test_the_highest_counts_by_name_and_by_number() -> None:
     texts = [ended(9, (512, "users", 6)), STARTED, ended(20, (512, "users", 3), (513, "users", 4))]
     assert swept(texts, "shop.snapshot", "space") == {"users": 6}

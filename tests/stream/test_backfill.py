@@ -171,10 +171,10 @@ def test_before_the_first_row_of_the_stream() -> None:
 @pytest.mark.parametrize("flushes", [False, True])
 @pytest.mark.parametrize("changes", [False, True])
 def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
-    """The request is forgotten, no snapshot is taken, and its number isn't given again."""
+    """The request is ended and forgotten, no snapshot is taken, and its number isn't given again."""
     shop = Asking()
     shop.replica.flush()
-    shop.chunk()
+    last = shop.chunk()[-1]
     if changes:
         shop.master.insert("users", 6)
         shop.follow()
@@ -184,12 +184,42 @@ def test_restart_in_the_middle(flushes: bool, changes: bool) -> None:
     shop.replica.connect()
     assert shop.replica.snapshot is None
     shop.master.insert("users", 7)
-    assert ids(shop.events()) == []
+    ended, *events = [one for one in shop.follow() if one.topic in ("shop.snapshot", "shop.users")]
+    assert ended.key == {"snapshot_id": "2"}
+    assert {name: ended.value[name] for name in ("status", "spaces")} == {"status": "ABORTED", "spaces": []}
+    assert ended.value["seq"] == last.source["seq"] + changes
+    assert [event.op for event in events] == ["c"]
     assert shop.snapshot_state == SnapshotState(2, is_complete=True, row_count=2, request_count=1)
     shop.request = Republication(["users"])
     sent = shop.rest()
     assert ids(sent) == [1, 2, 3, 4, 5, *([6] if changes else []), 7]
     assert sent[0].key == {"snapshot_id": "3"}
+
+
+def test_a_request_that_is_complete_is_not_ended_once_more() -> None:
+    shop = Asking()
+    shop.rest()
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.connect()
+    assert shop.replica.snapshot is None
+    assert not [one for one in shop.follow() if one.topic == "shop.snapshot"]
+
+
+def test_a_request_is_ended_by_its_own_number_whatever_came_after_it() -> None:
+    """Another primary key takes the next number, and its rows are complete."""
+    shop = Asking()
+    shop.chunk()
+    for number in range(3, 6):
+        shop.master.delete("users", number)
+    shop.master.alter_key("users", [(1, "string"), (0, "unsigned")])
+    shop.follow()
+    assert (shop.snapshot_state.snapshot_id, shop.snapshot_state.open_request) == (3, 2)
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.connect()
+    (ended,) = [one for one in shop.follow() if one.topic == "shop.snapshot"]
+    assert (ended.key, ended.value["status"]) == ({"snapshot_id": "2"}, "ABORTED")
 
 
 def test_a_snapshot_after_requests_has_the_next_number() -> None:
@@ -320,14 +350,14 @@ def test_what_may_be_seen_before_it_is_committed_waits_until_the_checkpoint_know
     assert (chunk(), requests.is_running) == (None, False)
     shop.replica.commit()
     shop.replica.flush()
-    assert shop.snapshot_state.is_request_open
+    assert shop.snapshot_state.open_request == 2
     assert ids(chunk() or []) == [1, 2]
     shop.replica.commit()
-    assert (requests.is_running, shop.snapshot_state.is_request_open) == (True, True)
+    assert (requests.is_running, shop.snapshot_state.open_request) == (True, 2)
     for _ in range(2):
         chunk()
     shop.replica.commit()
-    assert (requests.is_running, shop.snapshot_state.is_request_open) == (False, False)
+    assert (requests.is_running, shop.snapshot_state.open_request) == (False, 0)
     assert shop.replica.topics.checkpoint().position == shop.replica.pipeline.position
 
 

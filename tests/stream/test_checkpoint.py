@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
-from cdc.positions.position import Position, SnapshotState
+from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
@@ -84,6 +85,24 @@ def test_position_record_in_full() -> None:
         "has_store": True,
         "ts_ms": 17,
     }
+
+
+@pytest.mark.parametrize("former", [{}, {"is_request_open": True}])
+def test_requests_that_older_versions_do_not_tell_enough_of_may_be_open(former: dict[str, bool]) -> None:
+    state = SnapshotState(4, is_complete=True, request_count=1)
+    for position, expected in (
+        (Position(snapshot=state), 4),
+        (Position(snapshot=state, rekeyed=(Rekeyed(512, 4),)), 0),
+        (Position(snapshot=state, rekeyed=(Rekeyed(512),)), 4),
+        (Position(snapshot=replace(state, request_count=0)), 0),
+    ):
+        value = position.to_json()
+        value["snapshot"].pop("open_request", None)
+        if position.snapshot is not None and position.snapshot.request_count:
+            value["snapshot"] |= former
+        found = Position.from_json(value).snapshot
+        assert found is not None
+        assert found.open_request == expected
 
 
 def test_whether_there_was_a_store_is_kept() -> None:

@@ -70,7 +70,7 @@ class _Completed(msgspec.Struct):
 
 
 class SnapshotRecord(msgspec.Struct):
-    """A STARTED or COMPLETED record of a snapshot."""
+    """A STARTED, COMPLETED or ABORTED record of a snapshot."""
 
     snapshot_id: str
     status: str
@@ -264,6 +264,7 @@ class Fold:
         number = int(record.snapshot_id)
         if record.status == "STARTED":
             self._starts[number] = record.seq
+        if record.status != "COMPLETED":
             return
         for told in record.spaces:
             space = self.spaces.get(told.space_id)

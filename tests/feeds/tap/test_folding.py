@@ -146,6 +146,18 @@ def test_a_store_that_lacks_changes_is_healed_by_a_snapshot_of_all_rows() -> Non
     assert contents(fold).keys() == {b"a", b"b"}
 
 
+def test_a_request_that_was_cut_off_heals_nothing() -> None:
+    fold = new()
+    fold.lacks(512, 20)
+    fold.snapshot(SnapshotRecord("3", "STARTED", 30))
+    fold.add(row(31, b"a", snapshot_id=3))
+    record = snapshot_of(b'{"snapshot_id":"3","status":"ABORTED","vclock":{},"seq":31,"spaces":[],"ts_ms":7}')
+    assert record is not None
+    fold.snapshot(record)
+    assert not is_complete(fold)
+    assert not fold.is_reset
+
+
 @pytest.mark.parametrize("is_truncated", [True, False], ids=["t", "sweep"])
 def test_what_else_heals(is_truncated: bool) -> None:
     fold = new()

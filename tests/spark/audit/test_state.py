@@ -49,6 +49,15 @@ def test_a_snapshot_is_judged_if_it_says_all_rows() -> None:
     assert state.floors == {512: [(20, 25), (30, 35)]}
 
 
+def test_a_request_that_was_cut_off_is_not_judged() -> None:
+    state = State()
+    state.note_snapshot(record("STARTED", "1", 0))
+    state.count_rows("1", "users", 2)
+    state.note_snapshot({"snapshot_id": "1", "status": "ABORTED", "vclock": {}, "seq": 2, "spaces": [], "ts_ms": 7})
+    assert state.judge_snapshots(35, None, repeats=True) == []
+    assert not state.floors
+
+
 def test_it_stays_small() -> None:
     state = State()
     for number in range(3 * FLOORS_MAX):
