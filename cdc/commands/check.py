@@ -24,9 +24,10 @@ from cdc.daemon.admission import StateDirectoryLock
 from cdc.daemon.start import options_of, rules, supposed_before
 from cdc.errors import CdcError, ConfigurationError, PositionError, Remedy, StateError
 from cdc.events import topics
-from cdc.kafka import checkpoint_topic, rights
+from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
-from cdc.kafka.topic_admin import COMPACTED, cleanup_policies, list_topics
+from cdc.kafka.topic_admin import list_topics
+from cdc.kafka.topic_settings import KEPT
 from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
@@ -61,9 +62,10 @@ def check(config: Config, say: Say) -> bool:
     if kafka.is_good:
         say(f"kafka: {config.kafka.bootstrap_servers} answers, {_progress(position)}")
         findings += check_start.of_kafka(config, stored)
-        names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in COMPACTED]
+        names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in KEPT]
         admin = KafkaClients(config.name, config.kafka).admin()
-        findings += check_start.of_policies(config, cleanup_policies(admin, [name for name in names if name in existing]))
+        settings = topic_settings.read(admin, [name for name in names if name in existing])
+        findings += check_start.of_settings(config, settings)
     keys = {finding.key for finding in findings if finding.is_failure}
     findings += check_start.of_state_path(config, stored, is_running="name" in keys)
     in_store, of_store = check_start.of_store(config)

@@ -20,8 +20,9 @@ from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
-from cdc.kafka import checkpoint_topic
-from cdc.kafka.topic_admin import COMPACTED, snapshot_remedy
+from cdc.kafka import checkpoint_topic, topic_settings
+from cdc.kafka.topic_admin import snapshot_remedy
+from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
 from cdc.protocol.ballot import Ballot
@@ -111,24 +112,10 @@ def _check_alone(config: Config, stored: Checkpoint) -> None:
     admission.check_alone(config, stored, StateDirectoryLock.holders_of(admission.store_path(config)), lambda: False)
 
 
-def of_policies(config: Config, policies: Mapping[str, str]) -> Iterator[Finding]:
-    """Yield findings about control topics that lose needed records, given the known cleanup.policy of topics.
-
-    The daemon doesn't create such topics.
-    """
-    names = TopicNames(config.kafka.topic_prefix)
-    for control in sorted(COMPACTED):
-        topic = names.control(control)
-        policy = policies.get(topic, "compact")
-        if policy != "compact":
-            lost = "the daemon's position" if control == CHECKPOINT else "the form of a space that hasn't changed for long"
-            yield Finding(
-                topic,
-                f"its cleanup.policy is {policy!r}, so Kafka deletes {lost} one day. Correct it: kafka-configs.sh "
-                f"--bootstrap-server {config.kafka.bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
-                "--add-config cleanup.policy=compact",
-                is_failure=False,
-            )
+def of_settings(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
+    """Yield findings about control topics that lose needed records, given the known settings of topics."""
+    for expiry in topic_settings.expiries(config.kafka.topic_prefix, settings):
+        yield Finding(expiry.topic, expiry.sentence(config.kafka.bootstrap_servers), is_failure=False)
 
 
 def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:

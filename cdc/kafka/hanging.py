@@ -83,6 +83,11 @@ def open_partitions(admin: AdminClient, partition_counts: Mapping[str, int]) -> 
     return open_, {place: committed[place] for place in places if committed[place] >= written[place]}
 
 
+def first_offsets(admin: AdminClient, places: Iterable[Place]) -> dict[Place, int]:
+    """Return the first offsets of partitions. Raises ConnectionLostError."""
+    return _offsets(admin, places, IsolationLevel.READ_UNCOMMITTED, OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+
+
 def still_open(admin: AdminClient, partition_counts: Mapping[str, int], patience_seconds: float) -> dict[Place, int]:
     """Return the partitions with a transaction that stays open for `patience_seconds`, with their last stable offsets.
 
@@ -173,7 +178,11 @@ def written_ends(admin: AdminClient, partition_counts: Mapping[str, int]) -> dic
 
 
 def _ends(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel) -> dict[Place, int]:
-    wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+    return _offsets(admin, places, isolation, OffsetSpec.latest())  # type: ignore[no-untyped-call]
+
+
+def _offsets(admin: AdminClient, places: Iterable[Place], isolation: IsolationLevel, spec: OffsetSpec) -> dict[Place, int]:
+    wanted = {TopicPartition(*place): spec for place in places}
     found = admin.list_offsets(wanted, isolation_level=isolation, request_timeout=_TIMEOUT_SECONDS)
     try:
         return {(place.topic, place.partition): answer.result().offset for place, answer in found.items()}

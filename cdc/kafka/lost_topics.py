@@ -1,14 +1,16 @@
-"""Recovery of the schema topic, `<prefix>.schema`, after somebody deleted it: consumers can't read rows without the topic.
+"""Recovery of records that consumers need, after somebody deleted them, or they expired.
 
-By itself, the daemon would write to the topic only when a form changes, which may never happen. Therefore it checks at its start
-whether the topic exists and has records, and from then on regularly whether it exists. If not, it writes the current forms into
-a new topic.
+Consumers can't read rows without the forms in `<prefix>.schema`, and can't use a snapshot's rows before `<prefix>.snapshot` says
+that the snapshot is complete. By itself, the daemon would write to these topics only when a form changes, or a snapshot is taken,
+which may never happen. Therefore it reads them at its start, and writes what is missing: the current forms, and the end of the
+last snapshot. From then on it looks regularly whether the schema topic exists, and whether records have vanished from the
+beginning of one of the topics. If so, a new producer begins, which reads the topics again.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Final
 
 import structlog
@@ -16,71 +18,108 @@ import structlog
 from cdc.config import KafkaSection
 from cdc.errors import ConnectionLostError
 from cdc.events import topics
-from cdc.kafka.clients import Admin
+from cdc.events.topics import TopicNames
+from cdc.kafka import control_records, topic_settings
+from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import ProducerLostError
-from cdc.kafka.hanging import open_partitions
+from cdc.kafka.hanging import Place, first_offsets
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.positions.position import Position
-from cdc.stream.batch import Batch
+from cdc.stream.batch import Batch, Message
 from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.former_topics import form_records, spaces_by_topic
+from cdc.stream.former_topics import form_records, missing_end, spaces_by_topic
 
 CHECK_SECONDS: Final = 60.0
 """Interval between two checks of a running daemon."""
 
 
 class LostTopics:
-    """Checks for a deleted schema topic. Used by one thread at a time: by the publisher's thread, once it runs."""
+    """Checks for lost records. Used by one thread at a time: by the publisher's thread, once it runs."""
 
-    def __init__(self, config: KafkaSection, new_admin: Callable[[], Admin], topic_admin: TopicAdmin) -> None:
+    def __init__(self, config: KafkaSection, clients: KafkaClients, topic_admin: TopicAdmin) -> None:
         self._config = config
-        self._new_admin = new_admin
+        self._clients = clients
         self._topic_admin = topic_admin
-        self._schema_topic = topics.TopicNames(config.topic_prefix).control(topics.SCHEMA)
+        names = TopicNames(config.topic_prefix)
+        self._schema_topic, self._snapshot_topic = names.control(topics.SCHEMA), names.control(topics.SNAPSHOT)
         self._next_check = 0.0
+        # The topics' first offsets when they were last looked at.
+        self._begins: dict[Place, int] = {}
 
     def begin(self, stored: Checkpoint) -> Batch | None:
         """Remember the topics that have had records as of this checkpoint, so that recreating one of them is logged.
 
-        If the schema topic was deleted, returns the batch that has to be committed first, else None. Raises
-        ConnectionLostError, and the errors of `TopicAdmin.ensure`.
+        If needed records are missing, returns the batch that has to be committed first, else None. Raises ConnectionLostError,
+        and the errors of `TopicAdmin.ensure`.
         """
-        spaces, prefix = spaces_by_topic(stored, self._config.topic_prefix), self._config.topic_prefix
-        records = form_records(stored, prefix, lambda: time.time_ns() // 1000)
-        # An existing but empty topic was deleted and then created again, by the daemon or somebody else.
-        is_lost = bool(records) and not (self._is_there() and self._has_records())
-        if is_lost:
-            self._topic_admin.ensure([self._schema_topic])
+        prefix, position = self._config.topic_prefix, stored.position or Position()
+        forms = form_records(stored, prefix, _now_us)
+        existing: Mapping[str, int] = {}
+        if stored.position is not None and stored.position.snapshot is not None:
+            admin = self._clients.admin()
+            existing = list_topics(admin, self._config.bootstrap_servers)
+            topic_settings.keep_records(admin, self._config, existing)
+        missing = self._missing_forms(forms, existing) if forms else []
+        end = missing_end(stored, prefix, self._newest(self._snapshot_topic, existing), _now_us)
+        if end is not None:
+            structlog.get_logger().warning(
+                f"the topic {self._snapshot_topic} lacked the end of the last snapshot, without which consumers that begin later "
+                "can't use the snapshot's rows: it has been written again. If state.images is \"none\", consumers that have rows "
+                "from before the snapshot keep those that it would have removed, until another snapshot is taken"
+            )
+            missing.append(end)
+        self._topic_admin.ensure({topic for topic, _, _ in missing})
+        self._topic_admin.remember(spaces_by_topic(stored, prefix), [self._schema_topic] if forms else [])
+        self._next_check = time.monotonic() + CHECK_SECONDS
+        self._begins = self._first_offsets(existing)
+        return Batch(list(missing), 0, 0, 0, position, True, {}, [], 0.0) if missing else None
+
+    def _missing_forms(self, forms: list[Message], existing: Mapping[str, int]) -> list[Message]:
+        found = self._newest(self._schema_topic, existing)
+        missing = [record for record in forms if record[1] not in found]
+        if missing and not found:
             structlog.get_logger().warning(
                 f"the topic {self._schema_topic}, which consumers need to read rows, was deleted: it has been created again, "
                 "with the current forms of all published spaces",
-                spaces=len(records),
+                spaces=len(missing),
             )
-        self._topic_admin.remember(spaces, [self._schema_topic] if records else [])
-        self._next_check = time.monotonic() + CHECK_SECONDS
-        return Batch(list(records), 0, 0, 0, stored.position or Position(), True, {}, [], 0.0) if is_lost else None
+        elif missing:
+            structlog.get_logger().warning(
+                f"the topic {self._schema_topic} lacked current forms of spaces, which consumers need to read rows: these forms "
+                "have been written again",
+                spaces=len(missing),
+            )
+        return missing
 
     def check(self) -> None:
-        """Raise ProducerLostError if the schema topic was deleted, as the next publisher writes all forms when it starts.
+        """Raise ProducerLostError if the schema topic was deleted, or a control topic has lost records at its beginning.
 
-        Checks at most every CHECK_SECONDS.
+        The next publisher then writes what is missing when it starts. Checks at most every CHECK_SECONDS.
         """
         now = time.monotonic()
         if now < self._next_check or not self._topic_admin.was_there(self._schema_topic):
             return
         self._next_check = now + CHECK_SECONDS
         try:
-            if self._is_there():
-                return
+            existing = list_topics(self._clients.admin(), self._config.bootstrap_servers)
+            begins = self._first_offsets(existing)
         except ConnectionLostError as error:
-            structlog.get_logger().debug("topics can't be listed", reason=error.message)
+            structlog.get_logger().debug("topics can't be looked at", reason=error.message)
             return
-        raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
+        if self._schema_topic not in existing:
+            raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
+        for place, begin in begins.items():
+            if begin > self._begins.setdefault(place, begin):
+                raise ProducerLostError(f"the first records of the topic {place[0]} were deleted, or have expired")
 
-    def _is_there(self) -> bool:
-        return self._schema_topic in list_topics(self._new_admin(), self._config.bootstrap_servers)
+    def _newest(self, topic: str, existing: Mapping[str, int]) -> dict[bytes, bytes]:
+        """Return the newest record of each key of a topic; none if the topic doesn't exist."""
+        return control_records.newest(self._clients.consumer("read_committed"), topic) if topic in existing else {}
 
-    def _has_records(self) -> bool:
-        place = (self._schema_topic, 0)
-        _, ends = open_partitions(self._new_admin(), {self._schema_topic: 1})
-        return ends.get(place) != 0
+    def _first_offsets(self, existing: Mapping[str, int]) -> dict[Place, int]:
+        there = [(topic, 0) for topic in (self._schema_topic, self._snapshot_topic) if topic in existing]
+        return first_offsets(self._clients.admin(), there) if there else {}
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -87,7 +87,7 @@ class Publisher:
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), self._is_stopping)
         self._topic_admin = TopicAdmin(config, self._clients.admin, self._is_stopping, topics_seen)
-        self._lost_topics = LostTopics(config, self._clients.admin, self._topic_admin)
+        self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
         self._started: Delivery | None = None
         self._open = OpenTransaction()
         # How long a transaction with events may stay open.
@@ -165,9 +165,9 @@ class Publisher:
         if not takes_prefix:
             ownership.check(stored, self._config.topic_prefix, self._name)
         claims = ownership.claims(stored, self._name, now_ms(), takes=takes_prefix)
-        forms = self._lost_topics.begin(stored)
-        if forms is not None:
-            self._delivery.produce(forms)
+        lost = self._lost_topics.begin(stored)
+        if lost is not None:
+            self._delivery.produce(lost)
         # This commit shows readers of the checkpoint that this process has the name.
         self._commit_position(stored.position or Position(), {}, claims)
         if claims:

@@ -10,7 +10,6 @@ from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
-from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # it is documented
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
@@ -18,6 +17,7 @@ from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishErr
 from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
+from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
 CREATE_TIMEOUT_SECONDS: Final = 30.0
@@ -40,8 +40,6 @@ partition and setting, and refuses a request that needs more than 10,000. With f
 _LOGIN_SECONDS: Final = 2.0
 """Time without an answer after which the client checks whether its login was refused."""
 
-COMPACTED: Final = frozenset({topics.CHECKPOINT, topics.SCHEMA})
-"""Control topics that must keep the newest record of each key, whatever its age."""
 _CHECKPOINT_CONFIG: Final = {
     # Every commit adds a record. Small segments and eager compaction limit how much a start has to read.
     "segment.bytes": str(16 * 1024 * 1024),
@@ -87,20 +85,6 @@ def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:
         refusal: KafkaError = error.args[0]
         return refusal
     return None
-
-
-def cleanup_policies(admin: Admin, names: Iterable[str]) -> dict[str, str]:
-    """Return the cleanup.policy of those topics for which this user may read it (DESCRIBE_CONFIGS)."""
-    wanted = [ConfigResource(ConfigResource.Type.TOPIC, name) for name in names]
-    found: dict[str, str] = {}
-    if not wanted:
-        return found
-    for resource, answer in admin.describe_configs(wanted, request_timeout=ADMIN_TIMEOUT_SECONDS).items():
-        try:
-            found[resource.name] = answer.result()["cleanup.policy"].value
-        except KafkaException as error:
-            structlog.get_logger().debug("a topic's settings can't be read", topic=resource.name, reason=error.args[0].str())
-    return found
 
 
 def snapshot_remedy(space: str) -> str:
@@ -256,6 +240,8 @@ class TopicAdmin:
             settings |= _CHECKPOINT_CONFIG
         if suffix in COMPACTED:
             settings["cleanup.policy"] = "compact"
+        elif suffix in KEPT:
+            settings |= UNLIMITED
         return NewTopic(
             topic,
             num_partitions=1 if suffix in topics.CONTROL else self._config.partitions,

@@ -1,4 +1,5 @@
-"""Topics that must exist according to the checkpoint: those of the spaces that it lists as published.
+"""Topics and records that must exist according to the checkpoint: those of the spaces that it lists as published, their forms,
+and the end of the last snapshot.
 
 A space's form enters the checkpoint in the commit for which its topic was created, so a topic that is missing now was deleted.
 During a snapshot a missing topic doesn't matter: the snapshot publishes all rows again.
@@ -7,12 +8,13 @@ During a snapshot a missing topic doesn't matter: the snapshot publishes all row
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 
 from cdc import __version__
 from cdc.errors import ConfigurationError
-from cdc.events.envelope import Envelope
-from cdc.events.topics import SCHEMA, TopicNames
+from cdc.events.envelope import Envelope, snapshot_record
+from cdc.events.topics import SCHEMA, SNAPSHOT, TopicNames
 from cdc.schema.forms import ChangeKind, SchemaChange
 from cdc.stream.batch import Message
 from cdc.stream.checkpoint import Checkpoint
@@ -40,3 +42,27 @@ def form_records(stored: Checkpoint, prefix: str, now_us: Callable[[], int]) -> 
     topic, envelope, now = TopicNames(prefix).control(SCHEMA), Envelope(__version__, prefix), now_us()
     changes = (SchemaChange(ChangeKind.CREATE, form) for form in forms)
     return [(topic, *envelope.schema_record(change, stored.position, now, None)) for change in changes]
+
+
+def missing_end(stored: Checkpoint, prefix: str, found: Mapping[bytes, bytes], now_us: Callable[[], int]) -> Message | None:
+    """Return the record that ends the last snapshot if the snapshot topic lacks it, else None.
+
+    `found` has the topic's newest record of each key. The checkpoint doesn't say how many rows of each space there were, and
+    which rows the snapshot swept, so the record names no space. If rows are being published again, their own end follows.
+    """
+    position = stored.position
+    state = position.snapshot if position is not None else None
+    if position is None or state is None or not state.is_complete or state.open_request or position.rekeyed:
+        return None
+    key, value = snapshot_record("COMPLETED", position, now_us(), ())
+    if _status(found.get(key)) in ("COMPLETED", "ABORTED"):
+        return None
+    return TopicNames(prefix).control(SNAPSHOT), key, value
+
+
+def _status(record: bytes | None) -> str | None:
+    try:
+        status = json.loads(record or b"null")["status"]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return status if isinstance(status, str) else None

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_policies, of_state_path, runs_already
+from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_settings, of_state_path, runs_already
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
 from cdc.kafka.readers_view import ReadersView
+from cdc.kafka.topic_settings import Setting
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -86,12 +87,12 @@ def test_a_master_without_spaces_is_no_mistake() -> None:
 
 
 def test_control_topics_that_lose_what_they_have() -> None:
-    good = {"shop.checkpoint": "compact", "shop.schema": "compact"}
-    assert not list(of_policies(config(), good))
-    assert not list(of_policies(config(), {})), "who may not ask learns nothing"
+    good = {topic: {"cleanup.policy": Setting("compact")} for topic in ("shop.checkpoint", "shop.schema")}
+    assert not list(of_settings(config(), good))
+    assert not list(of_settings(config(), {})), "who may not ask learns nothing"
     for topic in good:
         for policy in ("delete", "compact,delete"):
-            (found,) = map(str, of_policies(config(), good | {topic: policy}))
+            (found,) = map(str, of_settings(config(), good | {topic: {"cleanup.policy": Setting(policy)}}))
             assert found.startswith(f"{topic}: warning: its cleanup.policy is {policy!r}")
             command = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
             assert found.endswith(f"kafka-configs.sh --bootstrap-server k:1 {command}")

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from confluent_kafka import OFFSET_END, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.clients import Complain, KafkaClients
@@ -72,10 +73,16 @@ class Cluster:
     """What becomes of an abort."""
     is_open: bool = False
     """Whether a transaction is."""
+    expired: Counter[str] = field(default_factory=Counter)
+    """How many of a topic's first records are gone."""
     created_within: list[str] = field(default_factory=list)
     """Topics that were made while one was open."""
     epochs: itertools.count[int] = field(default_factory=itertools.count)
     epoch: int = -1
+
+    def expire(self, topic: str, count: int) -> None:
+        """The first records of a topic are gone."""
+        self.expired[topic] = count
 
     def strand(self) -> None:
         """All clients that there are find no broker from here on."""
@@ -298,7 +305,13 @@ class FakeAdmin(FakeClient):
         if not cluster.can_tell:
             return {place: _failed(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)) for place in wanted}
         ask = cluster.reachable if isolation_level is IsolationLevel.READ_COMMITTED else cluster.written
-        return {place: _done(SimpleNamespace(offset=len(ask(place.topic)))) for place in wanted}
+        earliest = type(OffsetSpec.earliest())  # type: ignore[no-untyped-call]
+        return {
+            place: _done(
+                SimpleNamespace(offset=cluster.expired[place.topic] if type(spec) is earliest else len(ask(place.topic)))
+            )
+            for place, spec in wanted.items()
+        }
 
     def describe_configs(self, resources: list[Any], **_: object) -> dict[Any, Future[Any]]:
         """Nobody may ask."""
@@ -339,7 +352,7 @@ class FakeConsumer(FakeClient):
             return
         for place in places:
             self._cluster.reads.append(place.topic)
-            found = self._read(place.topic)[max(0, place.offset) :]
+            found = self._read(place.topic)[max(self._cluster.expired[place.topic], place.offset) :]
             self._messages += [_message(place, key, value) for _, _, key, value in found]
             self._messages.append(_message(place, None, None, KafkaError(KafkaError._PARTITION_EOF)))
 

@@ -29,6 +29,9 @@ FORM = StoredSpace(
     3,
 )
 
+FORM_KEY = b'{"space_id":512,"schema_version":3}'
+SNAPSHOT_KEY = b'{"snapshot_id":"1"}'
+
 
 @pytest.fixture(autouse=True)
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,8 +45,9 @@ def published() -> Cluster:
     """A cluster with one space that was published, and its form."""
     cluster = Cluster()
     publisher = begin(cluster, "exactly_once")
-    found = batch(1, ("shop.schema", b"key", b"form"), ("shop.things", b"1", row(1)))
-    found.stored, found.topics = {512: FORM}, ["shop.schema", "shop.things"]
+    end = b'{"snapshot_id":"1","status":"COMPLETED","vclock":{"1":1},"seq":1,"spaces":[],"ts_ms":1}'
+    found = batch(1, ("shop.schema", FORM_KEY, b"form"), ("shop.things", b"1", row(1)), ("shop.snapshot", SNAPSHOT_KEY, end))
+    found.stored, found.topics = {512: FORM}, ["shop.schema", "shop.things", "shop.snapshot"]
     publisher.submit(found)
     wait(publisher)
     assert publisher.stop(20)
@@ -130,7 +134,7 @@ def test_so_does_one_that_has_published_its_first_forms(published: Cluster) -> N
     """It had none to look for when it began."""
     delete(published, "shop.checkpoint")
     publisher = begin(published, "exactly_once")
-    form = batch(1, ("shop.schema", b"key", b"form"))
+    form = batch(1, ("shop.schema", FORM_KEY, b"form"))
     form.stored, form.topics = {512: FORM}, ["shop.schema"]
     publisher.submit(form)
     wait(publisher)
@@ -160,6 +164,55 @@ def test_without_its_checkpoint_a_daemon_at_work_ends(published: Cluster, *, is_
         "the topic shop.checkpoint was deleted, and with it this daemon's checkpoint. Start once with --rebuild-state"
     )
     assert not logs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_form_that_is_missing_among_others_is_written_again(published: Cluster, mode: Mode) -> None:
+    """Compaction is off, or somebody deleted records up to an offset."""
+    other = StoredSpace(513, [513, 1, "others", *FORM.space_row[3:]], {0: [513, *FORM.index_rows[0][1:]]}, 4)
+    publisher = begin(published, mode)
+    found = batch(2, ("shop.schema", b'{"space_id":513,"schema_version":4}', b"form"))
+    found.stored = {513: other}
+    publisher.submit(found)
+    wait(publisher)
+    assert publisher.stop(20)
+    published.expire("shop.schema", 1)
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    (said,) = logs
+    assert said["event"].startswith("the topic shop.schema lacked current forms of spaces")
+    assert said["spaces"] == 1
+    assert [key for _, _, key, _ in published.written("shop.schema")[2:]] == [FORM_KEY]
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    assert not logs
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_end_of_the_last_snapshot_is_written_again(published: Cluster, mode: Mode) -> None:
+    published.expire("shop.snapshot", 1)
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    (said,) = logs
+    assert said["event"].startswith("the topic shop.snapshot lacked the end of the last snapshot")
+    _, (_, _, key, value) = published.written("shop.snapshot")
+    assert key == SNAPSHOT_KEY
+    told = json.loads(value or b"")
+    assert (told["status"], told["seq"], told["spaces"]) == ("COMPLETED", 1, [])
+    with structlog.testing.capture_logs() as logs:
+        assert begin(published, mode).stop(20)
+    assert not logs
+
+
+@pytest.mark.parametrize("topic", ["shop.schema", "shop.snapshot"])
+def test_a_daemon_at_work_notices_that_records_have_expired(published: Cluster, topic: str) -> None:
+    publisher = begin(published, "exactly_once")
+    published.expire(topic, 1)
+    with pytest.raises(ProducerLostError, match=rf"first records of the topic {topic} were deleted"):
+        until_it_ends(publisher.collect)
+    publisher.stop(20)
+    assert begin(published, "exactly_once").stop(20)
+    assert len(published.written(topic)) == 2
 
 
 def until_it_ends(collect: Callable[[], object]) -> None:

@@ -354,3 +354,18 @@ def test_why_kafka_can_not_be_reached(monkeypatch: pytest.MonkeyPatch) -> None:
         ]
         for done in checks:
             done.result()
+
+
+def test_records_that_consumers_need_never_expire() -> None:
+    cluster = Cluster()
+    admin(cluster).ensure(["shop.schema", "shop.snapshot", "shop.checkpoint", "shop.transaction", "shop.users"])
+    (created,) = cluster.created
+    wanted = ("cleanup.policy", "retention.ms", "retention.bytes")
+    kept = {new.topic[5:]: {name: value for name, value in (new.config or {}).items() if name in wanted} for new in created}
+    assert kept == {
+        "schema": {"cleanup.policy": "compact"},
+        "snapshot": {"retention.ms": "-1", "retention.bytes": "-1"},
+        "checkpoint": {"cleanup.policy": "compact"},
+        "transaction": {},
+        "users": {},
+    }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]  # it is documented
 
-from cdc.kafka.clients import Admin, time_outs
-from cdc.kafka.topic_admin import cleanup_policies
+from cdc.kafka import topic_settings
+from cdc.kafka.clients import time_outs
 from tests.live.scene import Scene
 from tests.live.stream import parse
 from tests.live.topics import TopicReader
@@ -137,7 +137,8 @@ def test_topics_deleted_under_an_idle_daemon(scene: Scene) -> None:
     scene.catch_up()
     topics = admin.list_topics(timeout=10).topics
     assert [len(topics[topic].partitions) for topic in deleted] == [3, 1]
-    assert cleanup_policies(cast(Admin, admin), deleted) == dict(zip(deleted, ("delete", "compact"), strict=True))
+    settings = topic_settings.read(admin, deleted)
+    assert [settings[topic]["cleanup.policy"].value for topic in deleted] == ["delete", "compact"]
     log = scene.daemon.run.log_text()
     assert f"the topic {scene.prefix}.things was deleted and has been created again" in log
     assert f"the topic {scene.prefix}.schema, which consumers need to read rows, was deleted" in log

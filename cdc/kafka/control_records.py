@@ -1,0 +1,44 @@
+"""Reader of a whole control topic: the newest record of each key."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
+
+from cdc.errors import ConnectionLostError
+from cdc.kafka.errors import reading_error
+
+_TIMEOUT_SECONDS: Final = 30.0
+
+
+def newest(consumer: Consumer, topic: str) -> dict[bytes, bytes]:
+    """Return the newest value of each key of an existing topic, without keys whose newest record is a tombstone.
+
+    The `consumer` must be read_committed and report the ends of partitions; it is closed. Raises ConnectionLostError and
+    ForbiddenError.
+    """
+    found: dict[bytes, bytes] = {}
+    what = f"{topic} can't be read"
+    try:
+        # Without this request librdkafka looks for the partition's leader half a second later.
+        consumer.list_topics(topic, _TIMEOUT_SECONDS)
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        while True:
+            message = consumer.poll(_TIMEOUT_SECONDS)
+            if message is None:
+                raise ConnectionLostError(f"{what}: Kafka didn't answer for {_TIMEOUT_SECONDS:.0f} s")
+            error = message.error()
+            if error is None:
+                key, value = message.key() or b"", message.value()
+                found.pop(key, None)
+                if value is not None:
+                    found[key] = value
+            elif error.code() == KafkaError._PARTITION_EOF:
+                return found
+            elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
+                raise reading_error(error, what)
+    except KafkaException as error:
+        raise reading_error(error.args[0], what) from error
+    finally:
+        consumer.close()
