@@ -25,6 +25,11 @@ _NAME_MAX: Final = 249
 _FOREIGN: Final = re.compile(r"[^A-Za-z0-9._-]")
 
 
+def suffix_of(space: str) -> str:
+    """Return the name of a space's topic without the prefix."""
+    return _FOREIGN.sub("_", space)
+
+
 class TopicNames:
     """Assignment of topics to spaces, which never gives two spaces the same topic."""
 
@@ -39,7 +44,7 @@ class TopicNames:
 
     def of_space(self, space_id: int, name: str) -> str:
         """Return the topic of a space. Raises ConfigurationError if the name is taken or too long."""
-        suffix = _FOREIGN.sub("_", name)
+        suffix = suffix_of(name)
         topic = f"{self._prefix}.{suffix}"
         owner = self._space_by_topic.setdefault(topic, space_id)
         if suffix in CONTROL or owner != space_id:

@@ -1,4 +1,4 @@
-"""Reader of a whole control topic: the newest record of each key."""
+"""Reader of a whole control topic."""
 
 from __future__ import annotations
 
@@ -15,10 +15,23 @@ _TIMEOUT_SECONDS: Final = 30.0
 def newest(consumer: Consumer, topic: str) -> dict[bytes, bytes]:
     """Return the newest value of each key of an existing topic, without keys whose newest record is a tombstone.
 
+    Consumer and errors as in `values`.
+    """
+    found = dict(_records(consumer, topic))
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def values(consumer: Consumer, topic: str) -> list[bytes]:
+    """Return all values of an existing topic, in order.
+
     The `consumer` must be read_committed and report the ends of partitions; it is closed. Raises ConnectionLostError and
     ForbiddenError.
     """
-    found: dict[bytes, bytes] = {}
+    return [value for _, value in _records(consumer, topic) if value is not None]
+
+
+def _records(consumer: Consumer, topic: str) -> list[tuple[bytes, bytes | None]]:
+    found: list[tuple[bytes, bytes | None]] = []
     what = f"{topic} can't be read"
     try:
         # Without this request librdkafka looks for the partition's leader half a second later.
@@ -30,10 +43,7 @@ def newest(consumer: Consumer, topic: str) -> dict[bytes, bytes]:
                 raise ConnectionLostError(f"{what}: Kafka didn't answer for {_TIMEOUT_SECONDS:.0f} s")
             error = message.error()
             if error is None:
-                key, value = message.key() or b"", message.value()
-                found.pop(key, None)
-                if value is not None:
-                    found[key] = value
+                found.append((message.key() or b"", message.value()))
             elif error.code() == KafkaError._PARTITION_EOF:
                 return found
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:

@@ -188,7 +188,8 @@ class Changes:
 
         `on_missing` is called with the space and the field for each row that lacks a field of the key template.
         """
-        self._name = name
+        self.name = name
+        """`source.name` of the daemon's events. Readers correct it if the topics were renamed while they were copied."""
         self._is_wanted = is_wanted
         self._template = template
         self._mask = vbucket_count - 1
@@ -224,7 +225,7 @@ class Changes:
                 f"a message with the key {(key or b'')[:100]!r} isn't an event of this daemon: {error}"
             ) from error
         source = event.source
-        if source.name != self._name:
+        if source.name != self.name:
             return None
         seq, space = source.seq, source.table
         try:

@@ -223,7 +223,7 @@ class StoreUpdater(TopicThread):
     # Messages.
 
     def _take(self, messages: list[Message]) -> None:
-        name, snapshots, schemas = self._source.prefix, self._source.snapshots, self._source.schemas
+        name, snapshots, schemas = self._source.name, self._source.snapshots, self._source.schemas
         heads, offsets, gaps = self._heads, self._offsets, self._gaps
         is_well = False
         for message in messages:

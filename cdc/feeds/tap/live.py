@@ -31,6 +31,7 @@ from cdc.feeds.tap.topic_thread import (
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place, newest_seq, open_partitions, seq_of, written_ends
+from cdc.kafka.owned_topics import OwnedTopics
 from cdc.kafka.reach import Reach
 from cdc.kafka.topic_admin import list_topics
 
@@ -67,15 +68,29 @@ class Topics:
         self.config = config
         self.clients = KafkaClients(name, config)
         self.prefix = config.topic_prefix
+        self.name = config.topic_prefix
+        """`source.name` of the daemon's records: the prefix, unless the topics were renamed while they were copied.
+
+        It is known once `listed` was called.
+        """
         names = topics.TopicNames(self.prefix)
         self.snapshots = names.control(topics.SNAPSHOT)
         self.schemas = names.control(topics.SCHEMA)
-        self._control = {names.control(name) for name in topics.CONTROL}
+        self._owned: OwnedTopics | None = None
+        self._rows: set[str] = set()
 
     def listed(self, admin: Admin) -> Listed:
-        """Return the existing topics."""
+        """Return the existing topics.
+
+        Those with rows are the topics of the spaces that the schema topic names (cdc.stream.owned_topics).
+        """
         found = list_topics(admin, self.config.bootstrap_servers)
-        rows = {name: count for name, count in found.items() if name.startswith(self.prefix + ".") and name not in self._control}
+        self._owned = self._owned or OwnedTopics(self.clients)
+        owner, suffixes = self._owned.of(self.prefix, admin, found)
+        self.name = owner or self.prefix
+        # Also those that an earlier record named: somebody may have deleted records of the schema topic.
+        self._rows |= {f"{self.prefix}.{suffix}" for suffix in suffixes}
+        rows = {topic: count for topic, count in found.items() if topic in self._rows}
         return Listed(rows, {(topic, 0) for topic in (self.snapshots, self.schemas) if topic in found})
 
     def counts(self, admin: Admin) -> dict[str, int]:
@@ -94,7 +109,7 @@ class Topics:
         """Return the highest seq that readers can reach."""
         admin = self.clients.admin()
         open_, closed = open_partitions(admin, self.counts(admin))
-        return newest_seq(self.clients.consumer("read_committed"), self.prefix, {**open_, **closed})
+        return newest_seq(self.clients.consumer("read_committed"), self.name, {**open_, **closed})
 
     def begins(self, admin: Admin, counts: Mapping[str, int]) -> dict[Place, int]:
         """Return the partitions' first offsets."""
@@ -111,6 +126,7 @@ class Topics:
             return None
         topic = topics.TopicNames(self.prefix).of_space(1, space)
         counts = {topic: self.counts(admin).get(topic, 0)}
+        changes.name = self.name
         begins = self.begins(admin, counts)
         if not begins or any(begins.values()):
             return None
@@ -193,7 +209,7 @@ class Topics:
             return None  # earlier changes, no longer on the topic, may be newer than the time too
         consumer = self.clients.consumer("read_committed")
         try:
-            first = first_events(consumer, self.prefix, starts)
+            first = first_events(consumer, self.name, starts)
         finally:
             consumer.close()
         return min([newest, *(seq - 1 for _, seq in first.values())])
@@ -213,7 +229,7 @@ def _offsets(admin: Admin, places: list[Place], spec: OffsetSpec) -> dict[Place,
         raise reading_error(error.args[0], "the offsets of Kafka's partitions can't be asked for") from error
 
 
-def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
+def first_events(consumer: Consumer, owner: str, starts: Mapping[Place, int]) -> dict[Place, tuple[int, int]]:
     """Return the first event of each partition from an offset on, as its offset and its seq. Raises ConnectionLostError."""
     missing, found = set(starts), {}
     try:
@@ -226,7 +242,7 @@ def first_events(consumer: Consumer, prefix: str, starts: Mapping[Place, int]) -
             if place not in missing:
                 continue
             if error is None:
-                seq = seq_of(message.key(), message.value(), prefix)
+                seq = seq_of(message.key(), message.value(), owner)
                 if not seq:
                     continue
                 found[place] = (message.offset() or 0, seq)
@@ -271,12 +287,12 @@ def _place(message: Message) -> Place:
 
 
 def locate(
-    consumer: Consumer, prefix: str, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
+    consumer: Consumer, owner: str, begins: Mapping[Place, int], ends: Mapping[Place, int], after: int
 ) -> dict[Place, int]:
     """Return offsets from which each partition has all changes after the seq `after`, and few changes before it."""
     low, high = dict(begins), {place: max(ends[place], begin) for place, begin in begins.items()}
     while wide := {place: (low[place] + high[place]) // 2 for place in low if high[place] - low[place] > _NEAR}:
-        found = first_events(consumer, prefix, wide)
+        found = first_events(consumer, owner, wide)
         for place, middle in wide.items():
             offset, seq = found.get(place, (middle, after + 1))
             if seq > after:
@@ -372,9 +388,10 @@ class LiveReader(TopicThread):
         return self._stopping.is_set()
 
     def _follow(self) -> None:
-        source, prefix = self._source, self._source.prefix
+        source = self._source
         admin = source.clients.admin()
         listed = source.listed(admin)
+        self._changes.name = source.name
         self._counts = listed.rows
         begins = source.begins(admin, self._counts)
         open_, closed = open_partitions(admin, self._counts) if begins else ({}, {})
@@ -382,7 +399,7 @@ class LiveReader(TopicThread):
         consumer = source.clients.consumer("read_committed", ahead)
         reach = source.reach(consumer)
         try:
-            starts = locate(consumer, prefix, begins, {**open_, **closed}, self._merger.next_seq - 1)
+            starts = locate(consumer, source.name, begins, {**open_, **closed}, self._merger.next_seq - 1)
             if self._control_events is not None:
                 starts |= self._control_starts(admin, listed.controls, self._control_events)
             consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
@@ -473,6 +490,7 @@ class LiveReader(TopicThread):
 
     def _refresh_partitions(self, admin: Admin, consumer: Consumer) -> None:
         counts, places = self._source.listed(admin)
+        self._changes.name = self._source.name
         if self._control_events is not None and places - self._control_places:
             added = begins_of(admin, places - self._control_places)
             self._control_places = places

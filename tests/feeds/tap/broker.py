@@ -76,6 +76,7 @@ class Broker:
     def __init__(self, *, lockstep: bool = False) -> None:
         self.lockstep = lockstep
         self.logs: dict[Place, Log] = {}
+        self.named: set[str] = set()
         self.cluster_id = "first"
         self.ids: dict[str, int] = {}
         self.turn = threading.Condition()
@@ -113,6 +114,7 @@ class Broker:
         self, seq: int, key: int, value: Any, *, space: str = "users", space_id: int = 512, partition: int = 0, snapshot: int = 0
     ) -> None:
         """A key has another value, or is gone; `snapshot` is the number of the one that tells it."""
+        self.name_space(space, space_id)
         source = {"name": PREFIX, "table": space, "space_id": space_id, "seq": seq}
         if snapshot:
             source["snapshot_id"] = str(snapshot)
@@ -120,6 +122,11 @@ class Broker:
         after = {"id": key, "value": value} if value is not None else None
         envelope = {"op": op, "before": None, "after": after, "source": source}
         self.write(f"{PREFIX}.{space}", b'{"id":%d}' % key, envelope, partition)
+
+    def name_space(self, space: str, space_id: int = 512) -> None:
+        """A record of the schema topic, before the first event of a space, says that its topic is the daemon's."""
+        if space not in self.named:
+            self.form(0, 0, space, space_id=space_id)
 
     def empty(self, seq: int, *, space: str = "users", space_id: int = 512) -> None:
         """A space has lost all rows: every partition says so."""
@@ -134,6 +141,7 @@ class Broker:
         change = {"type": "ALTER", "id": f'"{name}"', "table": {"primaryKeyColumnNames": ["id"]}}
         if former is not None:
             change["previousId"] = f'"{former}"'
+        self.named.add(name)
         self.write(f"{PREFIX}.schema", None, {"source": source, "tableChanges": [change]})
 
     def snapshot(self, number: int, seq: int, rows: int | None = None, *, sweep_seq: int = 0, space_id: int = 512) -> None:

@@ -91,6 +91,33 @@ def test_filled_and_followed_through_kills(tmp_path: Path, broker: Broker) -> No
         assert not kept.epochs, "all that has gone was named"
 
 
+def test_topics_of_a_prefix_that_begins_with_this_one_are_not_waited_for(tmp_path: Path, broker: Broker) -> None:
+    """The other daemon's seqs are higher than any of this one's, and its position is in a topic of this prefix, by its name."""
+    broker.change(1, 1, "a")
+    source = {"name": "shop.eu", "table": "users", "space_id": 512, "seq": 9}
+    broker.write("shop.eu.users", b'{"id":1}', {"op": "c", "before": None, "after": {"id": 1, "value": "b"}, "source": source})
+    broker.write("shop.eu.schema", None, {"source": source, "tableChanges": [{"type": "CREATE", "id": '"users"', "table": None}]})
+    broker.write("shop.eu.checkpoint", b'{"name":"shop-eu"}', {"seq": 9})
+    with Kept(tmp_path, broker) as kept:
+        kept.wait(1)
+        assert kept.updater.places == {(_USERS, 0), (_USERS, 1)}
+        assert kept.rows() == {"users:1": (1, "a")}
+
+
+def test_topics_that_were_renamed_while_they_were_copied(tmp_path: Path) -> None:
+    """As MirrorMaker does; the events have the name that their daemon has given them, and some come twice."""
+    original, copy = Broker(), Broker()
+    original.form(0, 1, "users")
+    for seq in range(1, 5):
+        original.change(seq, seq % 3, f"v{seq}")
+    for (topic, _), log in original.logs.items():
+        for key, value in [*log.messages, *log.messages[-2:]]:
+            copy.write(f"dc1.{topic}", key, value)
+    with Kept(tmp_path, copy, topic_prefix="dc1.shop") as kept:
+        kept.wait(4)
+        assert kept.rows() == {"users:0": (3, "v3"), "users:1": (4, "v4"), "users:2": (2, "v2")}
+
+
 def test_another_name_moves_the_rows_and_makes_clients_begin_anew(tmp_path: Path, broker: Broker) -> None:
     broker.change(1, 1, "a")
     with Kept(tmp_path, broker) as kept:

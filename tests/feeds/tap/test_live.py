@@ -61,6 +61,24 @@ def test_what_another_program_wrote_hinders_nobody(broker: Broker) -> None:
     assert _former_keys(broker) == [b"users:1", b"users:2"]
 
 
+def test_changes_under_another_prefix_have_the_name_of_their_daemon() -> None:
+    """MirrorMaker has renamed the topics, but not what is in them."""
+    original, copy = Broker(), Broker()
+    for seq in range(1, 4):
+        original.change(seq, seq, "a")
+    for (topic, number), log in original.logs.items():
+        for key, value in log.messages:
+            copy.write(f"dc1.{topic}", key, value, number)
+    read: list[Batch] = []
+    changes = Changes("dc1.shop", "{space}:{key}", 1024, lambda _: True, is_packed=False)
+    reader = LiveReader(copy.topics(topic_prefix="dc1.shop"), changes, 0, read.append)
+    reader.start()
+    wait_for("what there is", lambda: reader.seq == 3)
+    reader.stop()
+    reader.join()
+    assert copy.topics(topic_prefix="dc1.shop").newest_seq() == 3
+
+
 @pytest.mark.parametrize("change", [lambda broker: broker.expire(_USERS), lambda broker: broker.logs.clear()])
 def test_keys_that_nobody_knows_any_more(broker: Broker, change: Callable[[Broker], Any]) -> None:
     change(broker)
