@@ -310,6 +310,7 @@ def _published(
             except ConfigurationError as error:
                 yield Finding("spaces", str(error))
     if existing is not None:
+        yield from check_start.of_foreign_topics(config, wanted, existing, stored)
         yield from check_start.of_missing_topics(config, wanted, existing)
         yield from check_start.of_deleted_topics(config, wanted, existing, stored)
 

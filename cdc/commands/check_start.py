@@ -21,6 +21,8 @@ from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic, topic_settings
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
@@ -195,6 +197,16 @@ def _write_into(path: Path, there: Path) -> None:
             error = error or f"nothing can be made in {there}: {refusal.strerror}"
     if error is not None:
         raise StateError(f"{path} can't be used: {error}", "Give state.path a directory that the daemon may write to.")
+
+
+def of_foreign_topics(
+    config: Config, spaces: Sequence[str], existing: Mapping[str, int], stored: Checkpoint
+) -> Iterator[Finding]:
+    """Yield findings about topics of the published spaces that belong to another producer, given the existing topics."""
+    clients, former = KafkaClients(config.name, config.kafka), spaces_by_topic(stored, config.kafka.topic_prefix)
+    foreign = ForeignTopics(config.kafka.topic_prefix, clients)
+    admin = clients.admin()
+    yield from _failure("kafka.topic_prefix", lambda: foreign.check(admin, spaces, existing, former))
 
 
 def of_missing_topics(config: Config, spaces: Sequence[str], existing: Collection[str]) -> Iterator[Finding]:

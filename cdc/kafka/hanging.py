@@ -49,10 +49,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.errors import ConnectionLostError
@@ -140,11 +140,48 @@ def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
     return seq if type(seq) is int else None
 
 
+def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set[str | None]]:
+    """Return, by topic, `source.name` of the last records before these ends; None stands for records that have none.
+
+    Records without a value say nothing. Consumer and errors as in `newest_seq`.
+    """
+    starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
+    found: dict[str, set[str | None]] = {topic: set() for topic, _ in ends}
+    for place, message in _messages(consumer, starts, set(starts)):
+        value = message.value()
+        if value is not None:
+            found[place[0]].add(_source_name(value))
+    return found
+
+
+def _source_name(value: bytes) -> str | None:
+    try:
+        name = json.loads(value)["source"]["name"]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return None
+    return name if isinstance(name, str) else None
+
+
 def _events(
     consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
 ) -> list[tuple[Place, int]]:
     missing = set(starts)
     found: list[tuple[Place, int]] = []
+    for place, message in _messages(consumer, starts, missing):
+        seq = seq_of(message.key(), message.value(), name)
+        if seq is not None:
+            found.append((place, seq))
+            if is_first_enough:
+                missing.discard(place)
+    return found
+
+
+def _messages(consumer: Consumer, starts: Mapping[Place, int], missing: set[Place]) -> Iterator[tuple[Place, Message]]:
+    """Yield the messages of partitions from these offsets on, until no partition is `missing`.
+
+    A partition that was read to its end isn't missing any more; the caller may remove others. Closes the consumer.
+    """
+    what = "the ends of partitions can't be read"
     try:
         consumer.assign([TopicPartition(*place, start) for place, start in starts.items()])
         while missing:
@@ -153,22 +190,17 @@ def _events(
                 raise ConnectionLostError(
                     f"the ends of {len(missing)} partitions can't be read: no answer for {_TIMEOUT_SECONDS:g} s"
                 )
-            error, topic, partition = message.error(), message.topic(), message.partition()
-            if error is not None and error.code() == KafkaError._PARTITION_EOF and topic is not None and partition is not None:
-                missing.discard((topic, partition))
-            elif error is not None and not error.retriable():
-                raise reading_error(error, "the ends of partitions can't be read")
-            elif error is None and topic is not None and partition is not None:
-                seq = seq_of(message.key(), message.value(), name)
-                if seq is not None:
-                    found.append(((topic, partition), seq))
-                    if is_first_enough:
-                        missing.discard((topic, partition))
+            error, place = message.error(), (message.topic() or "", message.partition() or 0)
+            if error is None:
+                yield place, message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                missing.discard(place)
+            elif not error.retriable():
+                raise reading_error(error, what)
     except KafkaException as error:
-        raise reading_error(error.args[0], "the ends of partitions can't be read") from error
+        raise reading_error(error.args[0], what) from error
     finally:
         consumer.close()
-    return found
 
 
 def written_ends(admin: AdminClient, partition_counts: Mapping[str, int]) -> dict[Place, int]:

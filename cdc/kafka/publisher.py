@@ -31,6 +31,7 @@ from cdc.kafka.clients import KafkaClients, answer_seconds
 from cdc.kafka.delivery import Delivery, Record, make_delivery, now_ms
 from cdc.kafka.ends import Ends
 from cdc.kafka.errors import NAME_HINT, FencedError, ProducerLostError, translate_kafka_errors
+from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.lost_topics import LostTopics
 from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
@@ -86,7 +87,8 @@ class Publisher:
         self._next_complaint = 0.0
         self._view = ReadersView(config, name, self._clients)
         self._readability = Readability(name, config.topic_prefix, self._view, Ends(self._clients), self._is_stopping)
-        self._topic_admin = TopicAdmin(config, self._clients.admin, self._is_stopping, topics_seen)
+        foreign = ForeignTopics(config.topic_prefix, self._clients)
+        self._topic_admin = TopicAdmin(config, self._clients.admin, self._is_stopping, topics_seen, foreign)
         self._lost_topics = LostTopics(config, self._clients, self._topic_admin)
         self._started: Delivery | None = None
         self._open = OpenTransaction()

@@ -17,6 +17,7 @@ from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishErr
 from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
+from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.topic_settings import COMPACTED, KEPT, UNLIMITED
 
 ADMIN_TIMEOUT_SECONDS: Final = 10.0
@@ -109,8 +110,10 @@ class TopicAdmin:
         new_admin: Callable[[], Admin],
         is_stopping: threading.Event,
         former: Mapping[str, str | None] | None = None,
+        foreign: ForeignTopics | None = None,
     ) -> None:
-        """`former` is the `seen` of the previous publisher's TopicAdmin."""
+        """`former` is the `seen` of the previous publisher's TopicAdmin. `foreign` judges topics before their first use."""
+        self._foreign = foreign
         self._config = config
         self._new_admin = new_admin
         self._admin = new_admin()
@@ -155,7 +158,9 @@ class TopicAdmin:
         unknown = [topic for topic in wanted if topic not in self._known]
         if not unknown:
             return
-        missing = self._missing(unknown)
+        existing = self._existing()
+        missing = [topic for topic in unknown if not existing.get(topic)]
+        self._check_owner(unknown, existing)
         if self._schema_topic in missing and self._schema_topic in self._former:
             # Only a publisher that starts knows which forms to write into the new topic.
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
@@ -206,14 +211,26 @@ class TopicAdmin:
         return topic.removeprefix(f"{self._config.topic_prefix}.") in topics.CONTROL
 
     def _missing(self, wanted: list[str]) -> list[str]:
+        existing = self._existing()
+        return [topic for topic in wanted if not existing.get(topic)]
+
+    def _existing(self) -> dict[str, int]:
         # All topics are listed: a request by name might make a broker create the topic with its own settings.
         try:
-            existing = list_topics(self._admin, self._config.bootstrap_servers)
+            return list_topics(self._admin, self._config.bootstrap_servers)
         except ConnectionLostError as error:
             # A client that has lost all brokers never finds them again (see cdc.kafka.reach).
             self._admin = self._new_admin()
             raise PublishAborted(error.message, error.hint) from error
-        return [topic for topic in wanted if not existing.get(topic)]
+
+    def _check_owner(self, wanted: list[str], existing: Mapping[str, int]) -> None:
+        """Raise PublishError if a topic belongs to another producer."""
+        if self._foreign is None:
+            return
+        try:
+            self._foreign.check(self._admin, wanted, existing, self._former)
+        except ConnectionLostError as error:
+            raise PublishAborted(error.message, error.hint) from error
 
     def _create(self, missing: list[str]) -> list[str]:
         """Create topics, and return those that didn't exist: a broker that has just started may list only some topics."""
