@@ -7,6 +7,9 @@ own prefix: `shop` with the space `eu.users`, and `shop.eu` with the space `user
     the topic exists, and this daemon's checkpoint        its last records are read: if none of them is this daemon's, the topic
     doesn't know it                                       belongs to another producer
 
+    a missing topic's name differs from another's only    Kafka refuses to create it
+    in dots and underscores
+
 The first question costs nothing unless a prefix begins another one. The second is asked once for each such topic.
 """
 
@@ -43,6 +46,7 @@ class ForeignTopics:
 
         `known` are the topics that this daemon has used before. Raises ConnectionLostError while Kafka doesn't answer.
         """
+        self._check_spelling(wanted, existing)
         for topic in wanted:
             other = self._other_owner(admin, topic, existing)
             if other is not None:
@@ -52,6 +56,19 @@ class ForeignTopics:
                     _REMEDY,
                 )
         self._check_contents(admin, {topic: existing[topic] for topic in wanted if topic in existing and topic not in known})
+
+    @staticmethod
+    def _check_spelling(wanted: Collection[str], existing: Mapping[str, int]) -> None:
+        """Raise PublishError for a topic that Kafka would refuse to create, because another one differs only in dots."""
+        new = {topic.replace(".", "_"): topic for topic in wanted if topic not in existing}
+        for other in existing if new else ():
+            topic = new.get(other.replace(".", "_"))
+            if topic is not None:
+                raise PublishError(
+                    f"the topic {topic} can't be created, as there is {other}: Kafka doesn't distinguish dots and underscores in "
+                    "names of topics, and the two would share their metrics, so it says that they collide",
+                    _REMEDY,
+                )
 
     def _other_owner(self, admin: Admin, topic: str, existing: Mapping[str, int]) -> str | None:
         """Return the prefix of another daemon whose topic this is; None if there is none."""

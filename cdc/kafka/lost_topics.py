@@ -54,11 +54,9 @@ class LostTopics:
         """
         prefix, position = self._config.topic_prefix, stored.position or Position()
         forms = form_records(stored, prefix, _now_us)
-        existing: Mapping[str, int] = {}
-        if stored.position is not None and stored.position.snapshot is not None:
-            admin = self._clients.admin()
-            existing = list_topics(admin, self._config.bootstrap_servers)
-            topic_settings.keep_records(admin, self._config, existing)
+        admin = self._clients.admin()
+        existing = list_topics(admin, self._config.bootstrap_servers)
+        topic_settings.keep_records(admin, self._config, existing)
         missing = self._missing_forms(forms, existing) if forms else []
         end = missing_end(stored, prefix, self._newest(self._snapshot_topic, existing), _now_us)
         if end is not None:
@@ -109,7 +107,7 @@ class LostTopics:
         if self._schema_topic not in existing:
             raise ProducerLostError(f"the topic {self._schema_topic} was deleted")
         for place, begin in begins.items():
-            if begin > self._begins.setdefault(place, begin):
+            if begin > self._begins.get(place, 0):  # a topic that is new since then began at 0
                 raise ProducerLostError(f"the first records of the topic {place[0]} were deleted, or have expired")
 
     def _newest(self, topic: str, existing: Mapping[str, int]) -> dict[bytes, bytes]:

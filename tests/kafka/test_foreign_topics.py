@@ -59,6 +59,15 @@ def test_a_space_whose_topic_is_another_daemons_control_topic() -> None:
         check(cluster, "shop", "shop.eu.checkpoint")
 
 
+def test_names_that_kafka_does_not_distinguish() -> None:
+    cluster = cluster_with(shop__a__b=[event("shop")], shop_users__x=[b"?"])
+    for wanted, other in (("shop.a_b", "shop.a.b"), ("shop.users_x", "shop_users.x")):
+        with pytest.raises(PublishError, match=rf"{wanted} can't be created, as there is {other}: .*collide.*spaces\.exclude"):
+            check(cluster, "shop", wanted)
+    check(cluster_with(shop__a__b=[], shop__a_b=[]), "shop", "shop.a.b", "shop.a_b")
+    check(Cluster(), "shop", "shop.a.b", "shop.a_b")
+
+
 def test_a_space_that_is_called_like_a_schema_topic_is_no_daemon() -> None:
     check(cluster_with(shop__eu__schema=[event("shop")]), "shop", "shop.eu.schema", "shop.eu.users")
 

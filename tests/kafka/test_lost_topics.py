@@ -215,6 +215,20 @@ def test_a_daemon_at_work_notices_that_records_have_expired(published: Cluster, 
     assert len(published.written(topic)) == 2
 
 
+def test_so_does_one_whose_first_forms_have_expired() -> None:
+    """There was no topic when it began."""
+    cluster = Cluster()
+    publisher = begin(cluster, "exactly_once")
+    form = batch(1, ("shop.schema", FORM_KEY, b"form"))
+    form.stored, form.topics = {512: FORM}, ["shop.schema"]
+    publisher.submit(form)
+    wait(publisher)
+    cluster.expire("shop.schema", 1)
+    with pytest.raises(ProducerLostError, match=r"first records of the topic shop\.schema"):
+        until_it_ends(publisher.collect)
+    publisher.stop(20)
+
+
 def until_it_ends(collect: Callable[[], object]) -> None:
     """Raises what it raises."""
     deadline = time.monotonic() + 20
