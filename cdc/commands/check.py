@@ -311,6 +311,8 @@ def _published(
                 yield Finding("spaces", str(error))
     if existing is not None:
         yield from check_start.of_foreign_topics(config, wanted, existing, stored)
+        admin = KafkaClients(config.name, config.kafka).admin()
+        yield from check_start.of_limits(config, topic_settings.read(admin, [topic for topic in wanted if topic in existing]))
         yield from check_start.of_missing_topics(config, wanted, existing)
         yield from check_start.of_deleted_topics(config, wanted, existing, stored)
 

@@ -120,6 +120,22 @@ def of_settings(config: Config, settings: Mapping[str, Settings]) -> Iterator[Fi
         yield Finding(expiry.topic, expiry.sentence(config.kafka.bootstrap_servers), is_failure=False)
 
 
+def of_limits(config: Config, settings: Mapping[str, Settings]) -> Iterator[Finding]:
+    """Yield findings about topics that accept less than the configuration allows, given the known settings of topics."""
+    allowed = config.kafka.message_bytes_max
+    for topic, found in sorted(settings.items()):
+        limit = found.get(topic_settings.MESSAGE_BYTES)
+        if limit is not None and int(limit.value) < allowed:
+            yield Finding(
+                topic,
+                f"its max.message.bytes is {limit.value}, less than kafka.message_bytes_max, {allowed}. Batches are made as "
+                "small as the topic accepts, but a single larger message ends the daemon. Raise the limit: kafka-configs.sh "
+                f"--bootstrap-server {config.kafka.bootstrap_servers} --alter --entity-type topics --entity-name {topic} "
+                f"--add-config max.message.bytes={allowed}",
+                is_failure=False,
+            )
+
+
 def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     """Return the state store's content and its problems.
 

@@ -22,6 +22,7 @@ from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.errors import UNKNOWN_USER
 from cdc.stream import ownership
+from cdc.stream.publisher_statistics import BATCH_BYTES_MAX
 
 LOG_LEVEL: Final = 2
 """Log level of librdkafka: critical lines only. Below it, librdkafka logs each attempt to connect, twenty times a second while
@@ -118,6 +119,8 @@ class KafkaClients:
         self._name = name
         self._config = config
         self._transactional_id = ownership.transactional_id(name, config.topic_prefix)
+        self.batch_bytes_max = BATCH_BYTES_MAX
+        """Maximum size of a batch of new producers, in bytes. A single message may be larger."""
 
     def admin(self) -> Admin:
         """Return a new admin client. An old one would still use outdated partition leaders after a broker's restart."""
@@ -246,7 +249,7 @@ class KafkaClients:
             "client.id": f"tarantool-cdc-{self._name}",
             "compression.type": "lz4",
             "linger.ms": 5,
-            "batch.size": 1024 * 1024,
+            "batch.size": self.batch_bytes_max,
             "queue.buffering.max.kbytes": queue_kbytes(config.message_bytes_max),
             "queue.buffering.max.messages": 1_000_000,
             # The leader waits for the other replicas as long as the client waits for the leader.

@@ -4,7 +4,7 @@ meaning of the code            raised                 consequence
 access denied                  ForbiddenError         the daemon stops, and names the right and the command that grants it
 unknown user                   LoginError             the daemon stops
 producer fenced                FencedError            a new producer finds out which daemon has the name
-message too large              PublishError           the daemon stops
+message or batch too large     TooLargeError          a new producer sends smaller batches; a single message: the daemon stops
 record refused by a topic      PublishError           the daemon stops: a compacted topic never accepts a record without a key
 producer unusable              ProducerLostError      a new producer resumes from the checkpoint
 anything else                  PublishAborted, or ConnectionLostError if nothing was published: the daemon retries
@@ -27,6 +27,10 @@ class ForbiddenError(PublishError):
 
 class LoginError(PublishError):
     """The brokers refuse the daemon's login."""
+
+
+class TooLargeError(PublishError):
+    """A message, or a batch of messages, is larger than its topic accepts."""
 
 
 class ProducerLostError(PublishError):
@@ -85,7 +89,7 @@ def operator_error(error: KafkaError, what: str) -> PublishError | None:
     if code in UNKNOWN_USER:
         return LoginError(text, LOGIN_HINT)
     if code in TOO_LARGE:
-        return PublishError(text, _SIZE_HINT)
+        return TooLargeError(text, _SIZE_HINT)
     if code == KafkaError.INVALID_RECORD:
         return PublishError(text, _RECORD_HINT)
     return None

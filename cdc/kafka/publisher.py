@@ -26,6 +26,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PublishAborted, PublishError, TransactionTimeoutError
 from cdc.events import topics
 from cdc.events.json_values import encode
+from cdc.kafka.batch_limit import after_refusal
 from cdc.kafka.broker_limits import broker_limits
 from cdc.kafka.clients import KafkaClients, answer_seconds
 from cdc.kafka.delivery import Delivery, Record, make_delivery, now_ms
@@ -315,7 +316,7 @@ class Publisher:
             except (PublishAborted, ProducerLostError) as error:
                 self._end(error)
             except CdcError as error:
-                self._fail(error)
+                self._fail(after_refusal(error, self._clients.admin(), self._topic_admin.seen, self.statistics))
                 self._abort_open_transaction()
             except Exception as error:
                 # A bug in this program; its traceback follows. Without this call the daemon would wait forever.
@@ -377,24 +378,24 @@ class Publisher:
             now = time.monotonic()
             follows_more = self._shared.is_waiting or (batch is not None and batch.byte_count > MANY_BYTES)
             is_due = open_.is_due(pace, self.statistics.last_commit_at, now, follows_more=follows_more)
-            if open_.end is not None and (is_due or self._is_drained):
+            if open_.end is not None and (is_due or self._shared.is_drained):
                 if heartbeat_interval and now >= next_heartbeat:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(open_.end)
                 last = self._commit(open_)
                 self._open = open_ = OpenTransaction()
-            elif not open_.began_at and last and not self._is_drained:
+            elif not open_.began_at and last and not self._shared.is_drained:
                 has_beat = bool(heartbeat_interval) and now >= next_heartbeat
                 if has_beat:
                     next_heartbeat = now + heartbeat_interval
                     self._heartbeat(last)
                 if has_beat or now >= self.statistics.last_commit_at + PROOF_SECONDS:
                     self._commit_position(last, {})
-            if self._is_drained and not open_.began_at:
+            if self._shared.is_drained and not open_.began_at:
                 self._shared.stop()
                 self._readability.await_end(self._delivery)
                 return
-            if self._is_stopping.is_set() or self._is_drained:
+            if self._is_stopping.is_set() or self._shared.is_drained:
                 raise PublishAborted("stopped before everything was committed")
             if not open_.began_at:
                 self._lost_topics.check()
@@ -421,7 +422,7 @@ class Publisher:
 
     def _await_readers(self, *, may_end: bool = False) -> None:
         """Wait until consumers can read the last commit. With `may_end`, wait no longer once nothing is left to write."""
-        while not self._readability.is_seen and not (may_end and self._is_drained):
+        while not self._readability.is_seen and not (may_end and self._shared.is_drained):
             pause = self._readability.check(self._delivery)
             self.statistics.trouble = self._readability.trouble or self.statistics.trouble
             if pause is None:
@@ -443,10 +444,6 @@ class Publisher:
     @property
     def _is_ending(self) -> bool:
         return self._is_stopping.is_set() or self._shared.should_drain
-
-    @property
-    def _is_drained(self) -> bool:
-        return self._shared.is_drained
 
     def _take(self, timeout_seconds: float) -> Batch | None:
         shared = self._shared
@@ -542,6 +539,7 @@ class Publisher:
     def _make_delivery(self) -> Delivery:
         limits = broker_limits(self._clients.admin())
         limits.check(self._config.message_bytes_max)
+        self._clients.batch_bytes_max = self.statistics.batch_bytes_max
         timeout_ms = self._clients.transaction_timeout_ms(limits)
         self._transaction_seconds = timeout_ms / 1000
         if self._config.delivery == "exactly_once":

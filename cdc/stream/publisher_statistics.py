@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Final
 
 from cdc.stream.backlog import Backlog
+
+BATCH_BYTES_MAX: Final = 1024 * 1024
+"""Maximum size of a batch of messages that goes to Kafka, in bytes."""
 
 
 @dataclass(slots=True)
@@ -23,6 +27,8 @@ class PublisherStatistics:
     """The newest problem that Kafka's client reported; None once a commit has succeeded again."""
     failure: str | None = None
     """Why the newest Kafka transaction was aborted; None once another has been committed."""
+    batch_bytes_max: int = BATCH_BYTES_MAX
+    """Maximum size of a batch of messages. It is lowered once a topic has refused a batch."""
     recent_commit_seconds: deque[float] = field(default_factory=lambda: deque(maxlen=512))
 
     def committed(self, started: float, ended: float) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_deleted_topics, of_kafka, of_patterns, of_settings, of_state_path, runs_already
+from cdc.commands.check_start import of_deleted_topics, of_kafka, of_limits, of_patterns, of_settings, of_state_path, runs_already
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
@@ -96,6 +96,13 @@ def test_control_topics_that_lose_what_they_have() -> None:
             assert found.startswith(f"{topic}: warning: its cleanup.policy is {policy!r}")
             command = f"--alter --entity-type topics --entity-name {topic} --add-config cleanup.policy=compact"
             assert found.endswith(f"kafka-configs.sh --bootstrap-server k:1 {command}")
+
+
+def test_topics_that_accept_less_than_may_come() -> None:
+    settings = {"shop.users": {"max.message.bytes": Setting("100000")}, "shop.orders": {"max.message.bytes": Setting("99999999")}}
+    (found,) = of_limits(config(), settings)
+    assert str(found).startswith("shop.users: warning: its max.message.bytes is 100000, less than kafka.message_bytes_max")
+    assert not list(of_limits(config(), {"shop.users": {}}))
 
 
 def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

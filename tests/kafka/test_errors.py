@@ -5,8 +5,16 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError, Remedy
-from cdc.kafka.errors import FencedError, ForbiddenError, LoginError, ProducerLostError, reading_error, writing_error
+from cdc.errors import CdcError, ConnectionLostError, PublishAborted, Remedy
+from cdc.kafka.errors import (
+    FencedError,
+    ForbiddenError,
+    LoginError,
+    ProducerLostError,
+    TooLargeError,
+    reading_error,
+    writing_error,
+)
 
 ENDS = Remedy.OPERATOR
 GOES_ON = Remedy.WAIT
@@ -22,7 +30,7 @@ GOES_ON = Remedy.WAIT
         (KafkaError.GROUP_AUTHORIZATION_FAILED, False, ForbiddenError, ForbiddenError),
         (KafkaError._AUTHENTICATION, False, LoginError, LoginError),
         (KafkaError.SASL_AUTHENTICATION_FAILED, False, LoginError, LoginError),
-        (KafkaError.MSG_SIZE_TOO_LARGE, False, PublishError, PublishError),
+        (KafkaError.MSG_SIZE_TOO_LARGE, False, TooLargeError, TooLargeError),
         (KafkaError._FENCED, True, FencedError, ConnectionLostError),
         (KafkaError.INVALID_PRODUCER_EPOCH, False, FencedError, ConnectionLostError),
         (KafkaError.INVALID_TXN_STATE, True, ProducerLostError, ConnectionLostError),
