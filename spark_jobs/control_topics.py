@@ -69,6 +69,12 @@ def completed(texts: Iterable[str], topic: str) -> list[Completed]:
     return found
 
 
+def started(texts: Iterable[str]) -> list[int]:
+    """Return the seqs before the first rows of snapshots, among the values of the snapshot topic, which `completed` accepts."""
+    records = map(json.loads, texts)
+    return [record["seq"] for record in records if record["status"] == "STARTED"]
+
+
 def swept(texts: Iterable[str], topic: str, by: Literal["space", "space_id"]) -> dict[Any, int]:
     """Return, by the name or the number of each space, the seq up to which completed snapshots swept its rows.
 

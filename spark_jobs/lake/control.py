@@ -13,7 +13,7 @@ from pyspark.sql import Row, SparkSession
 
 from spark_jobs import tables
 from spark_jobs.codegen import interpreting
-from spark_jobs.control_topics import Completed, completed
+from spark_jobs.control_topics import Completed, completed, started
 from spark_jobs.forms import Forms
 from spark_jobs.lake import delta_log
 
@@ -29,7 +29,9 @@ class Control:
     def __init__(self, schema: Iterable[str], snapshot: Iterable[str]) -> None:
         """Read the values of both topics, in order. Raises JobError for a value that isn't a record of its topic."""
         self.forms = Forms("<prefix>.schema", schema)
-        self.completed: Sequence[Completed] = completed(snapshot, "<prefix>.snapshot")
+        texts = list(snapshot)
+        self.completed: Sequence[Completed] = completed(texts, "<prefix>.snapshot")
+        self.started: Sequence[int] = started(texts)
 
     @property
     def last_seq(self) -> int:

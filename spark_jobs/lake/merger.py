@@ -14,6 +14,7 @@ If a space gets another name or another primary key, the merger moves its rows b
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -34,7 +35,7 @@ from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
 from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.positions import Positions
-from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, last_end
+from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
 from spark_jobs.source import Topics
 from spark_jobs.transforms import rekey, typed
 
@@ -46,6 +47,12 @@ MIN_UNMERGED: Final = 100_000
 """Number of unmerged changes below which a space isn't merged before the interval has passed, however small its table is."""
 _REWRITTEN: Final = 0.2
 """Share of a table's rows: with so many changes, the table is rewritten instead of merged."""
+
+_RECORDS_LOST: Final = (
+    "current: the topic {prefix}.snapshot no longer has the records of a snapshot whose rows end at seq {seq}: they were "
+    "deleted, or expired. The rows are used, as later events show that the snapshot was complete. If the daemon has state.images "
+    '= "none", rows that the snapshot would have removed may stay: have another snapshot taken.'
+)
 
 _PARALLEL: Final = 4
 _PAUSE: Final = 4
@@ -122,6 +129,7 @@ class Merger:
     """
     _candidate: tuple[int, Ends] | None = None
     _looked_at: Evidence | None = None
+    _warned_of: int = -1
 
     def tables(self) -> Mapping[str, BaseTable]:
         """Return the tables of the spaces, by space."""
@@ -200,6 +208,11 @@ class Merger:
                 complete_up_to, self._candidate = self._candidate[0], None
             self._candidate = self._candidate or (found.last, evidence.ends)
         completed = [ended.seq for ended in control.completed]
+        lost = ends_without_records(found, completed, control.started, complete_up_to)
+        if lost and lost[0] > self._warned_of:
+            self._warned_of = lost[-1]
+            print(_RECORDS_LOST.format(prefix=self.topics.prefix, seq=lost[-1]), file=sys.stderr, flush=True)
+        completed += lost
         if found.after == self._mark or complete_up_to >= found.after:
             mark = advance(found, completed, complete_up_to, is_all=is_quiet)
             # A watermark below `_taken_over` is impossible: tables of an earlier version already contain later events.

@@ -127,6 +127,29 @@ def seqs(after: int, buckets: Mapping[int, Bits]) -> Seqs:
     return Seqs(after, present, begins, from_snapshot)
 
 
+def ends_without_records(found: Seqs, completed: Sequence[int], started: Sequence[int], complete_up_to: int) -> list[int]:
+    """Return the seqs at which snapshots ended whose records are lost.
+
+    `completed` and `started` are the seqs of the ends and beginnings that the snapshot topic has, and no event up to
+    `complete_up_to` is missing. A record precedes the snapshot's rows, so if it isn't there, it was deleted, or has expired. Then
+    the first event of the stream after the rows shows that they were complete: the daemon doesn't follow the stream before that.
+    Only rows that were requested again alternate with the stream, and any of them is valid by itself.
+    """
+    ends: list[int] = []
+    closed = max(max((seq for seq in completed if seq <= complete_up_to), default=0), found.after)
+    known = _first_bits(found.present, complete_up_to - found.after) if complete_up_to > found.after else 0
+    while rows := _from(known & found.from_snapshot, closed - found.after):
+        first = found.after + (rows & -rows).bit_length()
+        following = _from(known & ~found.from_snapshot, first - found.after)
+        # Events of the stream may stand between the beginning of a request and its first row.
+        before = max((seq for seq in (*completed, *ends) if seq < first), default=0)
+        if not following or any(before <= seq < first for seq in started):
+            break
+        closed = found.after + (following & -following).bit_length() - 1
+        ends.append(closed)
+    return ends
+
+
 def advance(found: Seqs, completed: Sequence[int], complete_up_to: int, *, is_all: bool) -> int:
     """Return the new watermark. `found.after` is the previous one (0 before the first event).
 
@@ -176,6 +199,11 @@ def covers(read: Ends, ends: Ends) -> bool:
 def distance(start: Ends, end: Ends) -> int:
     """Return the number of offsets between two positions."""
     return sum(offset - start.get(partition, 0) for partition, offset in end.items())
+
+
+def _from(bits: int, place: int) -> int:
+    """Return the bits from a place on; the lower ones are cleared."""
+    return bits >> max(place, 0) << max(place, 0)
 
 
 def _last_bit(bits: int, below: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.control_topics import Completed, Sweep, completed, swept
+from spark_jobs.control_topics import Completed, Sweep, completed, started, swept
 from spark_jobs.errors import JobError
 
 
@@ -30,6 +30,10 @@ def test_a_request_that_was_cut_off_is_over_and_sweeps_nothing() -> None:
     aborted = json.dumps({"snapshot_id": "1", "status": "ABORTED", "vclock": {}, "seq": 9, "spaces": [], "ts_ms": 7})
     assert completed([STARTED, aborted], "shop.snapshot") == [Completed(9, 7, ())]
     assert swept([STARTED, aborted], "shop.snapshot", "space") == {}
+
+
+def test_beginnings() -> None:
+    assert started([STARTED, ended(9), STARTED.replace('"seq": 0', '"seq": 9')]) == [0, 9]
 
 
 def test_the_highest_counts_by_name_and_by_number() -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from spark_jobs.lake.watermark import EventsAfterMark, Seqs, advance, covers, last_end, seq_before, seqs
+from spark_jobs.lake.watermark import EventsAfterMark, Seqs, advance, covers, ends_without_records, last_end, seq_before, seqs
 
 BUCKET = 32768
 
@@ -72,6 +72,31 @@ def test_a_snapshot_is_one_unit() -> None:
     assert advance(found(0, present), [7], 8, is_all=True) == 8
     assert advance(found(0, present), [7], -1, is_all=False) == 7
     assert advance(found(3, whole("b-ssb", 3)), [3], -1, is_all=False) == 5
+
+
+@pytest.mark.parametrize(
+    ("kinds", "completed", "started", "known", "ends"),
+    [
+        ("sssb", [], [], 4, [3]),  # its records are lost, and the stream goes on
+        ("sssb", [], [0], 4, []),  # it has begun, and will end
+        ("sssb", [3], [], 4, []),
+        ("sss", [], [], 3, []),  # more rows may come
+        ("sssb", [], [], 3, []),  # it isn't known what precedes the stream's event
+        ("sssb", [], [], -1, []),
+        ("bssb-ssb", [], [], 8, [3, 7]),
+        ("bssb-ssb", [3], [], 8, [7]),
+        ("bssb-ssb", [3], [5], 8, []),
+        ("bssb-ssb", [], [5], 8, [3]),
+        ("bbssb", [], [0], 5, []),  # a request that began before the first two events, and may go on
+    ],
+)
+def test_a_snapshot_whose_records_are_lost_ends_where_the_stream_goes_on(
+    kinds: str, completed: list[int], started: list[int], known: int, ends: list[int]
+) -> None:
+    for after in (0, 10):
+        moved = [[seq + after for seq in numbers] for numbers in (completed, started, ends)]
+        present = found(after, whole(kinds, after))
+        assert ends_without_records(present, moved[0], moved[1], known + after if known >= 0 else -1) == moved[2]
 
 
 def test_the_last_end_before_a_change_of_name_is_that_of_a_transaction_or_snapshot() -> None:
