@@ -174,6 +174,7 @@ def of_state_path(config: Config, stored: Checkpoint, *, is_running: bool = Fals
     except StateError as error:
         yield Finding("state.path", str(error), is_failure=is_needed)
         return
+    yield from _failure("state.path", lambda: admission.check_store_prefix(config))
     yield from _failure("state.path", lambda: _check_store(config, stored, is_running=is_running))
     free = shutil.disk_usage(there).free
     if is_needed and free < ROOM_BYTES:

@@ -35,6 +35,8 @@ from cdc.stream.ownership import NameTakenError
 _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
 """Prefix of the inode number of the `writers` file. A copied file has another inode number, and the original may be in use."""
+_PREFIX: Final = "prefix:"
+"""Prefix of the line with the kafka.topic_prefix of the daemon that used the directory last."""
 _WRITERS_KEPT: Final = 8
 _OPTION_NAMES: Final = ("rebuild_state", "take_over", "take_prefix")
 _TO_START: Final = re.compile(r"start (?:once )?with (--[a-z-]+)(?: and (--[a-z-]+))?")
@@ -218,6 +220,22 @@ def check_store_is_ours(config: Config, names: Collection[str]) -> None:
         )
 
 
+def check_store_prefix(config: Config) -> None:
+    """Raise StateError if the store was written for another prefix.
+
+    It would be emptied, as nothing that it has was published under this prefix. The daemon of the other prefix may have the same
+    name, for example production beside staging, and still need it.
+    """
+    path, prefix = store_path(config), config.kafka.topic_prefix
+    former = StateDirectoryLock.prefix_of(path)
+    if config.state.images == "full" and former is not None and former != prefix and is_there(path):
+        raise StateError(
+            f"the state store {path} belongs to the daemon {config.name!r} with kafka.topic_prefix {former!r}, and this one has "
+            f"{prefix!r}",
+            "Give this one a state.path of its own. If the prefix was changed for good, start once with --rebuild-state.",
+        )
+
+
 class StateDirectoryLock:
     """This process's lock on the state directory, and the list of earlier holders.
 
@@ -227,6 +245,7 @@ class StateDirectoryLock:
     def __init__(self, config: Config) -> None:
         """Lock the directory, unless the state store has locked it already. Raises StateError if another process holds it."""
         self._lock: DirectoryLock | None = None
+        self._prefix = config.kafka.topic_prefix
         self._path: Path | None = store_path(config)
         if config.state.images == "full":
             return
@@ -246,7 +265,16 @@ class StateDirectoryLock:
             found = (directory / _WRITERS).read_text().split()
         except (OSError, UnicodeDecodeError):
             return []
-        return [each for each in found if not each.startswith(_INODE)]
+        return [each for each in found if not each.startswith((_INODE, _PREFIX))]
+
+    @staticmethod
+    def prefix_of(directory: Path) -> str | None:
+        """Return the kafka.topic_prefix of the daemon that used the directory last; None if none or an older version did."""
+        try:
+            found = (directory / _WRITERS).read_text().split()
+        except (OSError, UnicodeDecodeError):
+            return None
+        return next((each.removeprefix(_PREFIX) for each in found if each.startswith(_PREFIX)), None)
 
     @staticmethod
     def holders_of(directory: Path) -> list[str]:
@@ -254,7 +282,8 @@ class StateDirectoryLock:
         try:
             with open(directory / _WRITERS) as file:
                 mark, *found = file.read().split()
-                return found if mark == f"{_INODE}{os.fstat(file.fileno()).st_ino}" else []
+                is_original = mark == f"{_INODE}{os.fstat(file.fileno()).st_ino}"
+                return [each for each in found if is_original and not each.startswith(_PREFIX)]
         except (OSError, ValueError):
             return []
 
@@ -284,7 +313,8 @@ class StateDirectoryLock:
         assert self._path is not None
         descriptor = os.open(self._path / _WRITERS, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         with os.fdopen(descriptor, "w") as file:
-            file.write("\n".join([f"{_INODE}{os.fstat(descriptor).st_ino}", *writers]) + "\n")
+            marks = f"{_INODE}{os.fstat(descriptor).st_ino}", f"{_PREFIX}{self._prefix}"
+            file.write("\n".join([*marks, *writers]) + "\n")
 
     def close(self) -> None:
         """Release the lock."""

@@ -243,6 +243,7 @@ class Daemon:
         if not options.rebuild_state:
             if not options.take_prefix:
                 admission.check_position(config, stored)
+            admission.check_store_prefix(config)
             self._check_store(stored)
         is_alone = options.take_over
         if config.state.images == "full" and self._writer is None:

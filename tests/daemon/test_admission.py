@@ -252,3 +252,18 @@ def test_a_former_id_that_may_not_be_used_any_more(tmp_path: Path, monkeypatch: 
     FencedIds(monkeypatch, {"shop": KafkaError._TIMED_OUT})
     with pytest.raises(ConnectionLostError, match="'shop' can't be claimed"):
         admission.fence_former_version(with_prefix(tmp_path, "staging"), stored())
+
+
+def test_a_store_of_the_same_name_and_another_prefix_is_not_emptied(tmp_path: Path) -> None:
+    """Staging was started with production's state.path."""
+    production, staging = config(tmp_path), with_prefix(tmp_path, "staging")
+    store = StateStore(store_path(production))
+    admission.check_store_prefix(staging)  # an older version recorded no prefix
+    StateDirectoryLock(production).record_holder("w")
+    store.close()
+    admission.check_store_prefix(production)
+    with pytest.raises(StateError, match=r"with kafka\.topic_prefix 'shop', and this one has 'staging'.*--rebuild-state"):
+        admission.check_store_prefix(staging)
+    admission.check_store_prefix(staging.model_copy(update={"state": config(tmp_path, "none").state}))
+    assert StateDirectoryLock.writers_in(store_path(production)) == ["w"]
+    assert StateDirectoryLock.holders_of(store_path(production)) == ["w"]
