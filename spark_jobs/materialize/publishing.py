@@ -135,10 +135,14 @@ class KafkaPublisher:
         self._servers = servers
         self._options = {name: value for name, value in topics.kafka_options.items() if name.startswith("kafka.")}
         self._counts: dict[str, int] = {}
-        compacted = {f"{prefix}.schema": "compact", f"{prefix}.snapshot": "delete"}
+        # Consumers that begin later need these records, so none of them may expire.
+        control = {
+            f"{prefix}.schema": {"cleanup.policy": "compact"},
+            f"{prefix}.snapshot": {"cleanup.policy": "delete", "retention.ms": "-1", "retention.bytes": "-1"},
+        }
         with _Admin(session, servers, self._options) as admin:
-            known = admin.counts(compacted)
-            admin.create({name: (1, policy) for name, policy in compacted.items() if name not in known})
+            known = admin.counts(control)
+            admin.create({name: (1, settings) for name, settings in control.items() if name not in known})
 
     def prepare(self, used: Mapping[str, int]) -> None:
         """See `Publisher.prepare`."""
@@ -149,7 +153,7 @@ class KafkaPublisher:
             names = {topic: f"{self.prefix}{topic.removeprefix(self._topics.prefix)}" for topic in used}
             with _Admin(self._session, self._servers, self._options) as admin:
                 known = admin.counts(names.values())
-                admin.create({name: (wanted[topic], None) for topic, name in names.items() if name not in known})
+                admin.create({name: (wanted[topic], {}) for topic, name in names.items() if name not in known})
                 admin.add(
                     {name: wanted[topic] for topic, name in names.items() if known.get(name, wanted[topic]) < wanted[topic]}
                 )
@@ -189,13 +193,16 @@ class _Admin:
         found = dict(self._admin.describeTopics(wanted).allTopicNames().get())
         return {str(topic): int(described.partitions().size()) for topic, described in found.items()}
 
-    def create(self, topics: Mapping[str, tuple[int, str | None]]) -> None:
-        """Create topics with a number of partitions, and with a cleanup policy if one is given."""
+    def create(self, topics: Mapping[str, tuple[int, Mapping[str, str]]]) -> None:
+        """Create topics, each with a number of partitions and settings of its own."""
         wanted = self._jvm.java.util.ArrayList()
         optional = self._jvm.java.util.Optional
-        for name, (count, policy) in topics.items():
+        for name, (count, settings) in topics.items():
             topic = self._jvm.org.apache.kafka.clients.admin.NewTopic(name, optional.of(count), optional.empty())
-            wanted.add(topic if policy is None else topic.configs(self._jvm.java.util.Map.of("cleanup.policy", policy)))
+            configs = self._jvm.java.util.HashMap()
+            for setting, value in settings.items():
+                configs.put(setting, value)
+            wanted.add(topic.configs(configs))
         self._admin.createTopics(wanted).all().get()
 
     def add(self, topics: Mapping[str, int]) -> None:
