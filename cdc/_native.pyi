@@ -89,8 +89,8 @@ class Rows:
         """Return the index after the row that ends the transaction open at row `at`, or after the last row."""
 
 ImageKeys = tuple[int, list[tuple[int, str]], list[tuple[bytes, str]], bool]
-"""Number with which a space's keys begin, the keys' fields and types, the space's fields and types, and whether UPSERTs are
-handled."""
+"""Number with which a space's keys begin, the keys' fields and types, the space's fields and types, and whether the space is in
+vinyl."""
 
 class CompiledRowPath:
     """Maker of one connection's events from the rows of spaces with a plan."""

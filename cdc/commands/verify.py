@@ -75,6 +75,10 @@ MERGED: Final = (
 )
 DOUBTFUL: Final = "a row of this key couldn't be applied and was skipped"
 KEYLESS: Final = "the master's row has no valid primary key, so the store can't have it"
+NOTATIONS: Final = (
+    "the keys of this vinyl space can be written in several notations (decimal 1.5 and 1.50), and on disk vinyl finds a row only "
+    "by the one in which it was written; if this key was written in several, the server's answers change with a dump"
+)
 """Known reasons for differences."""
 
 Say = Callable[[str], object]
@@ -309,6 +313,7 @@ class _Space:
         """Keys begin with `number`. Raises UnkeyableError."""
         self.name = form.name
         self.is_vinyl = form.is_vinyl
+        self.has_notations = form.has_notations
         self.key_of = KeyCodec(form, number).of_tuple
         self._encoder = RowEncoder(form)
 
@@ -450,14 +455,17 @@ class _Comparison:
             return None
 
     def _differ(self, space: _Space, key: bytes | None, what: str, ours: bytes | None, theirs: bytes | None) -> None:
-        reason = None
-        if key is None:
-            reason = KEYLESS
-        elif key in self._images.doubtful:
-            reason = DOUBTFUL
-        elif what == "different" and space.is_vinyl and self._images.version < VINYL_CHECKS_SINCE:
-            reason = MERGED
+        reason = self._reason(space, key, ours, theirs)
         self.result.differences[what] += 1
         if reason is not None:
             self.result.reasons[reason] = self.result.reasons.get(reason, 0) + 1
         self._say(space.line(what, ours, theirs, reason))
+
+    def _reason(self, space: _Space, key: bytes | None, ours: bytes | None, theirs: bytes | None) -> str | None:
+        """Return the known reason for a difference, if there is one."""
+        if key is None:
+            return KEYLESS
+        if key in self._images.doubtful:
+            return DOUBTFUL
+        is_merged = space.is_vinyl and self._images.version < VINYL_CHECKS_SINCE and ours is not None and theirs is not None
+        return MERGED if is_merged else NOTATIONS if space.has_notations else None

@@ -8,6 +8,10 @@
 
 If the current row can't be encoded, `before` is null. That row stopped the daemon, or was set aside, when it was received.
 
+A request of a vinyl space that writes an existing key in another notation may have found the row or not (cdc.images.notations):
+an UPDATE, UPSERT or DELETE is an error of its key. An INSERT or REPLACE contains the whole row, and it is the newest one of its
+key on the server, too.
+
 A key may change several times within one transaction: each row sees the result of the row before it. The image is changed before
 the event is written, because a row that can't be encoded as JSON has changed the space all the same.
 """
@@ -20,6 +24,8 @@ from typing import Any, Final
 
 from cdc.errors import EncodingError, ImageError, SchemaError
 from cdc.events.envelope import OPEN_CREATE, OPEN_DELETE, OPEN_UPDATE, Change, SpaceEvents
+from cdc.images.doubts import PASSED_OVER, REBUILD, in_another_notation, unappliable
+from cdc.images.notations import KeyNotation, notation_of
 from cdc.images.overlay import Images
 from cdc.protocol import layout
 from cdc.protocol.codec import Body, body_values, header_end, tuple_values
@@ -34,17 +40,20 @@ OPEN_UPDATE_IMAGE: Final = b'{"op":"u","before":'
 _AFTER: Final = b',"after":'
 _NO_AFTER: Final = b',"after":null'
 
-_REBUILD: Final = (
-    "stop the daemon, remove the directory images in state.path, and start it once with --rebuild-state: it takes a snapshot"
-)
-_HINT: Final = f"The images differ from the master's rows: {_REBUILD}."
+_HINT: Final = f"The images differ from the master's rows: {REBUILD}."
 _LONG_HINT: Final = (
     "The server has two rows with these keys, the daemon one. On the leader, delete the row that is written in the longer form "
-    f'(docs/events.md, "Keys that are written longer than need be", says how); then {_REBUILD} and continues after this row. '
+    f'(docs/events.md, "Keys that are written longer than need be", says how); then {REBUILD} and continues after this row. '
     "Or exclude the space (spaces.exclude)."
 )
 
-_PASSED_OVER: Final = "an earlier row of this key couldn't be applied, so the key's tuple is unknown"
+_OTHER_KEY: Final = (
+    "the UPDATE would change the row's primary key, which the server refuses: so the server had another row of this key, or none"
+)
+_NO_KEY: Final = (
+    "the UPSERT would leave the row without its primary key. Memtx refuses that, so the server had another row of this key; "
+    "vinyl before 2.6.1 accepts it, and only the server knows the result"
+)
 
 VINYL_CHECKS_SINCE: Final = (2, 6, 1)
 """First version that ignores an UPSERT of vinyl whose result doesn't fit the format, and keeps UPSERTs of one key apart."""
@@ -77,6 +86,7 @@ class ImageChanges:
         self._version = images.version
         # Memtx refuses such a request. Vinyl doesn't look at the tuple before it logs an UPSERT, and ignores the UPSERT later.
         self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
+        self._notation = notation_of(space.form, images.version)
         # The first bytes of bodies. An INSERT or REPLACE has the space's id, which in a snapshot always takes five bytes, and
         # then the tuple, to the end of the frame. An UPDATE has the id and INDEX_BASE, then the key and the operations.
         self._space_id = b"\x10" + pack(space.form.space_id)
@@ -138,9 +148,13 @@ class ImageChanges:
         key = self.store_key(tuple_)
         # The server refuses an INSERT of an existing key, so the store isn't asked: it would have to be read for each INSERT.
         before = self._images.pending(key)
-        if before is not None:
-            raise self._twice(before, found)
-        opening, content = self.put(key, None, found, tuple_)
+        if key in self._images.doubtful:
+            before = self._images.current(key)  # consumers have this row
+        elif before is not None:
+            if not self._is_beside(before, found):
+                raise self._twice(before, found)
+            before = None  # as if the row were in the store already
+        opening, content = self.put(key, before, found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
     def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
@@ -153,7 +167,11 @@ class ImageChanges:
         body = self._checked(body, frame)
         key = self._key_of_key(body[_KEY])
         before = self._images.current(key)
-        return None if before is None else self.delete(key, before)
+        if before is None:
+            return None
+        if self._notation is not None:
+            self._check_key(self._notation, "a DELETE", key, before, frame)
+        return self.delete(key, before)
 
     def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, operations = self._operations(body, frame)
@@ -162,12 +180,21 @@ class ImageChanges:
         if before is None:
             return None
         if key in self._images.doubtful:
-            raise self._doubt(key, before, _PASSED_OVER)
+            raise self._unappliable(key, before, PASSED_OVER)
+        if self._notation is not None:
+            self._check_key(self._notation, "an UPDATE", key, before, frame)
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
-            raise self._doubt(key, before, error.message) from error
-        return self._changed(key, before, after)
+            raise self._unappliable(key, before, error.message) from error
+        result = tuple_values(after)
+        try:
+            is_same = self.store_key(result) == key
+        except SchemaError as error:
+            raise self._unappliable(key, before, f"{_OTHER_KEY} ({error.message})") from error
+        if not is_same:
+            raise self._unappliable(key, before, _OTHER_KEY)
+        return self._changed(key, before, after, result)
 
     def _upsert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
         body, values = self._checked(body, frame), self._values(frame)
@@ -178,35 +205,47 @@ class ImageChanges:
             opening, content = self.put(key, None, values[_TUPLE], tuple_)
             return self.space.key_of(tuple_), opening, content
         if key in self._images.doubtful:
-            raise self._doubt(key, before, _PASSED_OVER)
+            raise self._unappliable(key, before, PASSED_OVER)
+        if self._notation is not None:
+            asked = self._notation.parts_of_tuple(values[_TUPLE])
+            self._check_parts(self._notation, "an UPSERT", key, before, asked)
         try:
             after = upsert(before, values[_OPS], **self._rules(body))
         except SchemaError as error:
-            raise self._doubt(key, before, error.message) from error
+            raise self._unappliable(key, before, error.message) from error
         result = tuple_values(after)
         try:
             if self.store_key(result) != key:
                 self._check_notation(tuple_, result, before, after)
                 return None  # if the operations would change the key, the server leaves the tuple as it is
-        except SchemaError:
-            return None
+        except SchemaError as error:
+            if self._leaves_misfits:
+                return None
+            raise self._unappliable(key, before, f"{_NO_KEY} ({error.message})") from error
         if self._leaves_misfits and not fits(self.space.form, result, self._version):
             return None
-        return self._changed(key, before, after)
+        return self._changed(key, before, after, result)
 
-    def _doubt(self, key: bytes, before: bytes, reason: str) -> ImageError:
-        """Return the error for a row that can't be applied to a key's tuple."""
-        name, parts = self.space.form.name, [tuple_values(before)[part.field] for part in self.space.form.key_parts]
-        shown = ", ".join(str(part) if type(part) is int else _lua_text(part) if type(part) is str else "…" for part in parts)
-        error = ImageError(
-            f"{reason}; the tuple was {before.hex(' '):.2000}",
-            'With format.on_image_error = "dlq" such rows go to the dead-letter topic, and the tuple is unknown until the next '
-            "INSERT, REPLACE or DELETE of its key. To cause one, run on the leader: "
-            f"box.atomic(function() local s = box.space[{_lua_text(name)}] s:replace(s:get({{{shown}}})) end). "
-            f"Or {_REBUILD}.",
-        )
-        error.key = key
-        return error
+    def _unappliable(self, key: bytes, before: bytes, reason: str) -> ImageError:
+        return unappliable(self.space.form, key, before, reason)
+
+    # Vinyl's keys in several notations.
+
+    def _check_key(self, notation: KeyNotation, request: str, key: bytes, before: bytes, frame: bytes) -> None:
+        """Raise ImageError if a request's KEY is equal to the key of the tuple `before` in another notation."""
+        self._check_parts(notation, request, key, before, notation.parts_of_key(self._values(frame)[_KEY]))
+
+    def _check_parts(self, notation: KeyNotation, request: str, key: bytes, before: bytes, asked: Sequence[bytes]) -> None:
+        stored = notation.parts_of_tuple(before)
+        if not notation.is_same(asked, stored):
+            raise self._unappliable(key, before, in_another_notation(self.space.form, request, asked, stored))
+
+    def _is_beside(self, before: bytes, after: bytes) -> bool:
+        """Return whether vinyl may have accepted an INSERT beside an equal key in another notation, which it didn't find."""
+        notation = self._notation
+        if notation is None or not self.space.form.has_notations:
+            return False
+        return not notation.is_same(notation.parts_of_tuple(before), notation.parts_of_tuple(after))
 
     def _twice(self, before: bytes, after: bytes) -> ImageError:
         """Return the error for an INSERT of an existing key."""
@@ -238,7 +277,7 @@ class ImageChanges:
             raise ImageError(
                 f"an UPSERT into space {form.name!r} writes its row's key differently, which moves the row in a HASH index: the "
                 f"tuple was {before.hex(' '):.1000}, and is {after.hex(' '):.1000}",
-                f"No event can express that: {_REBUILD} and continues after this row. Or exclude the space (spaces.exclude).",
+                f"No event can express that: {REBUILD} and continues after this row. Or exclude the space (spaces.exclude).",
             )
 
     def _rules(self, body: Body) -> dict[str, Any]:
@@ -249,8 +288,7 @@ class ImageChanges:
             "version": self._version,
         }
 
-    def _changed(self, key: bytes, before: bytes, after: bytes) -> tuple[bytes, bytes, bytes]:
-        values = tuple_values(after)
+    def _changed(self, key: bytes, before: bytes, after: bytes, values: Sequence[Any]) -> tuple[bytes, bytes, bytes]:
         opening, content = self.put(key, before, after, values)
         return self.space.key_of(values), opening, content
 
@@ -304,9 +342,3 @@ class ImageChanges:
             raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")
         numbers = {key: layout.integer(values[key], 0) for key in (_SPACE_ID, _INDEX_BASE) if key in values}
         return numbers | {key: tuple_values(values[key]) for key in (_KEY, _TUPLE, _OPS) if key in values}, values
-
-
-def _lua_text(text: str) -> str:
-    """Return a text as a Lua string. Bytes that aren't UTF-8 are written by their numbers."""
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
-    return "'" + "".join([char if not "\udc80" <= char <= "\udcff" else f"\\{ord(char) - 0xDC00}" for char in escaped]) + "'"

@@ -9,6 +9,13 @@ from typing import Any, Final
 _COLLATED: Final = frozenset({"string", "str", "scalar"})
 _BINARY_COLLATIONS: Final = frozenset({0, 3})
 """`none` and `binary`: strings are compared as bytes."""
+WRITTEN_DIFFERENTLY: Final = frozenset(
+    {"number", "double", "float32", "float64", "scalar", "datetime"}
+    | {"decimal", "decimal32", "decimal64", "decimal128", "decimal256"}
+)
+"""Types in which a value has several notations. A HASH index, and a file of vinyl, find a key by the hash of its bytes as they
+were sent (src/box/tuple_hash.cc). In all versions, 1 and 1.0 are the same number there, but each notation of a decimal or of a
+point in time, and each NaN, is a separate key. A TREE index compares the values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +78,11 @@ class SpaceForm:
         if not part.path:
             return name
         return name + (part.path if part.path[0] in ".[" else f".{part.path}")
+
+    @property
+    def has_notations(self) -> bool:
+        """Whether a request may miss its row because it writes the same key differently (cdc.images.notations)."""
+        return self.is_vinyl and any(part.type in WRITTEN_DIFFERENTLY for part in self.key_parts)
 
     @property
     def primary_key(self) -> tuple[tuple[str, KeyPart], ...]:

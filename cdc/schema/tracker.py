@@ -25,7 +25,7 @@ from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import DeepValue, pack, unpack
 from cdc.protocol.system_spaces import INDEX_SPACE, SPACE_SPACE, TRUNCATE_SPACE
-from cdc.schema.forms import ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
+from cdc.schema.forms import WRITTEN_DIFFERENTLY, ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
 from cdc.tuples.update import update, upsert
 
 TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
@@ -37,13 +37,6 @@ _LOST_PRIMARY: Final = -1
 still published."""
 _LOCAL_GROUP: Final = 1
 _TEMPORARY_TYPES: Final = frozenset({"temporary", "data-temporary"})
-_WRITTEN_DIFFERENTLY: Final = frozenset(
-    {"number", "double", "float32", "float64", "scalar", "datetime"}
-    | {"decimal", "decimal32", "decimal64", "decimal128", "decimal256"}
-)
-"""Types in which a value has several notations. A HASH index finds a key by the hash of its bytes as they were sent
-(src/box/tuple_hash.cc). In all versions, 1 and 1.0 are the same number there, but each notation of a decimal or of a point in
-time, and each NaN, is a separate key. A TREE index compares the values."""
 # Field names of `_space` and `_index` rows, unchanged since 1.7.
 _SPACE_FIELDS: Final = ("id", "owner", "name", "engine", "field_count", "flags", "format")
 _INDEX_FIELDS: Final = ("id", "iid", "name", "type", "opts", "parts")
@@ -379,7 +372,7 @@ def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
         case _:
             raise TypeError(f"key part {item!r}")
     kind = _text(kind).lower()
-    return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in _WRITTEN_DIFFERENTLY)
+    return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in WRITTEN_DIFFERENTLY)
 
 
 def _collation(value: Any) -> int:

@@ -101,11 +101,11 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents) -> None:
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:
-    """Return the number and parts of a space's keys in the state store, its fields, and whether its UPSERTs are handled."""
+    """Return the number and parts of a space's keys in the state store, its fields, and whether it is in vinyl."""
     form = space.form
     parts = [(part.field, part.type) for part in form.key_parts]
-    # Vinyl checks an UPSERT's tuple when it is too late to refuse the UPSERT, and has rules of its own.
-    return space.key_number, parts, [(field.name.encode(), field.type) for field in form.fields], not form.is_vinyl
+    # Vinyl checks an UPSERT's tuple when it is too late to refuse the UPSERT, and finds keys by their bytes: it has other rules.
+    return space.key_number, parts, [(field.name.encode(), field.type) for field in form.fields], form.is_vinyl
 
 
 def _kinds(part: KeyPart) -> int:

@@ -116,3 +116,59 @@ def test_vinyl_before_2_6_1_merges_upserts(scene: Scene) -> None:
     # Written whole, it is the same everywhere.
     master.eval("local s = box.space.vinyl box.atomic(function() s:replace(s:get{1}) end)")
     assert verified(daemon)[0] == 0
+
+
+NOTATIONS = """
+local decimal = require('decimal').new
+for _, request in ipairs{'update', 'delete', 'upsert', 'phantom', 'keyless', 'certain', 'insert', 'replace'} do
+    box.schema.space.create(request, {engine = 'vinyl'}):create_index('pk', {parts = {{1, 'decimal'}}})
+    box.space[request]:replace{decimal('-1.5'), 'old'}
+end
+box.snapshot()
+while box.stat.vinyl().memory.level0 > 0 do require('fiber').sleep(0.01) end
+"""
+REQUESTS = """
+local key = require('decimal').new('-1.50')
+box.space.update:update({key}, {{'=', 2, 'new'}})
+box.space.delete:delete({key})
+box.space.upsert:upsert({key, 'up'}, {{'=', 2, 'new'}})
+box.space.phantom:update({key}, {{'=', 1, require('decimal').new(7)}, {'=', 2, 'new'}})
+box.space.keyless:update({key}, {{'#', 1, 2}})
+box.space.certain:update({require('decimal').new('-1.5')}, {{'=', 2, 'new'}})
+box.space.insert:insert{key, 'new'}
+box.space.replace:replace{key, 'new'}
+"""
+DOUBTFUL_REQUESTS = {"update", "delete", "upsert", "phantom", "keyless"}
+
+
+def test_vinyl_finds_keys_on_disk_by_their_notation(scene: Scene) -> None:
+    """The server logs each request; whether it found its row can't be told, so each goes to the dead letters and is mended."""
+    master, daemon = scene.tarantool, scene.daemon
+    daemon.settings.setdefault("format", {})["on_image_error"] = "dlq"
+    master.eval(NOTATIONS)
+    daemon.start()
+    scene.catch_up()
+    master.eval(REQUESTS)
+    scene.catch_up()
+    daemon.wait_until("the keys are in doubt", lambda status: status["store"]["doubtful_keys"] == len(DOUBTFUL_REQUESTS))
+    letters = [json.loads(record.value) for record in records(scene) if record.value is not None]
+    assert {re.findall("of vinyl space '(.*?)'", letter["error"])[0] for letter in letters} == DOUBTFUL_REQUESTS
+    assert all("only the server knows whether this request found the row" in letter["error"] for letter in letters)
+    # Each letter's remedy ends the doubt, whether the server has the row or not.
+    for letter in letters:
+        (remedy,) = re.findall(r"box\.atomic\(.* end\)", letter["error"])
+        master.eval(remedy)
+    scene.catch_up()
+    daemon.wait_until("no key is in doubt", lambda status: status["store"]["doubtful_keys"] == 0)
+    assert daemon.terminate() == 0
+    assert verified(daemon)[0] == 0
+    # The server forgets an inserted row together with its deletion, when it writes to disk: the former row is there again.
+    daemon.start()
+    master.eval("box.space.insert:delete{require('decimal').new('-1.50')} box.space.certain:insert{require('decimal').new(9)}")
+    scene.catch_up()
+    assert daemon.terminate() == 0
+    assert verified(daemon)[0] == 0
+    master.eval("box.snapshot() while box.stat.vinyl().memory.level0 > 0 do require('fiber').sleep(0.01) end")
+    status, (difference,), _ = verified(daemon)
+    assert (status, difference["space"], difference["what"]) == (1, "insert", "missing")
+    assert difference["reason"].startswith("the keys of this vinyl space can be written in several notations")

@@ -6,6 +6,7 @@ Rows of a few keys, so that each meets what the one before it has left: pending,
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -43,9 +44,10 @@ KEYS: dict[str, list[Any]] = {
     "varbinary": [b"", b"\0", b"b"],
     "boolean": [True, False],
     "uuid": [UUID(int=1), UUID(int=2)],
-    "number": [1, 2.5, 2**53 + 1, float("nan")],
-    "scalar": [1, "a", False, b"b", 0.5],
-    "datetime": [Datetime(1), Datetime(2, 5)],
+    "number": [1, 1.0, 2.5, Decimal("2.5"), 2**53 + 1, float("nan")],
+    "decimal": [Decimal("1.5"), Decimal("1.50")],
+    "scalar": [1, Decimal(1), "a", False, b"b", 0.5],
+    "datetime": [Datetime(1), Datetime(1, 0, 60), Datetime(2, 5)],
 }
 VALUES = (
     st.none()
@@ -85,7 +87,8 @@ def streams(draw: st.DrawFn) -> Stream:
             kind, body = draw(requests(kinds, there))
             header = {Key.REQUEST_TYPE: kind, **header}
             frames.append(wire.frame(header, body))
-    return Stream(spaces(fields, list(enumerate(kinds))), frames)
+    engine = draw(st.sampled_from(["memtx", "vinyl"]))
+    return Stream(spaces(fields, list(enumerate(kinds)), engine), frames)
 
 
 @st.composite
@@ -101,7 +104,7 @@ def requests(draw: st.DrawFn, kinds: list[str], there: set[str]) -> tuple[int, d
         st.lists(
             st.tuples(
                 st.sampled_from("====+++--#!"),
-                st.sampled_from([2, 3, 3, 4, "n", "s", "größe", "n[1]", -1]),
+                st.sampled_from([1, 2, 3, 3, 4, "n", "s", "größe", "n[1]", -1]),
                 VALUES | st.integers(0, 9),
             ).map(list),
             max_size=3,

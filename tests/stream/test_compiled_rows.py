@@ -47,11 +47,11 @@ TYPES = ["unsigned", "integer", "string", "boolean", "varbinary", "uuid", "numbe
 NAMES = ["id", "name", "a b", 'quo"te', "back\\slash", "field_3", "field_5", "é", "\t", "", "id"]
 
 
-def spaces(fields: list[tuple[str, str]], parts: list[tuple[int, str]]) -> list[StoredSpace]:
+def spaces(fields: list[tuple[str, str]], parts: list[tuple[int, str]], engine: str = "memtx") -> list[StoredSpace]:
     form = [{"name": name, "type": kind} for name, kind in fields]
     index = [USERS, 0, "pk", "tree", {}, [[field, kind] for field, kind in parts]]
     return [
-        StoredSpace(USERS, [USERS, 1, "users", "memtx", 0, {}, form], {0: index}, 1),
+        StoredSpace(USERS, [USERS, 1, "users", engine, 0, {}, form], {0: index}, 1),
         StoredSpace(HIDDEN, [HIDDEN, 1, "hidden", "memtx", 0, {}, []], {0: [HIDDEN, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0),
     ]
 

@@ -31,8 +31,9 @@ const NO_AFTER: &[u8] = b",\"after\":null";
 pub struct ImagePlan {
     pub keys: KeyPlan,
     pub format: Format,
-    /// Whether UPSERTs are applied here, like an UPDATE; otherwise they have rules of their own, and are refused.
-    pub applies_upserts: bool,
+    /// Whether the space is in vinyl. Its UPSERTs have rules of their own, and a request that writes its key differently than the
+    /// row does may have missed the row: both are refused.
+    pub is_vinyl: bool,
 }
 
 /// The relevant contents of a request's body: begin and end of its values.
@@ -156,6 +157,14 @@ impl Work {
                 Found::Unknown => return Err(Refused),
             },
         };
+        if images.is_vinyl && matches!(row.kind, UPDATE | DELETE) {
+            if let Some(before) = before {
+                let key = slice(frame, body.key)?;
+                if images.keys.is_written_alike(key, before) != Some(true) {
+                    return Err(Refused);
+                }
+            }
+        }
         self.key.clear();
         if row.kind == DELETE {
             let Some(before) = before else {
@@ -189,23 +198,20 @@ impl Work {
                     &mut self.after,
                 )
                 .ok_or(Refused)?;
-                if kind == UPSERT {
-                    // An UPSERT that would change its key, or the key's notation, has rules of its own.
-                    self.key.clear();
-                    images
-                        .keys
-                        .of_tuple(&self.after, &mut self.key)
-                        .ok_or(Refused)?;
-                    if !images.applies_upserts || self.key != self.store_key {
-                        return Err(Refused);
-                    }
-                    self.key.clear();
+                // The server refuses an UPDATE that would change its key, and ignores such an UPSERT.
+                images
+                    .keys
+                    .of_tuple(&self.after, &mut self.key)
+                    .ok_or(Refused)?;
+                if self.key != self.store_key {
+                    return Err(Refused);
                 }
+                self.key.clear();
                 &self.after
             }
             _ => return Err(Refused),
         };
-        if row.kind == UPSERT && !images.applies_upserts {
+        if row.kind == UPSERT && images.is_vinyl {
             return Err(Refused);
         }
         match before {
@@ -248,7 +254,7 @@ mod tests {
                 names: vec![b"id".to_vec(), b"name".to_vec()],
                 widths: Vec::new(),
             },
-            applies_upserts: true,
+            is_vinyl: false,
         }
     }
 

@@ -63,6 +63,22 @@ impl KeyPlan {
         self.write(key, out, |place| place)
     }
 
+    /// Return whether an array of a key's values has the same bytes as the key of a tuple.
+    pub fn is_written_alike(&self, key: &[u8], tuple: &[u8]) -> Option<bool> {
+        for (place, (field, _)) in self.parts.iter().enumerate() {
+            let (one, other) = (
+                layout::element(key, place)?,
+                layout::element(tuple, *field)?,
+            );
+            let one = key.get(one..layout::end_of(key, one)?)?;
+            let other = tuple.get(other..layout::end_of(tuple, other)?)?;
+            if one != other {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
     fn write(
         &self,
         values: &[u8],
@@ -264,6 +280,22 @@ mod tests {
             key(&["string", "boolean"], b"\x92\xa1\0\xc3").unwrap(),
             b"\0\0\x02\x01\0\xff\0\0\x01"
         );
+    }
+
+    #[test]
+    fn a_key_is_compared_with_a_tuples_by_its_bytes() {
+        let plan = KeyPlan::new(513, &[(2, "number"), (0, "string")]).unwrap();
+        let tuple = b"\x93\xa1a\x00\x02";
+        assert_eq!(plan.is_written_alike(b"\x92\x02\xa1a", tuple), Some(true));
+        assert_eq!(
+            plan.is_written_alike(b"\x92\xca\x40\0\0\0\xa1a", tuple),
+            Some(false)
+        );
+        assert_eq!(
+            plan.is_written_alike(b"\x92\x02\xd9\x01a", tuple),
+            Some(false)
+        );
+        assert_eq!(plan.is_written_alike(b"\x91\x02", tuple), None);
     }
 
     #[test]

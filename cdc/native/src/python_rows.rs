@@ -388,7 +388,7 @@ impl RowPath {
     /// - `parts`: for each part of the primary key, its name as JSON, its field, and the allowed kinds of values.
     /// - `fields_max`: tuples with more fields are handed back.
     /// - `images`, if the space has images: the number with which its keys in the store begin, the keys' fields and types, the
-    ///   names and types of the format's fields, and whether UPSERTs are handled.
+    ///   names and types of the format's fields, and whether it is in vinyl.
     /// - `handles_upserts`: whether UPSERTs are handled if the space has no images.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // a space's form, passed in a single call
     fn set_plan(
@@ -406,7 +406,7 @@ impl RowPath {
     ) -> PyResult<()> {
         let images = match images {
             None => None,
-            Some((number, parts, fields, applies_upserts)) => {
+            Some((number, parts, fields, is_vinyl)) => {
                 let parts: Vec<(usize, &str)> = parts
                     .iter()
                     .map(|(field, kind)| (*field, kind.as_str()))
@@ -417,7 +417,7 @@ impl RowPath {
                 Some(ImagePlan {
                     keys,
                     format: format_of(fields),
-                    applies_upserts,
+                    is_vinyl,
                 })
             }
         };

@@ -231,7 +231,7 @@ mod tests {
         plan.images = Some(ImagePlan {
             keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
             format: Default::default(),
-            applies_upserts: true,
+            is_vinyl: false,
         });
         path.plans.insert(512, Some(plan));
         path.snapshot.pieces.insert(
