@@ -33,6 +33,7 @@ from cdc.protocol.ballot import Ballot
 from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Key
 from cdc.protocol.system_spaces import CLUSTER_SPACE, PRIVILEGE_SPACE, SYSTEM_SPACE_MAX, USER_SPACE, replicaset_uuid_in
+from cdc.schema.fitting import check_types
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
 from cdc.sources import contents
@@ -305,6 +306,8 @@ def _published(
     for form in schema.forms():
         if is_published(form.space_id, form.name) and form.is_replicated:
             try:
+                if config.state.images != "none":
+                    check_types(form)
                 wanted.append(names.of_space(form.space_id, form.name))
                 say(_published_space(form, wanted[-1], existing, creates=config.kafka.create_topics))
             except ConfigurationError as error:

@@ -149,7 +149,7 @@ _NAMES: Final[dict[type, str]] = {bytes: "varbinary", UUID: "uuid", Datetime: "d
 _DOUBLES: Final = ("double", "float32", "float64")
 _DECIMALS: Final = ("decimal", "decimal32", "decimal64", "decimal128", "decimal256")
 _BY_TYPE: Final[dict[str, tuple[Write, frozenset[type]]]] = {
-    **dict.fromkeys(("string", "str"), (_in_string, frozenset({str}))),
+    "string": (_in_string, frozenset({str})),
     **dict.fromkeys(_DOUBLES, (_in_double, frozenset())),
     **dict.fromkeys(_DECIMALS, (_in_decimal, frozenset())),
     "number": (_number, frozenset({int})),

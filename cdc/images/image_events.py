@@ -31,7 +31,7 @@ from cdc.protocol import layout
 from cdc.protocol.codec import Body, body_values, header_end, tuple_values
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import pack
-from cdc.schema.fitting import fits
+from cdc.schema.fitting import Fitting
 from cdc.schema.keys import KeyCodec, space_prefix
 from cdc.tuples.update import update, upsert
 
@@ -85,7 +85,8 @@ class ImageChanges:
         self._types = tuple(field.type for field in space.form.fields)
         self._version = images.version
         # Memtx refuses such a request. Vinyl doesn't look at the tuple before it logs an UPSERT, and ignores the UPSERT later.
-        self._leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
+        leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
+        self._fitting = Fitting(space.form, images.version) if leaves_misfits else None
         self._notation = notation_of(space.form, images.version)
         # The first bytes of bodies. An INSERT or REPLACE has the space's id, which in a snapshot always takes five bytes, and
         # then the tuple, to the end of the frame. An UPDATE has the id and INDEX_BASE, then the key and the operations.
@@ -219,10 +220,10 @@ class ImageChanges:
                 self._check_notation(tuple_, result, before, after)
                 return None  # if the operations would change the key, the server leaves the tuple as it is
         except SchemaError as error:
-            if self._leaves_misfits:
+            if self._fitting is not None:
                 return None
             raise self._unappliable(key, before, f"{_NO_KEY} ({error.message})") from error
-        if self._leaves_misfits and not fits(self.space.form, result, self._version):
+        if self._fitting is not None and not self._fitting.fits(after):
             return None
         return self._changed(key, before, after, result)
 

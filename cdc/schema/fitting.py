@@ -1,67 +1,188 @@
-"""Check whether a tuple fits its space's format, by the format's own fields: types, nil, and missing fields.
+"""Check whether a tuple fits its space's format: the number of fields, their types and ranges, nil, and missing fields.
 
-The check is used only for the results of UPSERTs in vinyl, which the server ignores if they don't fit. Out of scope: types that
-secondary indexes require for fields beyond the format, constraints, and the ranges of sized numbers.
+The check is used only for the results of UPSERTs in vinyl, which the server ignores if they don't fit. It works on the bytes of
+the tuple, because a type may require an encoding: a float32 isn't a float64, and an `unsigned` field refuses a number that is
+encoded as a signed one.
 
-Sources: src/box/tuple_format.c, field_def.c.
+Out of scope: types that indexes require beyond the format, and constraints.
+
+Sources: src/box/tuple_format.c (tuple_field_map_create), field_def.c (field_mp_type, field_ext_type, field_type_min_value,
+field_type_decimal_precision), src/lib/core/decimal.c (decimal_fits_fixed_point), src/lib/core/mp_extension_types.h.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from decimal import Decimal
-from typing import Any, Final
-from uuid import UUID
+from typing import Final
 
-from cdc.protocol.extensions import Datetime, Interval
-from cdc.schema.forms import SpaceForm
+from cdc.errors import ConfigurationError
+from cdc.protocol import layout
+from cdc.protocol.extensions import unpack
+from cdc.schema.forms import Field, SpaceForm
 
+Check = Callable[[bytes], bool]
+"""Check of a value, as it is written, that isn't nil."""
 
-def _is_integer(value: Any) -> bool:
-    return type(value) is int
+_DECIMAL, _UUID, _DATETIME, _INTERVAL = 1, 2, 4, 6
+"""Codes of extensions."""
+_INTEGERS: Final = frozenset({layout.UNSIGNED, layout.INTEGER})
+_FLOATS: Final = frozenset({layout.FLOAT, layout.DOUBLE})
+_BOOLEANS: Final = frozenset({b"\xc2", b"\xc3"})
 
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float, Decimal)
-
-
-def _is_scalar(value: Any) -> bool:
-    return type(value) in (int, float, Decimal, bool, str, bytes, UUID, Datetime)
-
-
-_FITTING: Final[dict[str, Callable[[Any], bool]]] = {
-    "unsigned": lambda value: type(value) is int and value >= 0,
-    "integer": _is_integer,
-    "number": _is_number,
-    "double": lambda value: type(value) is float,
-    "decimal": lambda value: type(value) is Decimal,
-    "string": lambda value: type(value) is str,
-    "boolean": lambda value: type(value) is bool,
-    "varbinary": lambda value: type(value) is bytes,
-    "uuid": lambda value: type(value) is UUID,
-    "datetime": lambda value: type(value) is Datetime,
-    "interval": lambda value: type(value) is Interval,
-    "array": lambda value: type(value) is list,
-    "map": lambda value: not _is_scalar(value) and type(value) not in (list, Interval),
-    "scalar": _is_scalar,
-}
-"""Check of a value, by the field's type. A field of any other type accepts all values."""
-_SHORT: Final = {"*": "any", "str": "string", "num": "unsigned", "uint": "unsigned", "int": "integer", "bool": "boolean"}
 _INTEGERS_IN_DOUBLES_SINCE: Final = (2, 11, 1)
-"""First version in which a field of the type `double` accepts integers too; before it, only doubles fit."""
+"""First version in which a field of the type `double` accepts integers and float32 too; before it, only doubles fit."""
+_MORE_SCALARS_SINCE: Final = (2, 10)
+"""First version in which a UUID, and a point in time, is a scalar."""
+_DEFAULTS_SINCE: Final = (3, 0)
+"""First version in which a field with a default may be nil. Earlier servers keep defaults for SQL alone."""
 
 
-def fits(form: SpaceForm, values: Sequence[Any], version: tuple[int, ...]) -> bool:
-    """Return whether decoded values fit the format's fields, by the rules of this server version."""
-    for place, field in enumerate(form.fields):
-        value = values[place] if place < len(values) else None
-        kind = _SHORT.get(field.type, field.type)
-        if value is None:
-            if not field.is_nullable and (kind != "any" or place >= len(values)):
+def _is(*kinds: str) -> Check:
+    return lambda value: layout.TYPES[value[0]] in kinds
+
+
+def _is_extension(*codes: int) -> Check:
+    return lambda value: (
+        layout.TYPES[value[0]] is layout.EXTENSION and value[layout.content(value, 0)[0] - 1] in codes  # the code comes first
+    )
+
+
+def _either(*checks: Check) -> Check:
+    return lambda value: any(check(value) for check in checks)
+
+
+def _is_boolean(value: bytes) -> bool:
+    return value in _BOOLEANS
+
+
+def _is_between(first: int, last: int) -> Check:
+    def check(value: bytes) -> bool:
+        return layout.TYPES[value[0]] in _INTEGERS and first <= layout.integer(value, 0) <= last
+
+    return check
+
+
+def _has_digits(digits_max: int) -> Callable[[Field], Check]:
+    """Return a maker of checks: a decimal with at most so many digits, counted down to the field's scale."""
+
+    def of_field(field: Field) -> Check:
+        def check(value: bytes) -> bool:
+            if not _is_decimal(value):
                 return False
-        elif kind == "double" and type(value) is int:
-            if version < _INTEGERS_IN_DOUBLES_SINCE:
-                return False
-        elif kind in _FITTING and not _FITTING[kind](value):
-            return False
+            number = unpack(value)
+            if not isinstance(number, Decimal):
+                return False  # the extension's bytes aren't a decimal
+            # The context's precision would round: the digits are counted one by one.
+            _, digits, exponent = number.as_tuple()
+            assert isinstance(exponent, int), "Tarantool has no NaN and no infinity among its decimals"
+            text = "".join(map(str, digits)).lstrip("0")
+            shortest = text.rstrip("0")
+            if not shortest:
+                return True
+            zeroes = exponent + len(text) - len(shortest) + (field.scale or 0)
+            return zeroes >= 0 and len(shortest) + zeroes <= digits_max
+
+        return check
+
+    return of_field
+
+
+def _any(_: bytes) -> bool:
     return True
+
+
+_is_decimal: Final = _is_extension(_DECIMAL)
+_is_number: Final = _either(_is(*_INTEGERS, *_FLOATS), _is_decimal)
+_is_old_scalar: Final = _either(_is_number, _is(layout.STRING, layout.BINARY), _is_boolean)
+
+_CHECKS: Final[dict[str, Check]] = {
+    "any": _any,
+    "unsigned": _is(layout.UNSIGNED),
+    "string": _is(layout.STRING),
+    "number": _is_number,
+    "double": _is(*_INTEGERS, *_FLOATS),
+    "integer": _is(*_INTEGERS),
+    "boolean": _is_boolean,
+    "varbinary": _is(layout.BINARY),
+    "scalar": _either(_is_old_scalar, _is_extension(_UUID, _DATETIME)),
+    "decimal": _is_decimal,
+    "uuid": _is_extension(_UUID),
+    "datetime": _is_extension(_DATETIME),
+    "interval": _is_extension(_INTERVAL),
+    "array": _is(layout.ARRAY),
+    "map": _is(layout.MAP),
+    **{f"int{bits}": _is_between(-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    "float32": _is(layout.FLOAT),
+    "float64": _is(layout.DOUBLE),
+}
+"""Check of a value by the field's type."""
+_UNSIGNED_MAX: Final = {f"uint{bits}": (1 << bits) - 1 for bits in (8, 16, 32, 64)}
+_DECIMALS: Final = {f"decimal{bits}": _has_digits(digits) for bits, digits in {32: 9, 64: 18, 128: 38, 256: 76}.items()}
+
+FIELD_TYPES: Final = frozenset({*_CHECKS, *_UNSIGNED_MAX, *_DECIMALS})
+"""All types that a field has in any version."""
+
+
+def check_types(form: SpaceForm) -> None:
+    """Raise ConfigurationError if the space has a field of an unknown type.
+
+    Then nobody here knows what an UPDATE or UPSERT makes of the field, and images could be wrong without any sign of it.
+    """
+    for field in form.fields:
+        if field.type not in FIELD_TYPES:
+            raise ConfigurationError(
+                f"the field {field.name!r} of space {form.name!r} (space id {form.space_id}) is of type {field.type!r}, which "
+                "this version of tarantool-cdc doesn't know, so it can't compute the rows after UPDATEs and UPSERTs",
+                "Install a newer version. Until then leave the space out (spaces.exclude), or do without images "
+                '(state.images = "none").',
+            )
+
+
+class Fitting:
+    """Check of one format by the rules of one version of the server."""
+
+    def __init__(self, form: SpaceForm, version: tuple[int, ...]) -> None:
+        """Raises ConfigurationError for a field of an unknown type."""
+        check_types(form)
+        self._exact_count = form.field_count
+        self._checks = [_check_of(field, version) for field in form.fields]
+        self._may_be_nil = [
+            field.is_nullable or field.type == "any" or (field.has_default and version >= _DEFAULTS_SINCE)
+            for field in form.fields
+        ]
+        # A nil may stand for the value of any field that may be nil, but only a nullable field may be missing.
+        required = [place for place, field in enumerate(form.fields, 1) if not field.is_nullable]
+        self._count_min = required[-1] if required else 0
+
+    def fits(self, tuple_: bytes) -> bool:
+        """Return whether a tuple fits."""
+        count, begin = layout.header(tuple_, 0)
+        if count < self._count_min or (self._exact_count and count != self._exact_count):
+            return False
+        for check, may_be_nil in zip(self._checks[:count], self._may_be_nil, strict=False):
+            end = layout.end_of(tuple_, begin)
+            value = tuple_[begin:end]
+            begin = end
+            if not (may_be_nil if value[0] == layout.NIL else check(value)):
+                return False
+        return True
+
+
+def _check_of(field: Field, version: tuple[int, ...]) -> Check:
+    if field.type == "double" and version < _INTEGERS_IN_DOUBLES_SINCE:
+        return _is(layout.DOUBLE)
+    if field.type == "scalar" and version < _MORE_SCALARS_SINCE:
+        return _is_old_scalar
+    if field.type in _UNSIGNED_MAX:
+        return _unsigned_up_to(_UNSIGNED_MAX[field.type])
+    if field.type in _DECIMALS:
+        return _DECIMALS[field.type](field)
+    return _CHECKS[field.type]
+
+
+def _unsigned_up_to(last: int) -> Check:
+    def check(value: bytes) -> bool:
+        return layout.TYPES[value[0]] is layout.UNSIGNED and layout.integer(value, 0) <= last
+
+    return check

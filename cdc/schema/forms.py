@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
-_COLLATED: Final = frozenset({"string", "str", "scalar"})
+_COLLATED: Final = frozenset({"string", "scalar"})
 _BINARY_COLLATIONS: Final = frozenset({0, 3})
 """`none` and `binary`: strings are compared as bytes."""
 WRITTEN_DIFFERENTLY: Final = frozenset(
@@ -16,6 +16,30 @@ WRITTEN_DIFFERENTLY: Final = frozenset(
 """Types in which a value has several notations. A HASH index, and a file of vinyl, find a key by the hash of its bytes as they
 were sent (src/box/tuple_hash.cc). In all versions, 1 and 1.0 are the same number there, but each notation of a decimal or of a
 point in time, and each NaN, is a separate key. A TREE index compares the values."""
+
+
+_TYPE_NAMES: Final = {"*": "any", "num": "unsigned", "str": "string"}
+SHORTENED_TYPE_NAMES: Final = {"nu": "unsigned", "n": "unsigned", "": "unsigned", "st": "string", "s": "string"}
+"""Beginnings of the old names, with the present names."""
+
+
+def type_of_field(text: str) -> str:
+    """Return the present name of a field's type.
+
+    Servers keep a type as it was written. They ignore case, accept the names of Tarantool 1.6, and up to 2.10 the beginnings of
+    these (src/box/field_def.c, field_type_by_name).
+    """
+    name = text.lower()
+    return SHORTENED_TYPE_NAMES.get(name) or type_of_key_part(name)
+
+
+def type_of_key_part(text: str) -> str:
+    """Return the present name of the type of an index's part.
+
+    The shortened names stay: rows with such a key have never been kept in the state store, so existing stores lack them.
+    """
+    name = text.lower()
+    return _TYPE_NAMES.get(name, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +68,9 @@ class Field:
     name: str
     type: str
     is_nullable: bool
+    has_default: bool = False
+    # Digits after the point, of a decimal with a fixed number of them.
+    scale: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,8 @@ class SpaceForm:
     fields: tuple[Field, ...]
     key_parts: tuple[KeyPart, ...]
     is_sync: bool = False
+    # Number of fields that each row has, 0 if rows may be of any length.
+    field_count: int = 0
     # Rows of local and temporary spaces are never relayed.
     is_replicated: bool = True
     # A space's engine never changes, and doesn't affect the form of rows, so it isn't compared.

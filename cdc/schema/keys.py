@@ -42,7 +42,7 @@ from uuid import UUID
 
 from cdc.errors import SchemaError, UnkeyableError, excerpt
 from cdc.protocol.extensions import Datetime
-from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.schema.forms import SHORTENED_TYPE_NAMES, KeyPart, SpaceForm
 from cdc.tuples.operations import steps
 
 KEY_BYTES_MAX: Final = 511
@@ -164,6 +164,12 @@ def _shortened(key: bytes) -> bytes:
 
 
 def _check(form: SpaceForm, number: int, part: KeyPart) -> None:
+    if part.type in SHORTENED_TYPE_NAMES:
+        full = SHORTENED_TYPE_NAMES[part.type]
+        raise UnkeyableError(
+            f"part {number} of the primary key of space {form.name!r} has the type's name shortened to {part.type!r}",
+            f"Write it in full: alter the index with the type {full!r} for this part.",
+        )
     if part.type not in _ENCODERS:
         raise UnkeyableError(
             f"part {number} of the primary key of space {form.name!r} is of type {part.type!r}, which can't be ordered",
@@ -363,14 +369,14 @@ def _scalar(string: Encoder, binary: Encoder, number: Encoder = _number, datetim
 
 
 _NUMBERS: Final = ("number", "double", "decimal", "float32", "float64", "decimal32", "decimal64", "decimal128", "decimal256")
-_TEXTS: Final = frozenset({"string", "str", "varbinary"})
+_TEXTS: Final = frozenset({"string", "varbinary"})
 
 # By type: the encoder of a part that others follow, and the encoder of the last part.
 _ENCODERS: Final[dict[str, tuple[Encoder, Encoder]]] = {
-    **dict.fromkeys(("unsigned", "num", "uint", "uint8", "uint16", "uint32", "uint64"), (_unsigned, _unsigned)),
-    **dict.fromkeys(("integer", "int", "int8", "int16", "int32", "int64"), (_integer, _integer)),
+    **dict.fromkeys(("unsigned", "uint8", "uint16", "uint32", "uint64"), (_unsigned, _unsigned)),
+    **dict.fromkeys(("integer", "int8", "int16", "int32", "int64"), (_integer, _integer)),
     **dict.fromkeys(_NUMBERS, (_number, _number)),
-    **dict.fromkeys(("string", "str"), (_ended(_string), _string)),
+    "string": (_ended(_string), _string),
     "varbinary": (_ended(_binary), _binary),
     "boolean": (_boolean, _boolean),
     "uuid": (_uuid, _uuid),
@@ -393,4 +399,4 @@ def _encoder(part: KeyPart, *, is_last: bool) -> Encoder:
     return (_AS_WRITTEN if part.is_as_written else _ENCODERS)[part.type][is_last]
 
 
-_SINGLE: Final = {"unsigned": _single_unsigned, "num": _single_unsigned, "string": _single_string, "str": _single_string}
+_SINGLE: Final = {"unsigned": _single_unsigned, "string": _single_string}

@@ -25,7 +25,17 @@ from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import DeepValue, pack, unpack
 from cdc.protocol.system_spaces import INDEX_SPACE, SPACE_SPACE, TRUNCATE_SPACE
-from cdc.schema.forms import WRITTEN_DIFFERENTLY, ChangeKind, Field, KeyPart, SchemaChange, SpaceForm, StoredSpace
+from cdc.schema.forms import (
+    WRITTEN_DIFFERENTLY,
+    ChangeKind,
+    Field,
+    KeyPart,
+    SchemaChange,
+    SpaceForm,
+    StoredSpace,
+    type_of_field,
+    type_of_key_part,
+)
 from cdc.tuples.update import update, upsert
 
 TRACKED_SPACES: Final = frozenset({SPACE_SPACE, INDEX_SPACE, TRUNCATE_SPACE})
@@ -271,6 +281,7 @@ class SchemaTracker:
                 fields=tuple(_field(item) for item in (row[6] if len(row) > 6 else [])),
                 key_parts=tuple(_key_part(item, is_hash=_text(primary[3]).lower() == "hash") for item in primary[5]),
                 is_sync=bool(flags.get("is_sync", False)),
+                field_count=_count(row[4]) if len(row) > 4 else 0,
                 is_vinyl=row[3] == "vinyl",
                 is_replicated=not (
                     flags.get("group_id", 0) == _LOCAL_GROUP
@@ -354,11 +365,15 @@ def _field(item: Any) -> Field:
     """Parse a format's field: a map with name and type, or the short forms `name` and `[name, type]`."""
     match item:
         case {"name": str(name)}:
-            return Field(_text(name), _text(item.get("type", "any")).lower(), bool(item.get("is_nullable", False)))
+            kind, scale = type_of_field(_text(item.get("type", "any"))), item.get("scale")
+            has_default = "default" in item or bool(item.get("default_func"))
+            return Field(
+                _text(name), kind, bool(item.get("is_nullable", False)), has_default, scale if type(scale) is int else None
+            )
         case str(name):
             return Field(_text(name), "any", True)
         case [str(name), *rest]:
-            return Field(_text(name), _text(rest[0]).lower() if rest else "any", False)
+            return Field(_text(name), type_of_field(_text(rest[0])) if rest else "any", False)
     raise TypeError(f"field {item!r}")
 
 
@@ -371,7 +386,7 @@ def _key_part(item: Any, *, is_hash: bool) -> KeyPart:
             path, collation = "", 0
         case _:
             raise TypeError(f"key part {item!r}")
-    kind = _text(kind).lower()
+    kind = type_of_key_part(_text(kind))
     return KeyPart(place, path, kind, collation, is_as_written=is_hash and kind in WRITTEN_DIFFERENTLY)
 
 
@@ -381,6 +396,13 @@ def _collation(value: Any) -> int:
         return 0
     if type(value) is not int:
         raise TypeError(f"collation {value!r}")
+    return value
+
+
+def _count(value: Any) -> int:
+    """Return a number of fields. Raises TypeError if the value isn't one."""
+    if type(value) is not int:
+        raise TypeError(f"field_count {value!r}")
     return value
 
 

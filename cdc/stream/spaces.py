@@ -21,6 +21,7 @@ from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key
 from cdc.protocol.system_spaces import INDEX_SPACE
+from cdc.schema.fitting import check_types
 from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import SchemaTracker
@@ -87,6 +88,8 @@ class Spaces:
             space_id: schema.name(space_id) for space_id in schema.touched if self._may_have_unpublished_rows(space_id)
         }
         """Spaces that may have rows under an unpublished name, with that name: the daemon doesn't know these rows."""
+        for form in self.published_forms() if images is not None else ():
+            check_types(form)
         # Spaces that got an unpublished name in the current transaction, and have no rows under it so far.
         self._newly_unpublished: dict[int, str | None] = {}
 
@@ -191,7 +194,8 @@ class Spaces:
         `on_gone` is called for each space whose published rows are gone, before its topic may become another space's. In a
         snapshot, these are all spaces that it lacks. Outside of a snapshot, these are the spaces that got an unpublished name;
         a dropped space loses its rows earlier. Outside of a snapshot, raises KeysChangedError if a space without images got
-        another primary key, and UnseenRowsError if a space with unknown rows got a published name.
+        another primary key, and UnseenRowsError if a space with unknown rows got a published name. With images, raises
+        ConfigurationError for a field of an unknown type.
         """
         if not self.schema.touched:
             return
@@ -207,8 +211,10 @@ class Spaces:
         position = replace(position, seq=self._builder.seq)
         for change in changes:
             form = change.form
-            if self._images is not None and not in_snapshot and change.kind is not ChangeKind.DROP:
-                self._check_key(form)
+            if self._images is not None and change.kind is not ChangeKind.DROP:
+                check_types(form)
+                if not in_snapshot:
+                    self._check_key(form)
             self.discard_encoder(form.space_id)
             if change.kind is not ChangeKind.DROP:
                 self._builder.announce(self._names.of_space(form.space_id, form.name))

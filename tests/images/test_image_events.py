@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.errors import CdcError, EncodingError, ImageError, SchemaError
+from cdc.errors import CdcError, ConfigurationError, EncodingError, ImageError, SchemaError
 from cdc.images.image_events import ImageChanges
 from cdc.images.overlay import DOUBTFUL_MAX
 from cdc.positions.vclock import VClock
@@ -22,6 +22,7 @@ from cdc.protocol.extensions import OpaqueExtension
 from cdc.schema.keys import space_prefix
 from tests.fakes import wire
 from tests.fakes.profiles import MANY
+from tests.fakes.replica import Replica
 from tests.fakes.shop import USERS, Sent, Shop
 
 HIDDEN = OpaqueExtension(9, b"x")
@@ -40,11 +41,11 @@ def content(events: list[Sent]) -> list[tuple[str | None, Any, Any]]:
     return [(event.op, event.value["before"], event.value["after"]) for event in events]
 
 
-def image(target: Shop, number: int) -> list[Any] | None:
+def image(target: Shop, number: int, space_id: int = 512) -> list[Any] | None:
     """What is kept of a user."""
     images = target.replica.pipeline.images
     assert images is not None
-    found = images.current(space_prefix(512) + number.to_bytes(8, "big"))
+    found = images.current(space_prefix(space_id) + number.to_bytes(8, "big"))
     return None if found is None else tuple_values(found)
 
 
@@ -275,6 +276,60 @@ def test_vinyl_passes_over_an_upsert_whose_result_does_not_fit_the_format() -> N
     assert target.events() == []
     target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [["+", 2, 100]], 0x15: 1})
     assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": 105})]
+
+
+SIZED = [
+    ("int8", 127, 128),
+    ("int64", 2**63 - 1, 2**63),
+    ("uint8", 255, 256),
+    ("uint32", 2**32 - 1, 2**32),
+    ("float32", None, 0.5),  # of 8 bytes
+    ("float64", 0.5, 1),
+    ("decimal32", Decimal("9999999.99"), Decimal("99999999.9")),
+    ("decimal256", Decimal("0.01"), Decimal("0.001")),
+]
+
+
+@pytest.mark.parametrize(("kind", "fitting", "unfit"), SIZED, ids=[kind for kind, *_ in SIZED])
+def test_vinyl_passes_over_an_upsert_whose_result_is_out_of_a_sized_fields_range(kind: str, fitting: Any, unfit: Any) -> None:
+    target = vinyl("3.3")
+    field = {"name": "n", "type": kind, **({"scale": 2} if kind.startswith("decimal") else {})}
+    target.master.format("v", [{"name": "id", "type": "unsigned"}, field])
+    target.follow()
+    target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [["=", 2, unfit]], 0x15: 1})
+    assert target.events() == []
+    if fitting is not None:
+        target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [["=", 2, fitting]], 0x15: 1})
+        assert [event.op for event in target.events()] == ["u"]
+        assert image(target, 1, 513) == [1, fitting]
+
+
+def test_vinyl_passes_over_an_upsert_whose_result_has_another_number_of_fields() -> None:
+    target = vinyl("2.11")
+    target.master.update(280, [513], ["=", 5, 2])
+    target.follow()
+    for operation in (["!", 2, 7], ["=", 2, 7]):
+        target.master._write(9, {0x10: 513, 0x21: [1, 0], 0x28: [operation], 0x15: 1})
+    assert content(target.events()) == [("u", {"id": 1, "n": 5}, {"id": 1, "n": 7})]
+
+
+# A type of a version to come.
+
+
+def test_a_field_of_an_unknown_type_ends_it_where_it_would_matter() -> None:
+    """What an UPDATE makes of such a field isn't known; without images the daemon needn't know it."""
+    future = [{"name": "id", "type": "unsigned"}, {"name": "at", "type": "instant", "is_nullable": True}]
+    target, plain = shop(on_error="dlq"), Shop()
+    for one in (target, plain):
+        one.master.format("users", future)
+        one.master.update("users", [1], ["=", 2, "x"])
+    assert [event.op for event in plain.events()] == ["u"]
+    with pytest.raises(ConfigurationError, match=r"the field 'at' of space 'users' .* is of type 'instant'"):
+        target.follow()
+    # A start meets it as soon, and not in a space that is left out.
+    with pytest.raises(ConfigurationError, match="instant"):
+        Replica(target.master, images=True).connect()
+    Replica(target.master, images=True, exclude=["users"]).connect()
 
 
 def test_vinyl_counts_on_with_an_integer_in_a_field_of_doubles() -> None:

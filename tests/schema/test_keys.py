@@ -161,7 +161,6 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "double": st.floats(),
     "decimal": DECIMALS,
     "string": TEXTS,
-    "str": TEXTS,
     "varbinary": st.binary(max_size=3),
     "boolean": st.booleans(),
     "uuid": st.uuids(),
@@ -185,7 +184,7 @@ def test_a_key_is_more_than_the_space(kind: str, data: st.DataObject) -> None:
 
 def test_a_text_of_zeroes_is_longer_than_it_says() -> None:
     zeroes = ["\0" * length for length in (0, 1, 2, 505, 506, 507, 600)]
-    for kind, values in (("string", zeroes), ("str", zeroes), ("varbinary", [text.encode() for text in zeroes])):
+    for kind, values in (("string", zeroes), ("varbinary", [text.encode() for text in zeroes])):
         made = [codec(kind).of_key([value]) for value in values]
         assert len(set(made)) == len(made)
         assert made[:3] == [space_prefix(513) + b"\0", space_prefix(513) + b"\0\0", space_prefix(513) + b"\0\0\0"]
@@ -278,6 +277,13 @@ def test_keys_that_are_too_short() -> None:
 def test_types_that_have_no_order(kind: str) -> None:
     with pytest.raises(UnkeyableError, match=f"part 2 of the primary key of space 'things' is of type '{kind}'"):
         codec("unsigned", kind)
+
+
+@pytest.mark.parametrize(("kind", "full"), [("", "unsigned"), ("n", "unsigned"), ("st", "string")])
+def test_a_shortened_type_is_to_be_written_in_full(kind: str, full: str) -> None:
+    with pytest.raises(UnkeyableError, match=f"part 1 .* has the type's name shortened to {kind!r}") as raised:
+        codec(kind)
+    assert f"with the type {full!r}" in raised.value.hint
 
 
 def test_collations() -> None:

@@ -166,7 +166,16 @@ def test_rows_go_with_truncate_and_with_the_primary_index() -> None:
         (["a", "b"], (Field("a", "any", True), Field("b", "any", True))),
         ([["a", "string"], ["b"]], (Field("a", "string", False), Field("b", "any", False))),
         ([{"name": "a"}], (Field("a", "any", False),)),
-        ([{"name": "a", "type": "STR", "is_nullable": True}], (Field("a", "str", True),)),
+        ([{"name": "a", "type": "STR", "is_nullable": True}], (Field("a", "string", True),)),
+        ([["a", "num"], {"name": "b", "type": "*"}], (Field("a", "unsigned", False), Field("b", "any", False))),
+        (
+            [{"name": f"{place}", "type": kind} for place, kind in enumerate(["", "N", "nu", "S", "st"])],
+            tuple(Field(f"{place}", "unsigned" if place < 3 else "string", False) for place in range(5)),
+        ),
+        ([{"name": "a", "type": "decimal32", "scale": 2}], (Field("a", "decimal32", False, scale=2),)),
+        ([{"name": "a", "type": "string", "default": ""}], (Field("a", "string", False, has_default=True),)),
+        ([{"name": "a", "type": "string", "default_func": 7}], (Field("a", "string", False, has_default=True),)),
+        ([{"name": "a", "type": "string", "default_func": 0}], (Field("a", "string", False),)),
         ([{"name": "a", "type": "Unsigned", "nullable_action": "none", "collation": 2}], (Field("a", "unsigned", False),)),
     ],
 )
@@ -182,6 +191,9 @@ def test_forms_of_a_format(fields: list[Any], expected: tuple[Field, ...]) -> No
     [
         ((1, "string"), KeyPart(1, "", "string")),
         ({"field": 1, "type": "STRING"}, KeyPart(1, "", "string")),
+        ((1, "STR"), KeyPart(1, "", "string")),
+        ({"field": 1, "type": "num"}, KeyPart(1, "", "unsigned")),
+        ((1, "n"), KeyPart(1, "", "n")),
         ({"field": 0, "type": "unsigned", "path": ".a.b", "sort_order": "desc"}, KeyPart(0, ".a.b", "unsigned")),
         ({"field": 2}, KeyPart(2, "", "any")),
         ({"field": 1, "type": "string", "collation": 2}, KeyPart(1, "", "string", 2)),

@@ -100,11 +100,11 @@ impl KeyPlan {
 
 fn kind(name: &str) -> Option<Kind> {
     Some(match name {
-        "unsigned" | "num" | "uint" | "uint8" | "uint16" | "uint32" | "uint64" => Kind::Unsigned,
-        "integer" | "int" | "int8" | "int16" | "int32" | "int64" => Kind::Integer,
+        "unsigned" | "uint8" | "uint16" | "uint32" | "uint64" => Kind::Unsigned,
+        "integer" | "int8" | "int16" | "int32" | "int64" => Kind::Integer,
         "number" | "double" | "decimal" | "float32" | "float64" | "decimal32" | "decimal64"
         | "decimal128" | "decimal256" => Kind::Number,
-        "string" | "str" => Kind::String,
+        "string" => Kind::String,
         "varbinary" => Kind::Binary,
         "boolean" => Kind::Boolean,
         "uuid" => Kind::Uuid,
