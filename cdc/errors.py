@@ -150,6 +150,10 @@ class PositionError(CdcError):
     """The daemon can't resume at this master: a gap in the master's logs, a lost history or another replica set."""
 
 
+class ForeignServerError(PositionError):
+    """The server belongs to another replica set than the checkpoint, so nothing of it may be used."""
+
+
 class RequestError(CdcError):
     """A running daemon can't do what it was asked to; the daemon continues."""
 

@@ -14,22 +14,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 from uuid import UUID
 
 from cdc.config import Config, Member
-from cdc.errors import CdcError, ConfigurationError, ProtocolError, RequestError, ServerError, excerpt
+from cdc.errors import CdcError, ConfigurationError, RequestError, ServerError
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Selected, Subscribed
-from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE, SCHEMA_SPACE
+from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet, vote
 from cdc.sources.registration import find_id
+from cdc.sources.replica_set import replicaset_uuid
 from cdc.upstream.identity import instance_uuid
-
-_NAMES_OF_REPLICASET: Final = ("replicaset_uuid", "cluster")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ def _check_away(config: Config, member: Member, uuid: UUID) -> None:
     connection = _connect(config, member, uuid)
     try:
         # From the beginning: so this makes the master keep no fewer logs than the daemon needs.
-        connection.session.subscribe(_replicaset_uuid(connection), VClock(), is_anonymous=False)
+        connection.session.subscribe(replicaset_uuid(connection), VClock(), is_anonymous=False)
         expect(connection, Subscribed)
     except XlogGapError:
         pass  # the member would have accepted the SUBSCRIBE if it had its first logs
@@ -115,17 +113,6 @@ def _check_away(config: Config, member: Member, uuid: UUID) -> None:
         # This member doesn't know the id, so nobody follows it under that id.
     finally:
         connection.close()
-
-
-def _replicaset_uuid(connection: Connection) -> UUID:
-    for name in _NAMES_OF_REPLICASET:
-        connection.session.select(SCHEMA_SPACE, 0, [name])
-        for row in expect(connection, Selected).tuples:
-            try:
-                return UUID(row[1])
-            except (ValueError, TypeError, AttributeError, IndexError) as error:
-                raise ProtocolError(f"{excerpt(row, 100)} doesn't name a replica set") from error
-    raise ProtocolError(f"the server {connection.address} doesn't say which replica set it belongs to")
 
 
 def _connect(config: Config, member: Member, uuid: UUID) -> Connection:

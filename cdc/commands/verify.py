@@ -36,13 +36,12 @@ from cdc.errors import (
 from cdc.events.row_encoder import RowEncoder
 from cdc.images.image_events import VINYL_CHECKS_SINCE
 from cdc.images.overlay import Images
-from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames, body_values, tuple_values
 from cdc.protocol.constants import Key
 from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import Heartbeat, SnapshotStarted, StreamRows, Subscribed
-from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
+from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 from cdc.schema.forms import SpaceForm
 from cdc.schema.keys import KeyCodec
 from cdc.schema.tracker import TRACKED_SPACES, SchemaTracker
@@ -50,6 +49,7 @@ from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS, rows
 from cdc.sources.handshake import expect, greet, vote
+from cdc.sources.replica_set import replicaset_uuid
 from cdc.store.files import has_data, translate_lmdb_errors
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
@@ -160,7 +160,9 @@ class _Verifier:
         member, uuid = config.source.members()[0], instance_uuid(config.name)
         contents = greet(member, uuid, frame_bytes_max=config.source.frame_bytes_max)
         try:
-            self._check_served(vote(contents).gc_vclock, position.vclock)
+            ballot = vote(contents)
+            resume.check_replicaset(position, replicaset_uuid(contents))
+            self._check_served(ballot.gc_vclock, position.vclock)
             contents.session.fetch_snapshot(keeps_logs=False)
             vclock = expect(contents, SnapshotStarted, SNAPSHOT_TIMEOUT_SECONDS).vclock
             pipeline, uncompared = self._pipeline_at(vclock, contents.session.greeting.version)
@@ -168,7 +170,7 @@ class _Verifier:
             with _Seen(self._directory / "seen") as seen:
                 result = Verification(vclock, uncompared=uncompared)
                 forms = pipeline.published_forms()
-                comparison = _Comparison(config, pipeline.images, forms, position, seen, self._say, result)
+                comparison = _Comparison(config, pipeline.images, forms, seen, self._say, result)
                 for frames in rows(contents):
                     comparison.compare(frames)
                 return comparison.finish()
@@ -198,6 +200,7 @@ class _Verifier:
         member = config.source.members()[0]
         stream = greet(member, instance_uuid(config.name), frame_bytes_max=config.source.frame_bytes_max)
         try:
+            resume.check_replicaset(position, replicaset_uuid(stream))
             pipeline = Pipeline(
                 # A row that can't be encoded has changed the images all the same, and nothing is published here.
                 replace(options_of(config), on_error="dlq", on_image_error="dlq"),
@@ -361,7 +364,6 @@ class _Comparison:
         config: Config,
         images: Images,
         ours: list[SpaceForm],
-        position: Position,
         seen: _Seen,
         say: Say,
         result: Verification,
@@ -369,7 +371,6 @@ class _Comparison:
         self.result = result
         self._is_published = options_of(config).space_filter()
         self._images = images
-        self._position = position
         self._seen = seen
         self._say = say
         self._schema = SchemaTracker()
@@ -387,7 +388,6 @@ class _Comparison:
             space_id, tuple_ = body[Key.SPACE_ID], body[Key.TUPLE]
             if self._early is not None:
                 if space_id <= SYSTEM_SPACE_MAX:
-                    resume.check_replicaset(self._position, replicaset_uuid_in(body))
                     if space_id in TRACKED_SPACES:
                         self._schema.apply(header[Key.REQUEST_TYPE], body)
                     self._early.append((space_id, tuple_, frame))

@@ -119,7 +119,8 @@ class SourceSection(Section):
     """Interval at which the daemon asks every member for its ballot, for /status, /metrics, and to detect a gap that the stream
     doesn't show yet. 0: only to choose among several members, or when the followed one of several has fallen silent."""
     vote_timeout_ms: int = Field(default=1_000, ge=50, le=60_000)
-    """Time limit for connect, greeting and ballot together. With several members, a slower one counts as unreachable."""
+    """Time limit for connect, login, ballot and replica set together. With several members, a slower one counts as
+    unreachable."""
     probe_after_ms: int = Field(default=1_250, ge=100)
     """With several members: if the followed one is silent for this time, the daemon asks it for its ballot over another
     connection. If it doesn't answer and another member can be followed, the daemon leaves it. A healthy master sends a heartbeat

@@ -34,6 +34,7 @@ from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeed
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
@@ -158,6 +159,7 @@ class Replayer:
         self._excluded = known.ignored
         self._log = structlog.get_logger().bind(name=config.name, directory=directory.path)
         position = checkpoint.position
+        self._check_replicaset(position)
         self._published = position.vclock if position is not None else None
         self._ballot = ballot(directory, self._published)
         self._server = self._server_at(known.store.vclock if known.store is not None else self._published)
@@ -192,8 +194,6 @@ class Replayer:
                 self._log.info("taking a snapshot", reason=snapshot.reason, file=file.path.name)
                 if not self._take_snapshot(file, publish=snapshot.publish):
                     return False
-            else:
-                self._check_replicaset()
             return self._config.snapshot.mode == "initial_only" or self._stream()
         finally:
             self._runner.pipeline.close()
@@ -235,11 +235,11 @@ class Replayer:
                 'published, set snapshot.mode = "initial_only".',
             )
 
-    def _check_replicaset(self) -> None:
-        """Raise PositionError if the files and the checkpoint belong to different replica sets."""
+    def _check_replicaset(self, position: Position | None) -> None:
+        """Raise ForeignServerError if the files and the checkpoint belong to different replica sets."""
         snapshots = self._directory.snapshots()
         if snapshots:
-            resume.check_replicaset(self._runner.pipeline.position, self._directory.head(snapshots[0]).replicaset_uuid)
+            resume.check_replicaset(position, self._directory.head(snapshots[0]).replicaset_uuid)
 
     def _snapshot_for(self, snapshot: TakeSnapshot) -> LogFile:
         """Return the newest snapshot that has all rows and is continued by the logs. Raises PositionError if there is none."""

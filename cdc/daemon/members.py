@@ -1,6 +1,6 @@
 """A replica set as a daemon's source: all members are asked for their ballots, and one is chosen and followed.
 
-    ask all ─▶ choose ─▶ greet ─▶ ask for its ballot again ─▶ plan ─▶ follow
+    ask all ─▶ choose ─▶ greet ─▶ ask for its ballot and its replica set again ─▶ plan ─▶ follow
 
 cdc.upstream.failover decides which member is chosen, and for how long members are skipped. This module does the I/O.
 """
@@ -25,7 +25,8 @@ from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
-from cdc.upstream import selection, start
+from cdc.sources.replica_set import replicaset_uuid
+from cdc.upstream import resume, selection, start
 from cdc.upstream.failover import Failover
 from cdc.upstream.identity import instance_uuid
 from cdc.upstream.selection import Answer, Choice, Needed
@@ -126,11 +127,13 @@ class Members:
     def _follower(self, connection: Connection, beginning: Beginning, choice: Choice, needed: Needed) -> Follower:
         """Make the follower, with a plan by the member's current ballot.
 
-        Raises ConnectionLostError if another member may be the better choice by now.
+        Raises ForeignServerError if the member belongs to another replica set, before anything of it is judged or read, and
+        ConnectionLostError if another member may be the better choice by now.
         """
         ballot = vote(connection)
-        self._failover.confirm(Answer(connection.address, ballot=ballot), needed)
-        known = beginning.known
+        known, theirs = beginning.known, replicaset_uuid(connection)
+        resume.check_replicaset(known.checkpoint, theirs)
+        self._failover.confirm(Answer(connection.address, ballot=ballot, replicaset_uuid=theirs), needed)
         return Follower(
             self._config,
             connection,

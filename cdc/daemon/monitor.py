@@ -4,9 +4,10 @@
     survey's thread  ── when the Watch says so ──▶ status.upstreams; a gap that a quiet master doesn't report
                                                └─▶ lost, if the followed member doesn't answer and another is good
 
-Each inquiry uses a connection of its own with a greeting and a VOTE, which needs no user. A member that doesn't answer in time
-counts as unreachable, whatever the cause: a stopped process whose system still accepts connections, a lost route, a slow name
-server. The inquiry's thread ends by its own time limits. Until then no second inquiry is started for that member.
+Each inquiry uses a connection of its own: it logs in, and asks for the ballot and for the replica set, without which a ballot
+means nothing. A member that doesn't answer in time counts as unreachable, whatever the cause: a stopped process whose system
+still accepts connections, a lost route, a slow name server. The inquiry's thread ends by its own time limits. Until then no
+second inquiry is started for that member.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import Final, Protocol
 
 import structlog
 
-from cdc.config import SourceSection
-from cdc.errors import CdcError, ConnectionLostError, Remedy
+from cdc.config import Member, SourceSection
+from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Remedy
 from cdc.ops.status import Status
-from cdc.protocol.session import Greeted, Session, Voted
+from cdc.protocol.session import Session, Voted
 from cdc.sources.connection import Connection
-from cdc.sources.handshake import expect
+from cdc.sources.handshake import expect, log_in
+from cdc.sources.replica_set import replicaset_uuid
 from cdc.upstream import overview
 from cdc.upstream.overview import Upstream
 from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing
@@ -36,21 +38,26 @@ _NOBODY: Final = uuid.UUID(int=0)
 """UUID for sessions, which require one. No request made here contains it."""
 
 
-def ask(host: str, port: int, timeout_seconds: float) -> Answer:
-    """Ask one member for its ballot, within `timeout_seconds` plus the time for name resolution. Errors become the answer."""
-    address = f"{host}:{port}"
+def ask(member: Member, timeout_seconds: float) -> Answer:
+    """Ask one member for its ballot and its replica set, within `timeout_seconds` plus the time for name resolution.
+
+    Errors become the answer.
+    """
     deadline = time.monotonic() + timeout_seconds
     try:
-        connection = Connection(host, port, Session(_NOBODY), connect_timeout_seconds=timeout_seconds)
+        connection = Connection(member.host, member.port, Session(_NOBODY), connect_timeout_seconds=timeout_seconds)
         try:
-            greeting = expect(connection, Greeted, deadline - time.monotonic()).greeting
+            log_in(connection, member, deadline=deadline)
+            greeting = connection.session.greeting
             connection.session.vote()
             ballot = expect(connection, Voted, deadline - time.monotonic()).ballot
-            return Answer(address, ballot=ballot, version=greeting.version_text, uuid=greeting.uuid)
+            # A server that loads its data can't say yet.
+            theirs = replicaset_uuid(connection, deadline=deadline) if ballot.is_ready else None
+            return Answer(member.address, ballot, greeting.version_text, greeting.uuid, replicaset_uuid=theirs)
         finally:
             connection.close()
     except CdcError as error:
-        return Answer(address, error=error)
+        return Answer(member.address, error=error)
 
 
 class Followed(Protocol):
@@ -220,7 +227,10 @@ class UpstreamMonitor:
 
         def answer() -> None:
             try:
-                future.set_result(ask(host, port, self._timeout))
+                # The password file is read each time, as it is for the connection to be followed: a password may be changed.
+                future.set_result(ask(self._source.members()[index], self._timeout))
+            except ConfigurationError as error:
+                future.set_result(Answer(f"{host}:{port}", error=error))
             except BaseException as error:  # noqa: BLE001 - raised by whoever waits for the answer
                 future.set_exception(error)
 

@@ -302,7 +302,12 @@ class PipelineRunner:
         position, writer = self._checkpoint.position, self._writer
         published = position.vclock if position is not None else VClock()
         stored = writer.position if writer is not None else None
-        return Needed(published, logs_from=stored.vclock if stored is not None else published, ignored=self._plan.ignored)
+        return Needed(
+            published,
+            logs_from=stored.vclock if stored is not None else published,
+            ignored=self._plan.ignored,
+            replicaset_uuid=position.replicaset_uuid if position is not None else None,
+        )
 
     def update_status(self) -> None:
         """Update the status: the amounts of data that wait, and where they wait."""

@@ -102,6 +102,7 @@ class ErrorCode:
     UNSUPPORTED: Final = 5
     READONLY: Final = 7
     PROC_LUA: Final = 32
+    NO_SUCH_SPACE: Final = 36
     ACCESS_DENIED: Final = 42
     NO_SUCH_USER: Final = 45
     PASSWORD_MISMATCH: Final = 47

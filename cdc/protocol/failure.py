@@ -61,6 +61,18 @@ _NOBODY: Final = "guest"
 """The user of a connection that hasn't authenticated."""
 
 
+def loading_error(address: str) -> ServerError:
+    """Return the error of a server that is still loading its data, and answers as if it had none."""
+    return ServerError(f"the server {address} is still loading its data", code=ErrorCode.LOADING, remedy=Remedy.WAIT)
+
+
+def read_only_error(address: str) -> ServerError:
+    """Return the error of a server that can't give the daemon an id, because it is read-only."""
+    remedy, hint = _HINTS[ErrorCode.READONLY]
+    message = f"the server {address} is read-only, and only a writable one gives the daemon its id in the replica set"
+    return ServerError(message, code=ErrorCode.READONLY, hint=hint, remedy=remedy)
+
+
 class XlogGapError(PositionError):
     """The master no longer has the logs between the daemon's position and its own."""
 

@@ -19,6 +19,8 @@ CLUSTER_SPACE: Final = 320
 CLUSTER_BY_UUID: Final = 1
 """The index of `_cluster` by UUID."""
 TRUNCATE_SPACE: Final = 330
+REPLICASET_KEYS: Final = ("replicaset_uuid", "cluster")
+"""Keys of `_schema` under which the replica set's UUID is stored: from 3.0 on, and before."""
 SYSTEM_SPACE_MAX: Final = 511
 """Highest id of a system space (BOX_SYSTEM_ID_MAX)."""
 
@@ -31,7 +33,7 @@ def replicaset_uuid_in(body: Body) -> UUID | None:
     if body.get(Key.SPACE_ID) != SCHEMA_SPACE:
         return None
     match body.get(Key.TUPLE):
-        case ["cluster" | "replicaset_uuid", str(text), *_]:
+        case [str(key), str(text), *_] if key in REPLICASET_KEYS:
             try:
                 return UUID(text)
             except ValueError as error:

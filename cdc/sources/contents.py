@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
-from cdc.errors import ConnectionLostError
+from cdc.errors import SilenceError
 from cdc.protocol.codec import Frames
 from cdc.protocol.session import SnapshotFinished, SnapshotRows
 from cdc.sources.connection import Connection
@@ -19,17 +19,17 @@ SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
 disk."""
 
 
-def rows(connection: Connection) -> Iterator[Frames]:
-    """Yield the rows of the requested snapshot. Raises ConnectionLostError if no data arrives for SNAPSHOT_TIMEOUT_SECONDS."""
+def rows(connection: Connection, silence_seconds: float = SNAPSHOT_TIMEOUT_SECONDS) -> Iterator[Frames]:
+    """Yield the rows of the requested snapshot. Raises SilenceError if no data arrives for `silence_seconds`."""
     last_heard = time.monotonic()
     while True:
         received = connection.received_bytes
-        events = connection.receive(SNAPSHOT_TIMEOUT_SECONDS)
+        events = connection.receive(max(0.0, last_heard + silence_seconds - time.monotonic()))
         if events or connection.received_bytes > received:
             last_heard = time.monotonic()
-        elif time.monotonic() - last_heard > SNAPSHOT_TIMEOUT_SECONDS:
-            raise ConnectionLostError(
-                f"the server {connection.address} has been silent for {SNAPSHOT_TIMEOUT_SECONDS:.0f} s within a snapshot",
+        elif time.monotonic() - last_heard >= silence_seconds:
+            raise SilenceError(
+                f"the server {connection.address} has been silent for {silence_seconds:.0f} s within a snapshot",
                 "Look into its log; a transaction that waits for its quorum keeps a snapshot from beginning.",
             )
         for event in events:

@@ -7,14 +7,15 @@ The daemon, the check and the commands all begin their connections here, whateve
 
 from __future__ import annotations
 
+import math
 import time
 from typing import Final, TypeVar
 from uuid import UUID
 
 from cdc.config import Member
-from cdc.errors import ConnectionLostError, Remedy, ServerError
+from cdc.errors import ConnectionLostError
 from cdc.protocol.ballot import Ballot
-from cdc.protocol.constants import ErrorCode
+from cdc.protocol.failure import loading_error
 from cdc.protocol.session import Authenticated, Event, Greeted, Identified, Session, Voted
 from cdc.sources.connection import Connection
 
@@ -27,18 +28,30 @@ def greet(member: Member, instance_uuid: UUID, *, frame_bytes_max: int) -> Conne
     """Connect and log in as the configured user. Raises ConnectionLostError, ServerError or ProtocolError."""
     connection = Connection(member.host, member.port, Session(instance_uuid, frame_bytes_max=frame_bytes_max))
     try:
-        session = connection.session
-        expect(connection, Greeted)
-        if session.can_identify:
-            session.identify()
-            expect(connection, Identified)
-        if member.password is not None:
-            session.authenticate(member.user, member.password.get_secret_value())
-            expect(connection, Authenticated)
+        log_in(connection, member)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def log_in(connection: Connection, member: Member, *, deadline: float = math.inf) -> None:
+    """Wait for the greeting, and log in as the configured user. `deadline`: when to give up, in monotonic seconds.
+
+    Raises ConnectionLostError, ServerError or ProtocolError.
+    """
+    session = connection.session
+
+    def left() -> float:
+        return min(HANDSHAKE_TIMEOUT_SECONDS, deadline - time.monotonic())
+
+    expect(connection, Greeted, left())
+    if session.can_identify:
+        session.identify()
+        expect(connection, Identified, left())
+    if member.password is not None:
+        session.authenticate(member.user, member.password.get_secret_value())
+        expect(connection, Authenticated, left())
 
 
 def vote(connection: Connection) -> Ballot:
@@ -46,9 +59,7 @@ def vote(connection: Connection) -> Ballot:
     connection.session.vote()
     ballot = expect(connection, Voted).ballot
     if not ballot.is_ready:
-        raise ServerError(
-            f"the server {connection.address} is still loading its data", code=ErrorCode.LOADING, remedy=Remedy.WAIT
-        )
+        raise loading_error(connection.address)
     return ballot
 
 

@@ -11,6 +11,8 @@ So before the daemon requests an id, it asks all members whether they know one.
 
 from __future__ import annotations
 
+from uuid import UUID
+
 import structlog
 
 from cdc.config import Config
@@ -19,15 +21,16 @@ from cdc.protocol.session import Selected
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import expect, greet, vote
-from cdc.upstream import joining
+from cdc.sources.replica_set import replicaset_uuid
+from cdc.upstream import joining, resume
 
 
-def find_id(connection: Connection) -> int | None:
-    """Return the id that the server knows for the daemon's UUID, or None.
+def find_id(connection: Connection, uuid: UUID | None = None) -> int | None:
+    """Return the id that the server knows for a daemon's UUID, by default the connection's own, or None.
 
     Raises ServerError, ConnectionLostError or ProtocolError.
     """
-    connection.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(connection.session.instance_uuid)])
+    connection.session.select(CLUSTER_SPACE, CLUSTER_BY_UUID, [str(uuid or connection.session.instance_uuid)])
     match expect(connection, Selected).tuples:
         case []:
             return None
@@ -40,9 +43,10 @@ def find_id(connection: Connection) -> int | None:
 def check_others(connection: Connection, config: Config) -> None:
     """Raise ConnectionLostError if another member already knows an id of this daemon. Called before an id is requested.
 
-    Members that can't be asked are skipped, as they may be unavailable for good. If nobody knows an id, the log says what an id
-    costs the replica set.
+    Members that can't be asked are skipped, as they may be unavailable for good, and so are servers of another replica set:
+    their ids mean nothing here. If nobody knows an id, the log says what an id costs the replica set.
     """
+    ours = replicaset_uuid(connection)
     log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
     for member in config.source.members():
         if member.address == connection.address:
@@ -50,6 +54,8 @@ def check_others(connection: Connection, config: Config) -> None:
         try:
             other = greet(member, connection.session.instance_uuid, frame_bytes_max=config.source.frame_bytes_max)
             try:
+                if (error := resume.foreign(ours, replicaset_uuid(other))) is not None:
+                    raise error
                 known = find_id(other)
             finally:
                 other.close()

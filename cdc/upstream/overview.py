@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from cdc.errors import CdcError, Remedy
 from cdc.positions.vclock import VClock
-from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing, explained, standing
+from cdc.upstream.selection import FOLLOWING, Answer, Needed, Standing, error_of, explained, standing
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def overview(
             newest[origin] = max(lsn, newest.get(origin, 0))
     found = []
     for index, answer in enumerate(answers):
-        judged, error = standing(answer, needed), answer.error
+        judged, error = standing(answer, needed), error_of(answer, needed)
         if judged is Standing.GOOD:
             error = (failures or {}).get(index)
             if error is not None and error.remedy is Remedy.OPERATOR:

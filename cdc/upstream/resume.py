@@ -12,8 +12,9 @@ Excluded origins (`source.exclude_origins`) count in neither comparison: the ser
 advance in their components. At SUBSCRIBE and in ACKs, the daemon reports the server's own position in these components:
 otherwise the server would look for its logs from P on, and keep them.
 
-The server may also belong to another replica set. A ballot doesn't contain the replica set, so the daemon checks it when the
-server answers SUBSCRIBE. cdc.upstream.start decides what follows from all this for a connection.
+All this compares positions of one replica set. A server may belong to another one: somebody else has its address by now, or
+source.uris is wrong. A ballot doesn't contain the replica set, so every server is asked for it (cdc.sources.replica_set), and
+`check_replicaset` comes before any comparison and any policy. cdc.upstream.start decides what follows for a connection.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from __future__ import annotations
 from typing import Final, Literal
 from uuid import UUID
 
-from cdc.errors import PositionError
+from cdc.errors import ForeignServerError, PositionError
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -77,10 +78,18 @@ def check_replicaset_of_store(kafka: Position, store: Position) -> None:
         )
 
 
-def check_replicaset(position: Position, theirs: UUID | None) -> None:
-    """Compare the replica set in the answer to SUBSCRIBE with the checkpoint's. Raises PositionError."""
-    if theirs is not None and position.replicaset_uuid is not None and theirs != position.replicaset_uuid:
-        raise PositionError(
-            f"the server belongs to replica set {theirs}, the checkpoint to {position.replicaset_uuid}",
-            "Check source.uris; another replica set needs another name, and another kafka.topic_prefix.",
-        )
+def foreign(ours: UUID | None, theirs: UUID | None) -> ForeignServerError | None:
+    """Return the error of a server whose replica set isn't the checkpoint's. An unknown one (None) isn't compared."""
+    if theirs == ours or None in (ours, theirs):
+        return None
+    return ForeignServerError(
+        f"the server belongs to replica set {theirs}, the checkpoint to {ours}, so nothing of the server is used",
+        "Check source.uris; another replica set needs another name, and another kafka.topic_prefix.",
+    )
+
+
+def check_replicaset(position: Position | None, theirs: UUID | None) -> None:
+    """Compare a server's replica set with the checkpoint's. Raises ForeignServerError."""
+    error = foreign(position.replicaset_uuid if position is not None else None, theirs)
+    if error is not None:
+        raise error

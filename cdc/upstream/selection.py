@@ -8,7 +8,8 @@ A member can be followed from the daemon's position P if it has everything that 
               gc_vclock ≰ P                gap           can never be followed from P again
               else                         good          ◀── one of these is chosen: source.prefer, then the order of source.uris
     error ──▶ heals by waiting             unreachable
-              needs a person               refused       (a wrong password, missing rights, another program on the port)
+              needs a person               refused       (a wrong password, missing rights, another program on the port,
+                                                          another replica set: its ballot isn't looked at)
 
 If no member is good, the policy (`on_divergence`, `on_gap`) applies to a single member at once: waiting would show nothing that
 its own ballot doesn't show. With several members, a restarting leader or a lagging replica isn't lost history. So as long as
@@ -21,8 +22,11 @@ one of them is not ready, behind or unreachable, the daemon waits, and the polic
 A gap takes precedence over a divergence: a member with a gap has everything that was published, so a snapshot of it takes nothing
 back.
 
-This module doesn't know when it is called and how the answers were obtained. A ballot doesn't contain the replica set: SUBSCRIBE
-detects a server of another one, and the daemon stops with an error that names it.
+A server of another replica set is passed over like any other that a person has to mend, so a foreign server behind one address
+doesn't end a daemon whose right member restarts. Before the first snapshot nothing says which replica set is the right one: then
+source.uris that lead to two of them are refused.
+
+This module doesn't know when it is called and how the answers were obtained.
 """
 
 from __future__ import annotations
@@ -33,7 +37,16 @@ from enum import Enum
 from typing import Final, Literal
 from uuid import UUID
 
-from cdc.errors import CdcError, ConnectionLostError, PositionError, ProtocolError, Remedy, ServerError, UnsupportedRowError
+from cdc.errors import (
+    CdcError,
+    ConnectionLostError,
+    ForeignServerError,
+    PositionError,
+    ProtocolError,
+    Remedy,
+    ServerError,
+    UnsupportedRowError,
+)
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import ErrorCode
@@ -69,19 +82,22 @@ class Answer:
     version: str | None = None
     uuid: UUID | None = None
     error: CdcError | None = None
+    replicaset_uuid: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Needed:
     """Requirements on a member: everything up to `published`, and the logs from `logs_from` on unless a snapshot is taken anyway.
 
-    Origins in `ignored` are excluded from the stream, so nothing of theirs is needed.
+    Origins in `ignored` are excluded from the stream, so nothing of theirs is needed. The member has to belong to the replica
+    set `replicaset_uuid`; None before the first snapshot.
     """
 
     published: VClock = VClock()  # noqa: RUF009 - immutable
     logs_from: VClock = VClock()  # noqa: RUF009
     takes_snapshot: bool = False
     ignored: frozenset[int] = frozenset()
+    replicaset_uuid: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,14 +149,17 @@ def is_of_one_member(error: CdcError) -> bool:
     """
     if isinstance(error, UnsupportedRowError):
         return False
-    if isinstance(error, ServerError) and error.code == ErrorCode.REPLICASET_UUID_MISMATCH:
-        return False  # source.uris mixes replica sets: whichever was followed until now, one of the entries is a mistake
-    return isinstance(error, ConnectionLostError | ServerError | ProtocolError | XlogGapError)
+    return isinstance(error, ConnectionLostError | ServerError | ProtocolError | XlogGapError | ForeignServerError)
+
+
+def error_of(answer: Answer, needed: Needed) -> CdcError | None:
+    """Return why nothing of a member can be used: its error, or that it belongs to another replica set; None if it can."""
+    return answer.error or resume.foreign(needed.replicaset_uuid, answer.replicaset_uuid)
 
 
 def standing(answer: Answer, needed: Needed) -> Standing:
     """Return a member's standing, judged by its own answer."""
-    error, ballot = answer.error, answer.ballot
+    error, ballot = error_of(answer, needed), answer.ballot
     if error is not None:
         if isinstance(error, XlogGapError):
             return Standing.GAP
@@ -160,16 +179,18 @@ def standing(answer: Answer, needed: Needed) -> Standing:
 def choose(answers: Sequence[Answer], needed: Needed, rules: Rules, *, waited_ms: float = 0) -> Choice | Wait:
     """Return the member to follow, or what to wait for. `waited_ms`: for how long a member has been short and none good.
 
-    Raises PositionError if the policy is to fail. If no member can be used without a person's help, raises the only member's
-    error, or NobodyError.
+    Raises PositionError if the policy is to fail, and ForeignServerError if nothing says which of several replica sets is the
+    right one. If no member can be used without a person's help, raises the only member's error, or NobodyError.
     """
+    if needed.replicaset_uuid is None:
+        _check_one_replicaset(answers)
     standings = [standing(answer, needed) for answer in answers]
     report = "; ".join(explained(*item, needed) for item in zip(answers, standings, strict=True) if item[1] is not Standing.GOOD)
     good = _ranked(answers, standings, Standing.GOOD, rules.prefer)
     if good:
         return Choice(good[0], _why(answers[good[0]], rules.prefer) + (f"; passed over: {report}" if report else ""))
     if all(found is Standing.REFUSED for found in standings):
-        raise _refused(answers, report)
+        raise _refused(answers, needed, report)
     gaps = _ranked(answers, standings, Standing.GAP, rules.prefer)
     behind = _ranked(answers, standings, Standing.BEHIND, rules.prefer)
     if not gaps and not behind:
@@ -219,7 +240,7 @@ def _why(answer: Answer, prefer: Preference) -> str:
 
 def explained(answer: Answer, found: Standing, needed: Needed) -> str:
     """Return a sentence about a member that isn't good: what it lacks, with both vclocks by component."""
-    ballot, error = answer.ballot, answer.error
+    ballot, error = answer.ballot, error_of(answer, needed)
     if error is not None:
         # Errors of a connection name its address already.
         text = error.message if answer.address in error.message else f"{answer.address}: {error.message}"
@@ -239,9 +260,23 @@ def explained(answer: Answer, found: Standing, needed: Needed) -> str:
     return f"{answer.address} can be followed"
 
 
-def _refused(answers: Sequence[Answer], report: str) -> CdcError:
+def _check_one_replicaset(answers: Sequence[Answer]) -> None:
+    addresses: dict[UUID, list[str]] = {}
+    for answer in answers:
+        if answer.replicaset_uuid is not None:
+            addresses.setdefault(answer.replicaset_uuid, []).append(answer.address)
+    if len(addresses) > 1:
+        found = "; ".join(f"{uuid} at {', '.join(places)}" for uuid, places in addresses.items())
+        raise ForeignServerError(
+            f"source.uris leads to {len(addresses)} replica sets: {found}",
+            "Name members of one replica set only. Each other one needs a daemon of its own, with its own name and "
+            "kafka.topic_prefix.",
+        )
+
+
+def _refused(answers: Sequence[Answer], needed: Needed, report: str) -> CdcError:
     """Return the error of the only member, or one error for all members."""
-    errors = [answer.error for answer in answers if answer.error is not None]
+    errors = [error for answer in answers if (error := error_of(answer, needed)) is not None]
     if len(errors) == 1:
         return errors[0]
     hints = list(dict.fromkeys(error.hint for error in errors if error.hint))

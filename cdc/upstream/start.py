@@ -134,6 +134,7 @@ def needed(known: Known) -> Needed:
         logs_from=known.store.vclock if store is _Store.BEHIND and known.store is not None else published,
         takes_snapshot=_snapshot_anyway(known) is not None,
         ignored=known.ignored,
+        replicaset_uuid=known.checkpoint.replicaset_uuid if known.checkpoint is not None else None,
     )
 
 

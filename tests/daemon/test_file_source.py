@@ -19,7 +19,7 @@ from cdc.daemon.file_source import Files, Replayer
 from cdc.daemon.follower import Goal
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import ConfigurationError, LogFileError, PositionError, SnapshotNeededError
+from cdc.errors import ConfigurationError, ForeignServerError, LogFileError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
@@ -189,9 +189,14 @@ def test_continues(taken: Taken, files: Path, tmp_path: Path) -> None:
     assert taken.events() - before == {("rows", "c"): 1, ("rows", "u"): 1}
 
 
-def test_checkpoint_of_another_replica_set(taken: Taken, files: Path) -> None:
-    with pytest.raises(PositionError, match="belongs to replica set"):
-        replayer(taken, files, at(335, OTHER)).run()
+@pytest.mark.parametrize(
+    ("lsn", "sections"),
+    [(335, {}), (335, {"snapshot": {"mode": "always"}}), (9_999, {"source": {"on_divergence": "resnapshot"}})],
+)
+def test_checkpoint_of_another_replica_set(taken: Taken, files: Path, lsn: int, sections: dict[str, Any]) -> None:
+    with pytest.raises(ForeignServerError, match="belongs to replica set"):
+        replayer(taken, files, at(lsn, OTHER), spaces={"exclude": ["vinyl"]}, **sections).run()
+    assert not taken.events()
 
 
 def test_divergence(taken: Taken, files: Path) -> None:

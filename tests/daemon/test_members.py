@@ -4,26 +4,34 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from uuid import UUID
 
 import pytest
 from pydantic import SecretStr
 
+from cdc.commands.verify import verify
 from cdc.config import Config, parse
 from cdc.daemon.follower import Goal
 from cdc.daemon.members import Members
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import ConnectionLostError
+from cdc.errors import ConnectionLostError, ForeignServerError, Remedy
 from cdc.kafka.publisher import Publisher
+from cdc.local.ports import free_port
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.upstream.selection import NobodyError
 from tests.daemon.test_ack_intervals import ServedMaster
+from tests.daemon.test_monitor import Listener, serving
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients
+from tests.fakes.master import REPLICASET, SCHEMA, Master
 from tests.live.waiting import wait_for
 
 
@@ -125,3 +133,113 @@ def test_a_member_that_is_not_there_is_waited_for_longer_and_longer(scene: Scene
     assert delays == sorted(set(delays))
     members.succeeded()
     assert members.next_delay() == delays[0]
+
+
+# Servers of another replica set.
+
+OTHER = UUID("cccccccc-0000-4000-8000-000000000001")
+
+
+class Foreign:
+    """A server of another replica set, with rows in a space of ours."""
+
+    def __init__(self) -> None:
+        self.master = Master("2.11")
+        self.master.replicaset_uuid = OTHER
+        self.master.replace(SCHEMA, "cluster", str(OTHER))
+        self.master.create_space("users", ["id", "name"])
+        for number in range(9):
+            self.master.insert("users", number, "foreign")
+        self.listener = Listener(serving(self.master))
+        self.uri = f"{self.master.user}:{self.master.password}@127.0.0.1:{self.listener.port}"
+
+
+@pytest.fixture
+def foreign() -> Iterator[Foreign]:
+    made = Foreign()
+    yield made
+    made.listener.close()
+
+
+def members_of(scene: Scene, uris: list[str], **sections: dict[str, Any]) -> Members:
+    """Other members for the scene's daemon, with other settings."""
+    source = scene.config.source.model_copy(update={"uris": list(map(SecretStr, uris))})
+    config = scene.config.model_copy(update={"source": source})
+    for name, values in sections.items():
+        config = config.model_copy(update={name: getattr(config, name).model_copy(update=values)})
+    scene.config = config
+    return Members(config, scene.status, scene.is_stopping, scene.requests)
+
+
+@pytest.mark.parametrize(
+    ("what", "sections"),
+    [
+        ("a gap", {}),
+        ("a gap", {"source": {"mode": "registered"}}),
+        ("behind", {"source": {"on_divergence": "resnapshot"}}),
+        ("ahead", {"snapshot": {"mode": "always"}}),
+        ("ahead", {"snapshot": {"mode": "when_needed"}}),
+    ],
+)
+def test_nothing_of_another_replica_set_is_used(
+    scene: Scene, foreign: Foreign, what: str, sections: dict[str, dict[str, Any]]
+) -> None:
+    """Its server has come behind our address, in a state for which the policy would be to take a snapshot."""
+    with scene.members.opened(scene.beginning(until_caught_up=True)) as stream:
+        assert stream.run()
+    before, count = list(scene.delivery.committed), len(foreign.master.log)
+    position = scene.checkpoint.position
+    assert position is not None
+    if what == "a gap":
+        foreign.master.gc_vclock = foreign.master.vclock
+    if what == "behind":
+        scene.checkpoint.position = replace(position, vclock=VClock({1: 1000}))
+    members = members_of(scene, [foreign.uri], **sections)
+    with pytest.raises(ForeignServerError) as caught, members.opened(scene.beginning(until_caught_up=True)):
+        pytest.fail("it is followed")
+    assert f"127.0.0.1:{foreign.listener.port}: the server belongs to replica set {OTHER}" in str(caught.value)
+    assert "resnapshot" not in str(caught.value)
+    assert not members.try_fail_over(caught.value), "there is no other"
+    assert scene.delivery.committed == before
+    assert (len(foreign.master.log), foreign.master.consumers) == (count, {}), "nothing was asked of it either"
+
+
+def test_a_wrong_second_address_is_not_taken_for_the_right_member(scene: Scene, foreign: Foreign) -> None:
+    with scene.members.opened(scene.beginning(until_caught_up=True)) as stream:
+        assert stream.run()
+    away = f"cdc:secret@127.0.0.1:{free_port()}"
+    foreign.master.gc_vclock = foreign.master.vclock
+    members = members_of(scene, [away, foreign.uri], source={"divergence_wait_ms": 0, "on_divergence": "resnapshot"})
+    for _ in range(3):
+        beginning = scene.beginning(until_caught_up=True)
+        with pytest.raises(NobodyError, match=f"belongs to replica set {OTHER}") as caught, members.opened(beginning):
+            pytest.fail("it is followed")
+        assert caught.value.remedy is Remedy.WAIT
+        members.delay_elapsed()
+    assert [one.state for one in scene.status.upstreams] == ["unreachable", "refused"]
+
+
+def test_a_first_start_with_members_of_two_replica_sets(scene: Scene, foreign: Foreign) -> None:
+    ours = Listener(serving(Master("2.11")))
+    members = members_of(scene, [f"cdc:secret@127.0.0.1:{ours.port}", foreign.uri])
+    beginning = scene.beginning(until_caught_up=True)
+    with pytest.raises(ForeignServerError, match="2 replica sets") as caught, members.opened(beginning):
+        pytest.fail("one of them is followed")
+    ours.close()
+    assert str(OTHER) in str(caught.value)
+    assert str(REPLICASET) in str(caught.value)
+    assert not members.try_fail_over(caught.value)
+    assert not scene.delivery.committed
+
+
+def test_verify_compares_nothing_with_another_replica_set(scene: Scene, foreign: Foreign) -> None:
+    with scene.members.opened(scene.beginning(until_caught_up=True)) as stream:
+        assert stream.run()
+    scene.writer.flush(is_forced=True)
+    scene.writer.close()
+    foreign.master.gc_vclock = foreign.master.vclock
+    members_of(scene, [foreign.uri])
+    lines: list[str] = []
+    with pytest.raises(ForeignServerError, match=f"belongs to replica set {OTHER}"):
+        verify(scene.config.model_copy(update={"name": "x"}), lines.append)
+    assert not lines

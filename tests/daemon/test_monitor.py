@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import structlog
 
-from cdc.config import Config, SourceSection, parse
+from cdc.config import Config, Member, SourceSection, parse
 from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError
 from cdc.ops.status import Status
@@ -116,7 +116,7 @@ def source(*ports: int, **options: Any) -> SourceSection:
     options = {"vote_timeout_ms": round(TIMEOUT_SECONDS * 1000), "survey_interval_ms": 60_000, **options}
     values = {
         "name": "shop",
-        "source": {"uris": [f"127.0.0.1:{port}" for port in ports], **options},
+        "source": {"uris": [f"cdc:secret@127.0.0.1:{port}" for port in ports], **options},
         "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
         "state": {"images": "none"},
     }
@@ -124,21 +124,26 @@ def source(*ports: int, **options: Any) -> SourceSection:
     return config.source
 
 
+def member(port: int) -> Member:
+    return source(port).members()[0]
+
+
 @pytest.mark.parametrize("version", ["2.6", "2.11", "3.3"])
 def test_a_member_that_answers(listen: Listen, version: str) -> None:
     master = Master(version)
     master.create_space("things")
-    found = ask("127.0.0.1", listen(serving(master)).port, 5)
+    found = ask(member(listen(serving(master)).port), 5)
     assert found.error is None
     assert found.ballot is not None
     assert (found.ballot.vclock, found.ballot.gc_vclock) == (VClock(master.vclock), VClock(master.gc_vclock))
+    assert found.replicaset_uuid == master.replicaset_uuid
     assert (found.uuid, found.version) == (master.uuid, ".".join(map(str, master.version)))
 
 
 def test_a_member_that_loads(listen: Listen) -> None:
     master = Master("2.6")
     master.is_loading = True
-    assert standing(ask("127.0.0.1", listen(serving(master)).port, 5), Needed()) is Standing.LOADING
+    assert standing(ask(member(listen(serving(master)).port), 5), Needed()) is Standing.LOADING
 
 
 @pytest.mark.parametrize(
@@ -148,7 +153,7 @@ def test_a_member_that_loads(listen: Listen) -> None:
 def test_a_member_that_does_not_answer(listen: Listen, serve: Serve, kind: type[Exception]) -> None:
     port = listen(serve).port
     began = time.monotonic()
-    found = ask("127.0.0.1", port, TIMEOUT_SECONDS)
+    found = ask(member(port), TIMEOUT_SECONDS)
     assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS
     assert isinstance(found.error, kind)
 

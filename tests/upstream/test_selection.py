@@ -9,7 +9,15 @@ from uuid import UUID
 
 import pytest
 
-from cdc.errors import CdcError, ConnectionLostError, PositionError, ProtocolError, ServerError, UnsupportedRowError
+from cdc.errors import (
+    CdcError,
+    ConnectionLostError,
+    ForeignServerError,
+    PositionError,
+    ProtocolError,
+    ServerError,
+    UnsupportedRowError,
+)
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.protocol.constants import ErrorCode
@@ -256,11 +264,9 @@ def test_whose_error_it_is() -> None:
         assert error is not None
         assert is_of_one_member(error), text
     assert is_of_one_member(server_error(ErrorCode.READONLY))
-    for error in (
-        UnsupportedRowError("a row"),
-        PositionError("a position"),
-        server_error(ErrorCode.REPLICASET_UUID_MISMATCH),
-    ):
+    assert is_of_one_member(server_error(ErrorCode.REPLICASET_UUID_MISMATCH))
+    assert is_of_one_member(ForeignServerError("of another replica set"))
+    for error in (UnsupportedRowError("a row"), PositionError("a position")):
         assert not is_of_one_member(error)
 
 
@@ -335,3 +341,52 @@ def test_whatever_is_chosen_can_be_followed(seed: int) -> None:
             [p for p in good if (b := said[p].ballot) and b.is_read_only == (prefer == "replica")] if prefer != "order" else good
         )
         assert found.index == (wanted or good)[0]
+
+
+OURS, OTHER = UUID(int=100), UUID(int=200)
+
+
+def of(uuid: UUID | None, text: str, place: int = 0) -> Answer:
+    return replace(answer(text, place), replicaset_uuid=uuid)
+
+
+@pytest.mark.parametrize("text", [GOOD, BEHIND, GAP])
+@pytest.mark.parametrize("rules", [Rules(), Rules(wait_ms=0, on_divergence="resnapshot"), Rules(mode="when_needed")])
+@pytest.mark.parametrize("takes_snapshot", [False, True])
+def test_no_policy_applies_to_another_replica_set(text: str, rules: Rules, takes_snapshot: bool) -> None:
+    needed = replace(NEEDED, replicaset_uuid=OURS, takes_snapshot=takes_snapshot)
+    assert standing(of(OTHER, text), needed) is Standing.REFUSED
+    with pytest.raises(ForeignServerError, match=f"belongs to replica set {OTHER}, the checkpoint to {OURS}") as caught:
+        choose([of(OTHER, text)], needed, rules, waited_ms=1e9)
+    assert "resnapshot" not in str(caught.value)
+    # Beside the right member it is passed over, and while that one is away it isn't taken in its place.
+    chosen = choose([of(OTHER, text, 0), of(OURS, GOOD, 1)], needed, rules)
+    assert isinstance(chosen, Choice)
+    assert chosen.index == 1
+    assert f"m0:3301: the server belongs to replica set {OTHER}" in chosen.reason
+    waits = choose([answer("away", 0), of(OTHER, text, 1)], needed, rules, waited_ms=1e9)
+    assert isinstance(waits, Wait)
+    assert not waits.is_short
+
+
+def test_members_of_another_replica_set_alone() -> None:
+    needed = replace(NEEDED, replicaset_uuid=OURS)
+    with pytest.raises(NobodyError, match="none of the 2 members") as caught:
+        choose([of(OTHER, GOOD, 0), of(OTHER, GAP, 1)], needed, Rules(), waited_ms=1e9)
+    assert "another replica set needs another name" in caught.value.hint
+
+
+def test_a_first_start_with_two_replica_sets() -> None:
+    """Nothing says which one is meant."""
+    needed = Needed(takes_snapshot=True)
+    with pytest.raises(ForeignServerError, match=f"leads to 2 replica sets: {OURS} at m0:3301, m2:3301; {OTHER} at m1:3301"):
+        choose([of(OURS, GOOD, 0), of(OTHER, GOOD, 1), of(OURS, BEHIND, 2)], needed, Rules())
+    chosen = choose([of(OURS, GOOD, 0), of(OURS, GOOD, 1), answer("away", 2)], needed, Rules())
+    assert isinstance(chosen, Choice)
+
+
+def test_overview_of_another_replica_set() -> None:
+    needed = replace(NEEDED, replicaset_uuid=OURS)
+    ours, other = overview([of(OURS, GOOD), of(OTHER, GOOD, 1)], needed)
+    assert (ours.state, other.state) == ("standby", "refused")
+    assert f"replica set {OTHER}" in (other.error or "")
