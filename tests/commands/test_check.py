@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check import check, may_write
+from cdc.commands.check import check
+from cdc.commands.check_members import may_write
 from cdc.config import parse
 from cdc.kafka import topic_admin
 from cdc.local.ports import free_port
