@@ -224,7 +224,7 @@ class _Verifier:
                 pipeline.close()
         except XlogGapError as error:
             raise PositionError(
-                f"the server no longer has the logs after the state store's position {position.vclock}: {error.message}",
+                f"the server doesn't send the logs after the state store's position {position.vclock}: {error.message}",
                 "Start the daemon: it heals the gap by a snapshot that compares with the store.",
             ) from error
         finally:

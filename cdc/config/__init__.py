@@ -106,7 +106,7 @@ class SourceSection(Section):
     instance_name: InstanceName | None = None
     """Name of a registered daemon in `_cluster` (3.0 and later). No other instance may have the name: it would lose it."""
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"
-    """Policy if the server no longer has the logs after the checkpoint."""
+    """Policy if the server no longer has the logs after the checkpoint, or can't read them."""
     on_divergence: Literal["fail", "resnapshot"] = "fail"
     """Policy if the server lacks changes that were published."""
     prefer: Literal["replica", "leader", "order"] = "order"

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from uuid import UUID
 
 import structlog
 
@@ -23,8 +24,11 @@ from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.protocol.ballot import Ballot
+from cdc.protocol.failure import LogDamagedError
 from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
+from cdc.sources.log_end import check_end_of_log
 from cdc.sources.replica_set import replicaset_uuid
 from cdc.upstream import resume, selection, start
 from cdc.upstream.failover import Failover
@@ -47,6 +51,8 @@ class Members:
         self._monitor = UpstreamMonitor(config.source, status)
         # The member that was chosen last.
         self._index = 0
+        # Members that couldn't read their logs, and haven't proved since that they can read the end of them.
+        self._damaged: set[int] = set()
 
     def start(self) -> None:
         """See `Source.start`. From now on all members are surveyed regularly."""
@@ -80,6 +86,8 @@ class Members:
 
     def failed(self, error: CdcError) -> None:
         """See `Source.failed`."""
+        if isinstance(error, LogDamagedError):
+            self._damaged.add(self._index)
         if selection.is_of_one_member(error):
             self._monitor.record_failure(self._index, error)
 
@@ -134,12 +142,15 @@ class Members:
         known, theirs = beginning.known, replicaset_uuid(connection)
         resume.check_replicaset(known.checkpoint, theirs)
         self._failover.confirm(Answer(connection.address, ballot=ballot, replicaset_uuid=theirs), needed)
+        plan = start.plan(replace(known, forced=known.forced or choice.snapshot), ballot)
+        if plan.snapshot is not None and self._index in self._damaged:
+            self._check_end_of_log(theirs, ballot)
         return Follower(
             self._config,
             connection,
             beginning.publisher,
             beginning.checkpoint,
-            start.plan(replace(known, forced=known.forced or choice.snapshot), ballot),
+            plan,
             ballot,
             status=self._status,
             is_stopping=self._is_stopping,
@@ -149,3 +160,10 @@ class Members:
             requests=self._requests,
             is_lost=self._monitor.is_lost,
         )
+
+    def _check_end_of_log(self, replicaset: UUID, ballot: Ballot) -> None:
+        """Raise ServerError if the chosen member, whose log is damaged, couldn't be followed after a snapshot either."""
+        source = self._config.source
+        probe = instance_uuid(f"{self._config.name} check")
+        check_end_of_log(source.members()[self._index], probe, replicaset, ballot.vclock, frame_bytes_max=source.frame_bytes_max)
+        self._damaged.discard(self._index)

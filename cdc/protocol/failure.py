@@ -1,7 +1,9 @@
 """Error packets: Tarantool's error code and message, the stack of causes, and the remedy for the operator.
 
 The code decides whether waiting can resolve the error (a server that is still loading, a peer that timed out). An xlog gap is
-recognized also by the error type in the stack, because 2.6.0 sends it with the code of an ordinary Lua error.
+recognized also by the error type in the stack, because 2.6.0 sends it with the code of an ordinary Lua error. A log that the
+server can't read is recognized by the type alone: its errors (a wrong checksum, a wrong magic number) have no code of their own.
+The server reads other files in this format too, so the type counts only where rows of the log were requested.
 """
 
 from __future__ import annotations
@@ -77,8 +79,24 @@ class XlogGapError(PositionError):
     """The master no longer has the logs between the daemon's position and its own."""
 
 
-def parse_error(header: Header, body: Body) -> ServerError | PositionError | ProtocolError:
-    """Return the exception for an error packet."""
+class LogDamagedError(XlogGapError):
+    """The master can't read its own logs between the daemon's position and its own, though its data may be whole.
+
+    The logs are as good as removed. `cause` is the server's message.
+    """
+
+    KIND: Final = "XlogError"
+
+    def __init__(self, cause: str) -> None:
+        super().__init__(
+            f"the master can't read its own logs, which are damaged: {cause}",
+            'source.on_gap = "resnapshot" starts again from a snapshot.',
+        )
+        self.cause = cause
+
+
+def parse_error(header: Header, body: Body, *, is_of_log: bool = False) -> ServerError | PositionError | ProtocolError:
+    """Return the exception for an error packet. `is_of_log`: it answers a request for rows of the log."""
     code = header[Key.REQUEST_TYPE] & (Type.ERROR - 1)
     stack = _stack(body)
     kind = stack[0].get(_KIND) if stack else ""
@@ -95,6 +113,8 @@ def parse_error(header: Header, body: Body) -> ServerError | PositionError | Pro
             f"the master has removed logs that are needed: {text}",
             'source.on_gap = "resnapshot" starts again from a snapshot.',
         )
+    if is_of_log and kind == LogDamagedError.KIND:
+        return LogDamagedError(text)
     remedy, hint = _HINTS.get(code, (Remedy.OPERATOR, ""))
     user = _DENIED_USER.search(text)
     if user is not None and user[1] == _NOBODY and code == ErrorCode.ACCESS_DENIED:

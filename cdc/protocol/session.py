@@ -27,7 +27,7 @@ from cdc.protocol.compiled_frames import CompiledFrames, frame_decoder
 from cdc.protocol.constants import NEWEST_PROVEN_VERSION, ROW_TYPES, TYPE_NAMES, Key, Type
 from cdc.protocol.failure import parse_error
 from cdc.protocol.greeting import GREETING_BYTES, Greeting, parse_greeting
-from cdc.protocol.states import TRANSITIONS, Input, State
+from cdc.protocol.states import LOG_STATES, TRANSITIONS, Input, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ class Session:
         if type(kind) is not int:
             raise ProtocolError(f"a packet has {excerpt(kind, 50)} as its type")
         if kind & Type.ERROR:
-            raise parse_error(header, body)
+            raise parse_error(header, body, is_of_log=self._state in LOG_STATES)
         if kind == Type.RAFT:
             self._move(Input.RAFT)
             self._see_term(body.get(_RAFT_TERM, 0))

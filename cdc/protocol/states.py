@@ -102,3 +102,6 @@ TRANSITIONS: Final[dict[State, dict[Input, State]]] = {
 }
 """All transitions of a session; any other input is an error. An error packet or the end of the stream closes the session from any
 state."""
+
+LOG_STATES: Final = frozenset({State.JOIN_FINAL, State.REGISTERING, State.SUBSCRIBING, State.STREAMING})
+"""States in which the server reads its log for the replica."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,26 +14,28 @@ from uuid import UUID
 import pytest
 from pydantic import SecretStr
 
+import cdc.sources.log_end
 from cdc.commands.verify import verify
 from cdc.config import Config, parse
 from cdc.daemon.follower import Goal
 from cdc.daemon.members import Members
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import ConnectionLostError, ForeignServerError, Remedy
+from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, Remedy, ServerError
 from cdc.kafka.publisher import Publisher
 from cdc.local.ports import free_port
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
+from cdc.protocol.failure import LogDamagedError
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.upstream.selection import NobodyError
 from tests.daemon.test_ack_intervals import ServedMaster
-from tests.daemon.test_monitor import Listener, serving
+from tests.daemon.test_monitor import Listener, Serve, serving
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients
-from tests.fakes.master import REPLICASET, SCHEMA, Master
+from tests.fakes.master import REPLICASET, SCHEMA, Master, MasterConnection
 from tests.live.waiting import wait_for
 
 
@@ -133,6 +137,74 @@ def test_a_member_that_is_not_there_is_waited_for_longer_and_longer(scene: Scene
     assert delays == sorted(set(delays))
     members.succeeded()
     assert members.next_delay() == delays[0]
+
+
+# A log that the server can't read.
+
+
+def relaying(master: Master) -> Serve:
+    """A member that also streams."""
+
+    def serve(connection: socket.socket) -> None:
+        server = MasterConnection(master)
+        connection.settimeout(0.01)
+        while not server.is_closed:
+            if server.is_streaming:
+                server.relay()
+            connection.sendall(server.data_to_send())
+            with contextlib.suppress(TimeoutError):
+                data = connection.recv(4096)
+                if not data:
+                    return
+                server.receive_data(data)
+        connection.sendall(server.data_to_send())
+
+    return serve
+
+
+def followed_again(scene: Scene, members: Members, *, forced: str | None = None) -> bool:
+    """One more connection up to what the master has; its error goes the way that the supervisor gives it."""
+    known = known_before(scene.config, scene.checkpoint, scene.writer, forced=forced)
+    beginning = Beginning(known, scene.checkpoint, scene.publisher, scene.writer, Goal(until_caught_up=True))
+    with members.opened(beginning) as stream:
+        try:
+            return stream.run()
+        except CdcError as error:
+            members.failed(error)
+            stream.collect_submitted()
+            raise
+
+
+@pytest.mark.parametrize("version", ["2.6", "2.11", "3.3"])
+def test_a_damaged_log_is_a_gap_unless_it_is_the_present_one(scene: Scene, version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cdc.sources.log_end, "PATIENCE_SECONDS", 0.3)
+    master = Master(version)
+    master.create_space("users", ["id", "name"])
+    listener = Listener(relaying(master))
+    members = members_of(scene, [f"cdc:secret@127.0.0.1:{listener.port}"])
+    assert followed_again(scene, members)
+    master.insert("users", 1, "streamed")
+    master.damaged_before = 10_000
+    snapshot_id = scene.checkpoint.position
+    with pytest.raises(LogDamagedError, match=r"can't read its own logs.*tx checksum mismatch.*on_gap") as caught:
+        followed_again(scene, members)
+    # The present log is the damaged one: a snapshot would be followed by the next.
+    for _ in range(2):
+        with pytest.raises(ServerError, match=r"the log that it is writing now.*box\.snapshot\(\)") as waits:
+            followed_again(scene, members, forced=caught.value.message)
+        assert waits.value.remedy is Remedy.WAIT
+    assert scene.checkpoint.position == snapshot_id
+    # With a new log the snapshot heals the gap.
+    master.damaged_before = master.vclock[1]
+    assert followed_again(scene, members, forced=caught.value.message)
+    assert scene.checkpoint.position is not None
+    assert scene.checkpoint.position.vclock == VClock(master.vclock)
+    assert scene.checkpoint.position.snapshot is not None
+    assert scene.checkpoint.position.snapshot.snapshot_id == 2
+    assert scene.writer.store.row_count == 1
+    master.insert("users", 2, "streamed")
+    assert followed_again(scene, members), "and it isn't asked any more"
+    listener.close()
 
 
 # Servers of another replica set.

@@ -106,6 +106,8 @@ class Master:
         """Who streams over a connection that isn't played here."""
         self.log: list[LogRow] = []
         self.gc_vclock: dict[int, int] = {}
+        self.damaged_before = 0
+        """Its own lsn up to which the log files can't be read, from whatever position in them."""
         self._spaces: dict[int, _Space] = {number: _Space() for number in _SYSTEM}
         self._lsns: dict[int, int] = {}
         self._open: list[LogRow] | None = None
@@ -682,6 +684,8 @@ class MasterConnection:
         self._id_filter = set(body.get(Key.ID_FILTER, ()))
         self._next = 0
         self.heartbeat()
+        if since.get(master.id, 0) < master.damaged_before:
+            self.fail(32, "tx checksum mismatch", "XlogError")
 
     def _acknowledged(self, header: dict[int, Any], body: dict[int, Any]) -> None:
         assert self.is_streaming, "an ACK outside of the stream"

@@ -145,6 +145,31 @@ def test_gap_comes_out_as_its_differences(scene: Scene) -> None:
     scene.check()
 
 
+def damage(log: Path) -> None:
+    """A byte within the middle of a log file is another one."""
+    data = bytearray(log.read_bytes())
+    data[data.index(b"\xd5\xba\x0b\xab", len(data) // 2) + 30] ^= 1
+    log.write_bytes(data)
+
+
+def test_log_that_the_master_cannot_read(scene: Scene) -> None:
+    """Its data is whole, so the gap comes out as its differences, once the damaged file isn't the one that it is writing."""
+    last = begin(scene)
+    for number in range(100):
+        scene.tarantool.eval("box.space.many:replace{..., 0, 'logged'}", 5_000 + number)
+    damage(max(scene.tarantool.work_dir.glob("*.xlog")))
+    scene.daemon.start()
+    waits = "can't read the log that it is writing now"
+    wait_for("the daemon waits", lambda: waits in scene.daemon.run.log_text())
+    assert "damaged: tx checksum mismatch" in scene.daemon.run.log_text()
+    assert "taking a snapshot" not in scene.daemon.run.log_text()
+    assert "box.snapshot()" in scene.daemon.run.log_text()
+    scene.tarantool.eval("box.snapshot() box.space.many:replace{6000, 0, 'in a new file'}")
+    scene.catch_up()
+    assert scene.daemon.terminate() == 0
+    assert news(scene.check(), last) == {("many", "c"): 101}
+
+
 @dataclass(frozen=True)
 class _Run:
     seconds: float

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import PositionError, ProtocolError, Remedy, ServerError
 from cdc.protocol.constants import ErrorCode
-from cdc.protocol.failure import XlogGapError, parse_error
+from cdc.protocol.failure import LogDamagedError, XlogGapError, parse_error
 from tests.fakes.profiles import MANY
 
 
@@ -69,6 +69,19 @@ def test_gap_by_its_number_and_by_its_kind() -> None:
         assert "Missing .xlog file" in str(error)
         assert "on_gap" in str(error)
     assert isinstance(parse_error(*packet(32, "a Lua error", {0: "LuajitError", 3: "x"})), ServerError)
+
+
+def test_log_that_the_server_cannot_read() -> None:
+    """It is a gap, where rows of the log were requested: a snapshot reads other files in this format."""
+    damaged = packet(32, "tx checksum mismatch", {0: "XlogError", 3: "tx checksum mismatch"})
+    error = parse_error(*damaged, is_of_log=True)
+    assert isinstance(error, LogDamagedError)
+    assert isinstance(error, XlogGapError)
+    assert str(error).startswith("the master can't read its own logs, which are damaged: tx checksum mismatch. ")
+    assert "on_gap" in str(error)
+    error = parse_error(*damaged)
+    assert isinstance(error, ServerError)
+    assert error.remedy is Remedy.OPERATOR
 
 
 def test_causes_are_told_newest_first() -> None:
