@@ -150,6 +150,10 @@ class PositionError(CdcError):
     """The daemon can't resume at this master: a gap in the master's logs, a lost history or another replica set."""
 
 
+class OtherHistoryError(PositionError):
+    """The server has other rows under lsns that were published."""
+
+
 class ForeignServerError(PositionError):
     """The server belongs to another replica set than the checkpoint, so nothing of it may be used."""
 

@@ -108,7 +108,7 @@ class SourceSection(Section):
     on_gap: Literal["resnapshot", "fail"] = "resnapshot"
     """Policy if the server no longer has the logs after the checkpoint, or can't read them."""
     on_divergence: Literal["fail", "resnapshot"] = "fail"
-    """Policy if the server lacks changes that were published."""
+    """Policy if the server lacks changes that were published, or has other rows in their place."""
     prefer: Literal["replica", "leader", "order"] = "order"
     """Choice among several members that can be followed. `order`: the first of `uris`; `replica`: the first read-only one;
     `leader`: the first writable one."""

@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,12 +34,14 @@ from cdc.daemon.clock import now_us
 from cdc.daemon.runner import Observations, PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
-from cdc.errors import ProtocolError, SilenceError
+from cdc.errors import ConnectionLostError, ProtocolError, SilenceError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
+from cdc.protocol.failure import XlogGapError
 from cdc.protocol.session import (
     Event,
     Heartbeat,
@@ -54,11 +57,12 @@ from cdc.sources import registration
 from cdc.sources.acknowledger import Acknowledger
 from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS
-from cdc.sources.handshake import expect
+from cdc.sources.handshake import expect, vote
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.writer import StateWriter
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
+from cdc.stream.recognition import Recognition
 from cdc.upstream import resume
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import FollowAs, StartPlan
@@ -66,6 +70,10 @@ from cdc.upstream.watch import Phase
 
 REQUEST_TURN_SECONDS: Final = 0.005
 """While a backfill runs: time to wait for stream rows before the publisher's queue is checked again."""
+
+
+RECOGNITION_SECONDS: Final = 3.0
+"""Maximum time, in seconds, for which a daemon that is to stop when it has caught up waits for the rows to recognize."""
 
 
 @dataclass(slots=True)
@@ -115,6 +123,10 @@ class Follower:
         self._status = status
         self._is_stopping = is_stopping
         self._goal = goal
+        self._observations = observations or Observations()
+        self._recognition = Recognition.of_nothing(VClock())
+        # Until when the goal isn't reached without the expected rows (monotonic seconds).
+        self._recognized_until = 0.0
         self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
         greeting = connection.session.greeting
         self._runner = PipelineRunner(
@@ -125,7 +137,7 @@ class Follower:
             Server(greeting.uuid, greeting.version, connection.address),
             status=status,
             is_stopping=is_stopping,
-            observations=observations,
+            observations=self._observations,
             writer=writer,
             flushes_at_once=goal.until_caught_up,
             while_waiting=self._check_connection,
@@ -247,14 +259,16 @@ class Follower:
         if follow_as is FollowAs.NEW_MEMBER and not self._register(self._vclock_for_upstream(position.vclock)):
             return False
         ignored, catches_up = self._plan.ignored, follow_as is FollowAs.BEHIND
+        self._recognition = self._expected_rows(position)
         connection.session.subscribe(
             position.replicaset_uuid,
-            self._vclock_for_upstream(position.vclock),
+            self._vclock_for_upstream(self._recognition.subscribe_from),
             ignored,
             is_anonymous=follow_as in (FollowAs.ANONYMOUS, FollowAs.BEHIND),
             instance_name=self._config.source.instance_name,
         )
-        subscribed = expect(connection, Subscribed)
+        with self._without_last_rows_if_gone():
+            subscribed = expect(connection, Subscribed)
         resume.check_replicaset(position, subscribed.replicaset_uuid)
         if subscribed.replica_id in ignored:
             raise ProtocolError(
@@ -272,9 +286,11 @@ class Follower:
         if catches_up:
             self._log.info("catching up as an anonymous replica before an id is requested")
         self.last_heard_at = time.monotonic()
+        self._recognized_until = self.last_heard_at + RECOGNITION_SECONDS
         self._acknowledger = Acknowledger(self._acknowledge, self._ack_interval)
         try:
-            return self._follow_stream(resume.target(subscribed.vclock, ignored) if catches_up else None)
+            with self._without_last_rows_if_gone():
+                return self._follow_stream(resume.target(subscribed.vclock, ignored) if catches_up else None)
         finally:
             self._requests.close()
             self._acknowledger.close()
@@ -298,11 +314,14 @@ class Follower:
             for event in events:
                 match event:
                     case StreamRows(frames):
-                        self._runner.submit_all(pipeline.feed(frames, now_us()))
+                        for part in self._recognition.look(frames):
+                            self._runner.submit_all(pipeline.feed(part, now_us()))
                     case Heartbeat():
+                        self._recognition.heartbeat()
                         self._runner.submit_all(pipeline.heartbeat(now_us()))
                     case _:
                         raise AssertionError(f"{event} in the stream")
+            self._note_recognized()
             self._republish(is_busy=any(isinstance(event, StreamRows) for event in events))
             if catches_up_with is not None:
                 if pipeline.ledger.acknowledged.covers(catches_up_with):
@@ -331,7 +350,42 @@ class Follower:
             and target is not None
             and ledger.acknowledged.covers(target)
             and not ledger.unsettled_count
+            and not (self._recognition.is_waiting and time.monotonic() < self._recognized_until)
         )
+
+    # Recognition of the last rows.
+
+    def _expected_rows(self, position: Position) -> Recognition:
+        """Return the rows that the server has to send once more, to show that its log is still the one that was published."""
+        checkpoint, server_uuid = self._checkpoint.position, self._connection.session.greeting.uuid
+        if self._plan.catch_up_to is not None and checkpoint is not None:
+            return Recognition.on_the_way(position.vclock, checkpoint, server_uuid)
+        recognizes_rows, self._observations.recognizes_rows = self._observations.recognizes_rows, True
+        if not recognizes_rows or checkpoint is None or checkpoint.vclock != position.vclock:
+            return Recognition.of_nothing(position.vclock)
+        # Asked again, as a snapshot may have taken long, and the server may have removed logs meanwhile.
+        gc_vclock = vote(self._connection).gc_vclock
+        return Recognition.of_resumed(checkpoint, server_uuid, gc_vclock, self._plan.ignored)
+
+    @contextmanager
+    def _without_last_rows_if_gone(self) -> Iterator[None]:
+        """If the server lacks the log of the rows to recognize, or can't read it, let the next connection do without them.
+
+        A gap after them shows there, and is judged there. Raises ConnectionLostError in the place of XlogGapError.
+        """
+        try:
+            yield
+        except XlogGapError as error:
+            if not self._recognition.is_repeating:
+                raise
+            self._observations.recognizes_rows = False
+            raise ConnectionLostError(f"the server doesn't send the checkpoint's last rows again: {error.message}") from error
+
+    def _note_recognized(self) -> None:
+        """Have the checkpoint record the rows that were seen again, if it doesn't yet."""
+        found, self._recognition.found = self._recognition.found, {}
+        if found and (batch := self._pipeline.recognize(found.values())) is not None:
+            self._runner.submit(batch)
 
     # The loop's body.
 
@@ -369,7 +423,7 @@ class Follower:
         May be called from any thread.
         """
         connection = self._connection
-        vclock = self._vclock_for_upstream(self._pipeline.ledger.acknowledged)
+        vclock = self._vclock_for_upstream(self._recognition.acknowledgeable(self._pipeline.ledger.acknowledged))
         connection.send_bytes(connection.session.acknowledgement(vclock, self._runner.last_timestamp))
 
     def _check_connection(self) -> None:

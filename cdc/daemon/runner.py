@@ -55,6 +55,8 @@ class Observations:
 
     merging_upsert_count: int = 0
     overdue_quorum: OverdueQuorum | None = None
+    recognizes_rows: bool = True
+    """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""
 
 
 class PipelineRunner:

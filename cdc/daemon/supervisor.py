@@ -43,6 +43,7 @@ from cdc.errors import (
     CdcError,
     ConfigurationError,
     ConnectionLostError,
+    OtherHistoryError,
     PublishAborted,
     Remedy,
     ServerError,
@@ -348,6 +349,9 @@ class Daemon:
                 self._discard_publisher()
             case XlogGapError() if self._config.source.on_gap == "resnapshot" or self._config.snapshot.mode == "when_needed":
                 self._log.warning("the stream has a gap", reason=error.message)
+                self._forced_snapshot = error.message
+            case OtherHistoryError() if self._config.source.on_divergence == "resnapshot":
+                self._log.warning("published changes were lost", reason=error.message)
                 self._forced_snapshot = error.message
             case SnapshotNeededError():
                 self._log.warning("the stream can continue only from a snapshot", reason=error.message)

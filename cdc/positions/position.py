@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from cdc.errors import ConfigurationError
+from cdc.positions.last_row import LastRow
 from cdc.positions.vclock import VClock
 
 FORMAT_VERSION = 1
@@ -73,6 +74,8 @@ class Position:
     doubtful: frozenset[bytes] = frozenset()
     """Keys of the state store whose tuple isn't the master's (cdc.images)."""
     rekeyed: tuple[Rekeyed, ...] = ()
+    last_rows: tuple[LastRow, ...] = ()
+    """The last rows of some origins, as `server_uuid` sent them. One that isn't at the vclock's lsn says nothing about it."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the record's value."""
@@ -106,6 +109,8 @@ class Position:
                 }
                 for one in self.rekeyed
             ]
+        if self.last_rows:
+            value["last_rows"] = [row.to_json() for row in self.last_rows]
         return value
 
     @classmethod
@@ -131,4 +136,5 @@ class Position:
             snapshot=SnapshotState(**snapshot) if snapshot else None,
             doubtful=frozenset(map(bytes.fromhex, value.get("doubtful", ()))),
             rekeyed=tuple(Rekeyed(**{**one, "after": bytes.fromhex(one["after"])}) for one in rekeyed),
+            last_rows=tuple(map(LastRow.from_json, value.get("last_rows", ()))),
         )

@@ -15,7 +15,7 @@ have been seen.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 from uuid import UUID
@@ -27,6 +27,7 @@ from cdc.events.envelope import Envelope
 from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
 from cdc.images.pending import no_changes
+from cdc.positions.last_row import LastRow
 from cdc.positions.position import Position, Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder, Frames
@@ -42,6 +43,7 @@ from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.ledger import Ledger
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.options import PipelineOptions
+from cdc.stream.recognition import at_position, last_rows_of, noted
 from cdc.stream.rekeying import advance
 from cdc.stream.row_errors import SNAPSHOT
 from cdc.stream.snapshot import Snapshot
@@ -100,9 +102,8 @@ class Pipeline:
             images,
             row_path,
         )
-        self._events = StreamEvents(
-            options, replace(position, server_uuid=server_uuid), self._envelope, self._builder, self._spaces, images
-        )
+        base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
+        self._events = StreamEvents(options, base, self._envelope, self._builder, self._spaces, images)
         self._version = version
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
         self._row_path = row_path
@@ -191,6 +192,7 @@ class Pipeline:
         suffix = self._envelope.batch_time(now_us)
         feed = self._feed if self._compiled is None else self._compiled.feed
         yield from feed(frames, suffix)
+        self._events.base = noted(self._events.base, at_position(frames, self._events.vclock))
         yield from self._rest()
 
     def heartbeat(self, now_us: int) -> Iterator[Batch]:
@@ -218,6 +220,14 @@ class Pipeline:
             yield self._batch()
         elif not self._limbo.is_empty:
             self.ledger.receive(self._received())
+
+    def recognize(self, rows: Iterable[LastRow]) -> Batch | None:
+        """Note rows at the position that were seen again; return a batch that makes the checkpoint record them, if it is news."""
+        base = noted(self._events.base, rows)
+        if self._catch_up_to is not None or base is self._events.base:
+            return None
+        self._events.base = base
+        return self._batch()
 
     def _has_only_rows(self) -> bool:
         """Return whether events depend on rows alone: nothing waits, nothing is replayed, and no schema change is unpublished."""

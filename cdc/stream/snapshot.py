@@ -76,7 +76,7 @@ class Snapshot:
         if images is not None and images.is_comparing:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
         state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq, is_silent=not publish)
-        self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=())
+        self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
         self._tombstones = tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []

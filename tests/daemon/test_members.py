@@ -19,9 +19,10 @@ from cdc.commands.verify import verify
 from cdc.config import Config, parse
 from cdc.daemon.follower import Goal
 from cdc.daemon.members import Members
+from cdc.daemon.runner import Observations
 from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
-from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, Remedy, ServerError
+from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, OtherHistoryError, Remedy, ServerError
 from cdc.kafka.publisher import Publisher
 from cdc.local.ports import free_port
 from cdc.ops.backfill_queue import SnapshotRequests
@@ -55,6 +56,7 @@ class Scene:
         self.checkpoint = Checkpoint()
         self.status, self.requests, self.is_stopping = Status("x"), SnapshotRequests(), threading.Event()
         self.members = Members(config, self.status, self.is_stopping, self.requests)
+        self.observations = Observations()
 
     def beginning(self, *, until_caught_up: bool) -> Beginning:
         """From the checkpoint, which the streams before have brought on."""
@@ -164,15 +166,20 @@ def relaying(master: Master) -> Serve:
 
 def followed_again(scene: Scene, members: Members, *, forced: str | None = None) -> bool:
     """One more connection up to what the master has; its error goes the way that the supervisor gives it."""
-    known = known_before(scene.config, scene.checkpoint, scene.writer, forced=forced)
-    beginning = Beginning(known, scene.checkpoint, scene.publisher, scene.writer, Goal(until_caught_up=True))
+    writer = scene.writer if scene.config.state.images == "full" else None
+    known = known_before(scene.config, scene.checkpoint, writer, forced=forced)
+    goal = Goal(until_caught_up=True)
+    beginning = Beginning(known, scene.checkpoint, scene.publisher, writer, goal, scene.observations)
     with members.opened(beginning) as stream:
         try:
             return stream.run()
         except CdcError as error:
             members.failed(error)
             stream.collect_submitted()
-            raise
+            if scene.observations.recognizes_rows:
+                raise
+    # The row before the position can't be had, which is no gap.
+    return followed_again(scene, members)
 
 
 @pytest.mark.parametrize("version", ["2.6", "2.11", "3.3"])
@@ -204,6 +211,57 @@ def test_a_damaged_log_is_a_gap_unless_it_is_the_present_one(scene: Scene, versi
     assert scene.writer.store.row_count == 1
     master.insert("users", 2, "streamed")
     assert followed_again(scene, members), "and it isn't asked any more"
+    listener.close()
+
+
+# Another history with the same lsns.
+
+
+@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize("seen", ["in a snapshot", "in the stream"])
+def test_another_history_with_the_same_lsns(scene: Scene, images: str, seen: str) -> None:
+    """The master lost the end of its log, and is past our position by the time that we look."""
+    master = Master("2.6")
+    master.create_space("users", ["id", "name"])
+    listener = Listener(relaying(master))
+    members = members_of(scene, [f"cdc:secret@127.0.0.1:{listener.port}"], state={"images": images})
+    if images == "none":
+        scene.writer.close()
+    if seen == "in the stream":
+        assert followed_again(scene, members)
+    log, before = list(master.log), master.vclock
+    master.begin()
+    master.insert("users", 1, "lost")
+    master.insert("users", 2, "lost")
+    master.commit()
+    assert followed_again(scene, members)
+    assert followed_again(scene, members), "the same history is followed on"
+    committed = list(scene.delivery.committed)
+    master.log, master._lsns = log, before
+    for number in (101, 102, 103, 104):
+        master.insert("users", number, "under a lost lsn")
+    with pytest.raises(OtherHistoryError, match=r"row 1:15, .* isn't the one that was published.*on_divergence"):
+        followed_again(scene, members)
+    assert scene.delivery.committed == committed, "nothing of it is published"
+    # The policy is to take a snapshot, which the supervisor asks for.
+    assert followed_again(scene, members, forced="another history")
+    assert followed_again(scene, members)
+    listener.close()
+
+
+def test_rows_that_a_master_wrote_anew_are_the_same_history(scene: Scene) -> None:
+    """It got the lost rows back from another member: with new times, as its log has them since."""
+    master = Master("2.6")
+    master.create_space("users", ["id", "name"])
+    listener = Listener(relaying(master))
+    members = members_of(scene, [f"cdc:secret@127.0.0.1:{listener.port}"])
+    assert followed_again(scene, members)
+    master.insert("users", 1, "kept by another member")
+    assert followed_again(scene, members)
+    master.log[-1] = replace(master.log[-1], timestamp=master.log[-1].timestamp + 60)
+    master.insert("users", 2, "new")
+    assert followed_again(scene, members)
+    assert scene.topics().count("shop.users") == 2
     listener.close()
 
 

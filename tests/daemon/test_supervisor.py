@@ -16,7 +16,16 @@ from cdc.daemon import admission, supervisor
 from cdc.daemon.admission import StartOptions, StateMissingError
 from cdc.daemon.members import Members
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, PositionError, PublishAborted, UnsupportedRowError
+from cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    ConnectionLostError,
+    ForeignServerError,
+    OtherHistoryError,
+    PositionError,
+    PublishAborted,
+    UnsupportedRowError,
+)
 from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
@@ -150,6 +159,20 @@ def test_one_alone_is_chosen_unasked(scene: Scene) -> None:
     scene.choose()
     with pytest.raises(XlogGapError):
         scene.fail(GAP)
+
+
+@pytest.mark.parametrize("scene", [{"uris": ["m0:3301"], "on_divergence": "resnapshot"}], indirect=True)
+def test_another_history_is_a_divergence(scene: Scene) -> None:
+    scene.fail(OtherHistoryError("other rows"))
+    assert scene.daemon._forced_snapshot == "other rows"
+    with pytest.raises(ForeignServerError):
+        scene.fail(ForeignServerError("of another replica set"))
+
+
+@pytest.mark.parametrize("scene", [{"uris": ["m0:3301"]}], indirect=True)
+def test_another_history_ends_the_daemon_by_default(scene: Scene) -> None:
+    with pytest.raises(OtherHistoryError):
+        scene.fail(OtherHistoryError("other rows"))
 
 
 def test_what_is_needed(scene: Scene) -> None:

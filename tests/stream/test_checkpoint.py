@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
+from cdc.positions.last_row import LastRow
 from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -103,6 +104,14 @@ def test_requests_that_older_versions_do_not_tell_enough_of_may_be_open(former: 
         found = Position.from_json(value).snapshot
         assert found is not None
         assert found.open_request == expected
+
+
+def test_last_rows_come_back_and_may_be_absent() -> None:
+    """A checkpoint of an older version has none."""
+    rows = (LastRow(1, 42, 2, 1_795_622_942.913684, 0xFFFFFFFF), LastRow(2, 7, 4, 0.0, 0))
+    position = Position(VClock({1: 42, 2: 7}), server_uuid=UUID(int=2), last_rows=rows)
+    assert Position.from_json(json.loads(json.dumps(position.to_json()))) == position
+    assert "last_rows" not in Position().to_json()
 
 
 def test_whether_there_was_a_store_is_kept() -> None:

@@ -1,0 +1,134 @@
+"""The rows at which a stream resumes: asked for again, compared, and not passed on a second time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from cdc.errors import OtherHistoryError
+from cdc.positions.last_row import LastRow
+from cdc.positions.position import Position
+from cdc.positions.vclock import VClock
+from cdc.protocol.codec import Frames
+from cdc.protocol.compiled_frames import frame_decoder
+from cdc.protocol.constants import Type
+from cdc.stream.recognition import Recognition, last_row
+from tests.fakes import wire
+
+SERVER, ANOTHER = UUID(int=1), UUID(int=2)
+NONE: frozenset[int] = frozenset()
+
+
+def row(
+    lsn: int, value: str = "x", *, origin: int = 1, at: float = 5.5, kind: int = Type.INSERT, sync: int = 3, **more: Any
+) -> bytes:
+    header = {0: kind, 1: sync, 2: origin, 3: lsn, 4: at, **{int(key[1:]): each for key, each in more.items()}}
+    return wire.frame(header, {0x10: 512, 0x21: [lsn, value]} if kind != Type.NOP else {})
+
+
+def frames(*rows: bytes) -> Frames:
+    return frame_decoder().feed(b"".join(rows))
+
+
+def noted(*rows: bytes) -> LastRow:
+    found = last_row(frames(*rows))
+    assert found is not None
+    return found
+
+
+def at(vclock: dict[int, int], *rows: LastRow) -> Position:
+    return Position(VClock(vclock), server_uuid=SERVER, last_rows=rows)
+
+
+def resumed(position: Position, gc: dict[int, int] | None = None, server: UUID = SERVER) -> Recognition:
+    return Recognition.of_resumed(position, server, VClock(gc or {}), NONE)
+
+
+def waits(watch: Recognition) -> bool:
+    return watch.is_waiting
+
+
+def lsns(parts: list[Frames]) -> list[int]:
+    return [header[3] for part in parts for header in part.headers]
+
+
+def test_the_last_row_of_some_frames() -> None:
+    assert last_row(frames()) is None
+    found = noted(row(41), row(42, "y", x1=9))
+    assert (found.replica_id, found.lsn, found.timestamp, found.kind) == (1, 42, 5.5, Type.INSERT)
+    assert found == noted(row(42, "y", x1=1)), "another connection sends other headers"
+    assert found.checksum != noted(row(42, "z")).checksum
+    assert LastRow.from_json(found.to_json()) == found
+
+
+def test_the_row_is_seen_again_and_not_passed_on() -> None:
+    watch = resumed(at({1: 42, 2: 7}, noted(row(42))))
+    assert watch.subscribe_from == VClock({1: 41, 2: 6})
+    assert waits(watch)
+    assert watch.acknowledgeable(VClock({1: 42, 2: 7, 3: 1})) == VClock({1: 41, 2: 6, 3: 1})
+    # The end of a transaction of several rows comes alone.
+    assert lsns(watch.look(frames(row(42, x8=2, x9=1), row(43), row(7, origin=2), row(8, origin=2)))) == [43, 8]
+    assert not waits(watch)
+    assert watch.acknowledgeable(VClock({1: 43})) == VClock({1: 43})
+    assert [found.lsn for found in watch.found.values()] == [42, 7]
+    assert lsns(watch.look(frames(row(44)))) == [44]
+    assert watch.look(frames(row(45)))[0].raw(0) == row(45)
+
+
+def test_another_row_under_its_lsn() -> None:
+    for theirs in (row(42, "another", at=9.0), row(42, at=9.0, kind=Type.REPLACE)):
+        with pytest.raises(OtherHistoryError, match=r"its row 1:42, written at 1970-01-01T00:00:09.*on_divergence"):
+            resumed(at({1: 42}, noted(row(42)))).look(frames(theirs, row(43)))
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [row(42, at=9.0), row(42, at=9.0, kind=Type.NOP)],
+    ids=["written anew by a member that had lost it", "a NOP that a member made of it"],
+)
+def test_rows_that_are_no_other_history(theirs: bytes) -> None:
+    assert lsns(resumed(at({1: 42}, noted(row(42)))).look(frames(theirs, row(43)))) == [43]
+
+
+def test_what_is_not_compared() -> None:
+    other = row(42, "another", at=9.0)
+    ours = noted(row(42))
+    for watch in (
+        resumed(at({1: 42})),  # a checkpoint of an older version, or of a snapshot
+        resumed(at({1: 42}, replace(ours, lsn=40))),
+        resumed(at({1: 42}, ours), server=ANOTHER),
+    ):
+        assert lsns(watch.look(frames(other, row(43)))) == [43]
+        assert watch.found[1].timestamp == 9.0, "it is known from now on"
+    gone = resumed(at({1: 42}, ours), gc={1: 42})
+    assert gone.subscribe_from == VClock({1: 42})
+    assert not waits(gone)
+    excluded = Recognition.of_resumed(at({1: 42}, ours), SERVER, VClock(), frozenset({1}))
+    assert excluded.subscribe_from == VClock({1: 42})
+
+
+def test_a_row_that_does_not_come() -> None:
+    watch = resumed(at({1: 42}, noted(row(42))))
+    watch.heartbeat()
+    assert waits(watch)
+    watch.heartbeat()
+    assert not waits(watch)
+    assert lsns(watch.look(frames(row(44)))) == [44]
+    assert watch.acknowledgeable(VClock({1: 44})) == VClock({1: 44})
+    assert not watch.found
+
+
+def test_on_the_way_to_the_checkpoint() -> None:
+    """The store is behind: the rows up to the checkpoint come anyway, and are needed."""
+    position = at({1: 42}, noted(row(42)))
+    watch = Recognition.on_the_way(VClock({1: 40}), position, SERVER)
+    assert watch.subscribe_from == VClock({1: 40})
+    assert watch.acknowledgeable(VClock({1: 40})) == VClock({1: 40})
+    assert lsns(watch.look(frames(row(41)))) == [41]
+    assert lsns(watch.look(frames(row(42), row(43)))) == [42, 43]
+    watch = Recognition.on_the_way(VClock({1: 40}), position, SERVER)
+    with pytest.raises(OtherHistoryError):
+        watch.look(frames(row(41), row(42, "another", at=9.0)))
