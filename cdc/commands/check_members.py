@@ -33,7 +33,7 @@ from cdc.upstream.rehearsal import Candidate, rehearse
 from cdc.upstream.selection import Answer, Standing, Wait
 from cdc.upstream.start import Known
 
-Say = Callable[[str], None]
+Say = Callable[[str], object]
 
 PATIENCE_SECONDS: Final = 2.0
 """Time, in seconds, after which the wait for a snapshot is reported."""
