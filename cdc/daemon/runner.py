@@ -108,9 +108,10 @@ class PipelineRunner:
         """Pipeline for the rows. `prepare_snapshot` may replace it."""
         if writer is not None:
             self._update_store_status(writer)
-        position = self.pipeline.position
+        # The store may be behind the checkpoint. Operators and consumers see the checkpoint; `store_position` shows the store's.
+        position = self.pipeline.published_position
         self.published = status.received = status.published = status.checkpoint = position.vclock
-        status.seq, status.schema_version = position.seq, position.schema_version
+        self._show_numbers(position)
         status.upstream, status.server_uuid = server.address, str(server.server_uuid)
 
     def prepare_snapshot(self) -> int:
@@ -231,9 +232,13 @@ class PipelineRunner:
             self.last_timestamp = batch.timestamp
         if batch.is_boundary:
             self.published = status.published = batch.position.vclock
-            status.seq, status.schema_version = batch.position.seq, batch.position.schema_version
-            if batch.position.snapshot is not None:
-                status.snapshot_id = batch.position.snapshot.snapshot_id
+            self._show_numbers(batch.position)
+
+    def _show_numbers(self, position: Position) -> None:
+        status = self._status
+        status.seq, status.schema_version = position.seq, position.schema_version
+        if position.snapshot is not None:
+            status.snapshot_id = position.snapshot.snapshot_id
 
     def _report_uncertain_rows(self) -> None:
         """Count and log rows whose result may differ from the master's: merging UPSERTs, and rows that couldn't be computed."""
@@ -319,7 +324,9 @@ class PipelineRunner:
         status.is_reading = self.has_room
         status.unwritten_bytes = self._writer.unwritten_bytes if self._writer is not None else 0
         limbo = pipeline.limbo
-        status.limbo, status.received = limbo, pipeline.ledger.received
+        status.limbo = limbo
+        if not pipeline.is_catching_up:  # until then, the rows up to the checkpoint were received by an earlier connection
+            status.received = pipeline.ledger.received
         alert_ms = self._config.source.quorum_alert_ms
         overdue, message = limbo_watch.check_overdue(limbo, observations.overdue_quorum, now_us(), alert_ms=alert_ms)
         observations.overdue_quorum = status.overdue_quorum = overdue

@@ -77,7 +77,7 @@ class SnapshotIntake:
         """Wait until the snapshot is durable. Return False if a stop was requested meanwhile."""
         if not self._runner.wait_until_settled():
             return False
-        position = self._runner.pipeline.ledger.checkpoint
+        position = self._runner.pipeline.ledger.settled
         self._log.info("the snapshot is complete", rows=self._row_count, vclock=str(position.vclock), seq=position.seq)
         # Hundreds of thousands of objects were created and dropped. The remaining ones live as long as the process.
         gc.collect()

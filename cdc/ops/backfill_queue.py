@@ -172,6 +172,6 @@ class SnapshotRequests:
 
 
 def _has_begun(current: Republication, pipeline: Pipeline) -> bool:
-    """Return whether the checkpoint has the request's number; a request without a number counts as begun."""
-    state = pipeline.ledger.checkpoint.snapshot
+    """Return whether the request's number is settled; a request without a number counts as begun."""
+    state = pipeline.ledger.settled.snapshot
     return state is not None and state.snapshot_id >= current.snapshot_id

@@ -2,14 +2,18 @@
 
 The ledger has four positions. Each is a vclock on a transaction boundary, and never ahead of the one before it:
 
-    received ≥ released ≥ published ≥ checkpoint
-       │          │           │            └ durable in Kafka together with the position itself: what an ACK may report
+    received ≥ released ≥ published ≥ settled
+       │          │           │          └ durable everywhere it has to be: what an ACK may report
        │          │           └ handed to Kafka
        │          └ certain: nothing before it can be rolled back
        └ a complete transaction has arrived
 
+Without a state store, `settled` is the checkpoint K: the position that Kafka has, in one transaction with the events up to it.
+With a store, `settled` is the store's position S ≤ K: the master must keep the logs from S on, as the store is brought from S up to
+K after a crash.
+
 Batches are settled in the order in which they were handed over, whatever order the broker answers in: `settle` takes the last
-durable position, and everything before it is settled with it, so a late answer can't push the checkpoint over an earlier gap. A
+durable position, and everything before it is settled with it, so a late answer can't push `settled` over an earlier gap. A
 batch without events (filtered rows, NOPs) is settled like any other, when all batches before it are.
 """
 
@@ -24,23 +28,23 @@ from cdc.positions.vclock import VClock
 class Ledger:
     """The order of settlement. All methods keep, and assert, the order of the four positions."""
 
-    def __init__(self, checkpoint: Position) -> None:
-        self.received = checkpoint.vclock
-        self.released = checkpoint.vclock
-        self.published = checkpoint.vclock
-        self._checkpoint = checkpoint
+    def __init__(self, begin: Position) -> None:
+        self.received = begin.vclock
+        self.released = begin.vclock
+        self.published = begin.vclock
+        self._settled = begin
         # Published but unsettled boundaries, oldest first.
         self._unsettled: deque[Position] = deque()
 
     @property
-    def checkpoint(self) -> Position:
-        """Position up to which everything is settled."""
-        return self._checkpoint
+    def settled(self) -> Position:
+        """Position up to which everything is settled: the checkpoint, or the state store's position if there is a store."""
+        return self._settled
 
     @property
     def acknowledged(self) -> VClock:
         """Vclock to acknowledge to the master. While a snapshot is incomplete, nothing of the stream is durable."""
-        return self._checkpoint.vclock
+        return self._settled.vclock
 
     @property
     def unsettled_count(self) -> int:
@@ -74,9 +78,8 @@ class Ledger:
         for a position that was never published, because acknowledging it would be unfounded.
         """
         while self._unsettled:
-            settled = self._unsettled.popleft()
-            self._checkpoint = settled
-            if settled is position:
+            self._settled = self._unsettled.popleft()
+            if self._settled is position:
                 self._check()
                 return
         raise RuntimeError(f"{position} was settled but never published")
@@ -84,4 +87,4 @@ class Ledger:
     def _check(self) -> None:
         assert self.received.covers(self.released), f"released {self.released} is ahead of received {self.received}"
         assert self.released.covers(self.published), f"published {self.published} is ahead of released {self.released}"
-        assert self.published.covers(self._checkpoint.vclock), f"{self._checkpoint.vclock} is ahead of {self.published}"
+        assert self.published.covers(self._settled.vclock), f"settled {self._settled.vclock} is ahead of {self.published}"

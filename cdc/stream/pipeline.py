@@ -134,6 +134,11 @@ class Pipeline:
         return self._events.position
 
     @property
+    def published_position(self) -> Position:
+        """Position up to which events are published: while the images are being brought up to it, it is ahead of `position`."""
+        return self._catch_up_to if self._catch_up_to is not None else self.position
+
+    @property
     def open_byte_count(self) -> int:
         """Size of the source transaction whose end has not arrived, in bytes."""
         return self._assembler.open_byte_count + (self._compiled.open_byte_count if self._compiled is not None else 0)

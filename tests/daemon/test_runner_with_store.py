@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 
 from cdc.config import Config, parse
 from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.positions.position import SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.limbo import LimboState
@@ -120,3 +121,24 @@ def test_a_wait_for_a_quorum_is_told_once_however_many_streams_it_lasts(way: Way
         way.runner().update_status()
     assert [line["event"] for line in said] == ["waiting for a quorum", "the wait for a quorum is over"]
     assert way.status.overdue_quorum is None
+
+
+def test_beside_a_quiet_master_the_checkpoint_is_shown_and_not_the_stores_position(way: Way) -> None:
+    """After a kill the store is behind, and nothing is submitted to Kafka until the master has news."""
+    way.checkpoint.position = replace(
+        BEGIN, vclock=VClock({1: 20}), seq=10, snapshot=SnapshotState(3, is_complete=True, request_count=2)
+    )
+    runner, status = way.runner(), way.status
+
+    def shown() -> tuple[VClock, VClock, VClock, int, int]:
+        runner.update_status()
+        return status.received, status.published, status.checkpoint, status.seq, status.snapshot_id
+
+    at_the_checkpoint = (VClock({1: 20}), VClock({1: 20}), VClock({1: 20}), 10, 3)
+    assert (shown(), status.store_position) == (at_the_checkpoint, VClock({1: 10}))
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 4)), 1))
+    assert shown() == at_the_checkpoint
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(15, 6)), 1))
+    assert runner.wait_until_settled()
+    assert (shown(), status.store_position) == (at_the_checkpoint, VClock({1: 20}))
+    assert runner.pipeline.ledger.acknowledged == VClock({1: 20})

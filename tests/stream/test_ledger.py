@@ -32,7 +32,7 @@ def test_nothing_is_acknowledged_before_it_is_settled() -> None:
     assert ledger.unsettled_count == 1
     ledger.settle(first)
     assert ledger.acknowledged == VClock({1: 6})
-    assert ledger.checkpoint is first
+    assert ledger.settled is first
     assert ledger.unsettled_count == 0
 
 
@@ -49,10 +49,10 @@ def test_batches_that_end_at_the_same_place_are_told_apart() -> None:
     ledger = Ledger(at(5))
     first, second = published(ledger, at(5, 1)), published(ledger, at(5, 1))
     ledger.settle(first)
-    assert ledger.checkpoint is first
+    assert ledger.settled is first
     assert ledger.unsettled_count == 1
     ledger.settle(second)
-    assert ledger.checkpoint is second
+    assert ledger.settled is second
 
 
 @pytest.mark.parametrize("settled", [at(6), at(5), at(99)])
