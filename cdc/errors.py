@@ -96,6 +96,10 @@ class SchemaError(CdcError):
     """A row doesn't fit the schema at its position."""
 
 
+class UnknownSpaceError(SchemaError):
+    """A row is of a space that the schema lacks: the checkpoint topic may have lost the space's form."""
+
+
 class UnkeyableError(SchemaError):
     """A space's primary key can't be encoded so that keys that the server considers equal are equal bytes."""
 

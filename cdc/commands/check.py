@@ -51,6 +51,7 @@ def check(config: Config, say: Say) -> bool:
     findings += check_start.of_state_path(config, stored, is_running="name" in keys)
     in_store, of_store = check_start.of_store(config)
     findings += of_store
+    findings += check_start.of_lost_forms(config, stored, in_store)
     judged = _Check(say, "state.path")
     known = judged.attempt(lambda: _known(config, stored, in_store), None) if kafka.is_good else None
     is_first = checkpoint_topic.name_of(config.kafka.topic_prefix) not in keys

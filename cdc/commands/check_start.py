@@ -18,6 +18,7 @@ from typing import Final
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
+from cdc.daemon.start import lost_forms_sentence
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic, topic_settings
@@ -159,6 +160,14 @@ def of_store(config: Config) -> tuple[Checkpoint | None, list[Finding]]:
     except CdcError as error:
         return None, [Finding("state.path", str(error))]
     return found, []
+
+
+def of_lost_forms(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> Iterator[Finding]:
+    """Yield a finding if the checkpoint topic has lost forms that the store has. As at a start, the checkpoint gets them back."""
+    restored = stored.restore_forms(in_store) if in_store is not None else ()
+    if restored:
+        topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+        yield Finding(topic, lost_forms_sentence(config, len(restored)), is_failure=False)
 
 
 def of_state_path(config: Config, stored: Checkpoint, *, is_running: bool = False) -> Iterator[Finding]:

@@ -6,7 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from uuid import UUID
 
+import structlog
+
 from cdc.config import Config
+from cdc.kafka import checkpoint_topic
 from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
 from cdc.stream import patterns
@@ -48,13 +51,30 @@ def known_before(
     is_first_connect: bool = True,
     is_store_ours: bool = True,
 ) -> Known:
-    """Return what is known before the next connection, after writing all committed changes to the store. Raises StateError."""
+    """Return what is known before the next connection, after writing all committed changes to the store.
+
+    The checkpoint gets the forms back that its topic has lost and the store has. Raises StateError.
+    """
     store: Position | None = None
     if writer is not None:
         writer.flush(is_forced=True)
-        store = writer.checkpoint().position
+        stored = writer.checkpoint()
+        store = stored.position
+        restored = checkpoint.restore_forms(stored)
+        if restored:
+            structlog.get_logger().warning(lost_forms_sentence(config, len(restored)), name=config.name)
     known = _known(config, checkpoint, store, has_store=writer is not None, forced=forced, is_first_connect=is_first_connect)
     return replace(known, is_store_ours=is_store_ours)
+
+
+def lost_forms_sentence(config: Config, count: int) -> str:
+    """Return a warning about forms that the checkpoint topic has lost, and the state store has."""
+    topic = checkpoint_topic.name_of(config.kafka.topic_prefix)
+    return (
+        f"the topic {topic} has lost the forms of {count} space{'s' if count > 1 else ''}, which are taken from the state store: "
+        "its cleanup.policy must be compact, and its records must not be deleted. The daemon writes the forms again with the "
+        "next change"
+    )
 
 
 def supposed_before(

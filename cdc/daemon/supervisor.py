@@ -51,6 +51,7 @@ from cdc.errors import (
     StateError,
     StateLostError,
     TransactionTimeoutError,
+    UnknownSpaceError,
 )
 from cdc.kafka import checkpoint_topic, rights
 from cdc.kafka.clients import KafkaClients
@@ -115,6 +116,8 @@ class Daemon:
         self._timed_out_at: Position | None = None
         # The reason for a snapshot requested by the stream itself: for example a gap that the ballot did not show.
         self._forced_snapshot: str | None = None
+        # Whether the schema has already been read from a snapshot because a row's space was unknown. A second time wouldn't help.
+        self._has_read_lost_forms = False
         transactional = config.kafka.delivery == "exactly_once"
         self._aborted = "a Kafka transaction was aborted" if transactional else "not all messages were delivered"
         self._requests = SnapshotRequests(start_alone=config.kafka.delivery == "at_least_once")
@@ -355,6 +358,11 @@ class Daemon:
                 self._forced_snapshot = error.message
             case SnapshotNeededError():
                 self._log.warning("the stream can continue only from a snapshot", reason=error.message)
+                self._forced_snapshot = error.message
+            case UnknownSpaceError() if not self._has_read_lost_forms:
+                # Without a store, only a snapshot has the forms that the checkpoint topic has lost.
+                self._has_read_lost_forms = True
+                self._log.warning("the schema at the checkpoint is incomplete; reading it from a snapshot", reason=error.message)
                 self._forced_snapshot = error.message
             case _ if error.remedy is Remedy.WAIT:
                 delay = jittered(self._source.next_delay())

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from cdc.errors import SchemaError, excerpt
+from cdc.errors import SchemaError, UnknownSpaceError, excerpt
 from cdc.protocol.codec import LEVELS_MAX, Body, MapPairs
 from cdc.protocol.constants import Key, Type
 from cdc.protocol.extensions import DeepValue, pack, unpack
@@ -85,14 +85,14 @@ class SchemaTracker:
         return space_id in self._space_rows
 
     def form(self, space_id: int) -> SpaceForm:
-        """Return the form of a space that has received a row. Raises SchemaError if it can't have rows at this position."""
+        """Return the form of a space that has received a row. Raises UnknownSpaceError if it can't have rows at this position."""
         known = self._known.get(space_id)
         if known is not None and space_id not in self._touched:
             return known
         form = self._derive(space_id)
         if form is None:
             state = "has no primary key" if space_id in self._space_rows else "doesn't exist"
-            raise SchemaError(
+            raise UnknownSpaceError(
                 f"a row arrived for space {space_id}, which {state} at this position",
                 "The stored schema doesn't match this position; a new snapshot reads the schema again.",
             )
@@ -341,7 +341,7 @@ def _fold(kind: int, body: Body, current: Any, names: Sequence[str], key_length:
     if row is None:
         if kind == Type.UPSERT:
             return key, _bounded(body[Key.TUPLE])
-        raise SchemaError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
+        raise UnknownSpaceError(f"an UPDATE of system row {key} that isn't there: {excerpt(body)}")
     carry_out = upsert if kind == Type.UPSERT else update
     # The operations are a list of lists, so their values are nested two levels deeper than later in the row.
     bounded = pack(_bounded(operations, LEVELS_MAX + 2))

@@ -73,6 +73,20 @@ class Checkpoint:
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
 
+    def restore_forms(self, store: Checkpoint) -> list[int]:
+        """Add the forms that the topic has lost and the state store has at the same position. Return the ids of their spaces.
+
+        Retention by time or by size deletes the forms of spaces that haven't changed for long, and keeps the position, which is
+        written all the time. A form that is missing doesn't mean that its space is gone: that is recorded by a tombstone, and
+        the store has no such space at this position either.
+        """
+        here, there = self.position, store.position
+        if here is None or there is None or (here.vclock, here.schema_version) != (there.vclock, there.schema_version):
+            return []
+        lost = {space_id: space for space_id, space in store.spaces.items() if space_id not in self.spaces}
+        self.spaces.update(lost)
+        return list(lost)
+
     def published_forms(self) -> list[SpaceForm]:
         """Return the forms, at the position, of the spaces that are published there."""
         return published_forms(self.spaces.values())

@@ -9,8 +9,8 @@ The ledger has four positions. Each is a vclock on a transaction boundary, and n
        └ a complete transaction has arrived
 
 Without a state store, `settled` is the checkpoint K: the position that Kafka has, in one transaction with the events up to it.
-With a store, `settled` is the store's position S ≤ K: the master must keep the logs from S on, as the store is brought from S up to
-K after a crash.
+With a store, `settled` is the store's position S ≤ K: the master must keep the logs from S on, as the store is brought from S up
+to K after a crash.
 
 Batches are settled in the order in which they were handed over, whatever order the broker answers in: `settle` takes the last
 durable position, and everything before it is settled with it, so a late answer can't push `settled` over an earlier gap. A

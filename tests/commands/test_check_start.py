@@ -11,7 +11,16 @@ from typing import Any
 
 import pytest
 
-from cdc.commands.check_start import of_deleted_topics, of_kafka, of_limits, of_patterns, of_settings, of_state_path, runs_already
+from cdc.commands.check_start import (
+    of_deleted_topics,
+    of_kafka,
+    of_limits,
+    of_lost_forms,
+    of_patterns,
+    of_settings,
+    of_state_path,
+    runs_already,
+)
 from cdc.config import Config, parse
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock
@@ -103,6 +112,16 @@ def test_topics_that_accept_less_than_may_come() -> None:
     (found,) = of_limits(config(), settings)
     assert str(found).startswith("shop.users: warning: its max.message.bytes is 100000, less than kafka.message_bytes_max")
     assert not list(of_limits(config(), {"shop.users": {}}))
+
+
+def test_forms_that_the_topic_has_lost_and_the_store_has() -> None:
+    at, users = Position(VClock({1: 5}), snapshot=SnapshotState(1, is_complete=True)), StoredSpace(512, [512], {}, 1)
+    stored, in_store = Checkpoint(at), Checkpoint(at, {512: users})
+    (found,) = map(str, of_lost_forms(config(), stored, in_store))
+    assert found.startswith("shop.checkpoint: warning: the topic shop.checkpoint has lost the forms of 1 space, which are taken")
+    assert stored.spaces == {512: users}, "what follows is found out as by a start"
+    assert not list(of_lost_forms(config(), stored, in_store))
+    assert not list(of_lost_forms(config(), Checkpoint(at), None))
 
 
 def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from cdc.config import parse
 from cdc.daemon import supervisor
 from cdc.daemon.source import Beginning
 from cdc.daemon.supervisor import Daemon
-from cdc.errors import CdcError, ConnectionLostError, PositionError, SnapshotNeededError
+from cdc.errors import CdcError, ConnectionLostError, PositionError, SnapshotNeededError, UnknownSpaceError
 from cdc.kafka import publisher
 from cdc.kafka.errors import ProducerLostError
 from cdc.positions.vclock import VClock
@@ -180,6 +180,15 @@ def test_a_snapshot_that_the_stream_asks_for_is_asked_for_once(daemon: Daemon, s
     source.plays = [breaks(SnapshotNeededError("renamed")), breaks(LOST), ends]
     daemon.run()
     assert [beginning.known.forced for beginning in source.beginnings] == [None, "renamed", None]
+
+
+def test_a_schema_that_lacks_a_space_is_read_from_a_snapshot_once(daemon: Daemon, source: Scripted) -> None:
+    """The checkpoint topic may have lost forms by retention. If the snapshot doesn't help, an operator is needed."""
+    unknown = UnknownSpaceError("a row arrived for space 512, which doesn't exist at this position")
+    source.plays = [breaks(unknown), breaks(unknown)]
+    with pytest.raises(UnknownSpaceError):
+        daemon.run()
+    assert [beginning.known.forced for beginning in source.beginnings] == [None, unknown.message]
 
 
 def test_after_trouble_with_the_source_what_was_submitted_is_settled(daemon: Daemon, source: Scripted, cluster: Cluster) -> None:

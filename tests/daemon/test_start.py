@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from cdc.config import Config, parse
-from cdc.daemon.start import doubts_about_spaces, known_before, options_of, supposed_before
+from cdc.daemon.start import Surroundings, begin, doubts_about_spaces, known_before, options_of, supposed_before
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
+from cdc.schema.keys import space_prefix
+from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
+from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.spaces import newly_published, no_longer_published
-from cdc.upstream.start import needed
+from cdc.upstream.start import StartPlan, needed
+from tests.fakes.master import SERVER
 from tests.fakes.pipelines import pipeline
+from tests.fakes.tuples import changes_of
 
 AT = Position(VClock({1: 15}), 7, snapshot=SnapshotState(1, is_complete=True))
 
@@ -114,3 +121,36 @@ def test_patterns_that_fit_none_of_the_spaces_are_doubts(tmp_path: Path) -> None
     assert none == f"no space is published. {names} Correct spaces.include and spaces.exclude if some should be."
     (none,) = doubts_about_spaces(config(tmp_path, spaces={"exclude": []}), Checkpoint())
     assert none.startswith("no space is published. The server has no spaces of its own yet: create one")
+
+
+@pytest.mark.parametrize("topic_has", [(), (512,)])
+def test_forms_that_the_checkpoint_topic_has_lost_come_from_the_store(
+    tmp_path: Path, writer: StateWriter, topic_has: tuple[int, ...]
+) -> None:
+    """Retention deletes what hasn't changed for long, and the position is written all the time."""
+    published = {512: SPACES[0], 517: SPACES[5]}
+    writer.begin((), (2, 6))
+    rows = changes_of([(space_prefix(space_id) + b"\x01", b"\x91\x01") for space_id in published])
+    writer.submit(Batch([], 0, 0, 0, AT, True, dict(published), [], 0.0, rows, True))
+    writer.mark_committed(AT)
+    checkpoint = Checkpoint(AT, {space_id: published[space_id] for space_id in topic_has})
+    with capture_logs() as said:
+        known = known_before(config(tmp_path), checkpoint, writer)
+        known_before(config(tmp_path), checkpoint, writer)
+    (line,) = said
+    assert f"the topic shop.checkpoint has lost the forms of {2 - len(topic_has)} space" in line["event"]
+    assert (checkpoint.spaces, known.newly_published) == (published, ())
+    surroundings = Surroundings(options_of(config(tmp_path)), SERVER, (2, 6, 0), lambda: FileSpool(tmp_path))
+    target = begin(StartPlan(AT), checkpoint, writer, surroundings)
+    assert [form.space_id for form in target.published_forms()] == [512, 517]
+    assert writer.store.row_count == 2, "a form that is missing is no space that is gone"
+
+
+def test_a_store_at_another_position_restores_no_forms() -> None:
+    behind = Checkpoint(replace(AT, vclock=VClock({1: 14})), {512: SPACES[0]})
+    older = Checkpoint(replace(AT, schema_version=1), {512: SPACES[0]})
+    for stored in (behind, older, Checkpoint()):
+        checkpoint = Checkpoint(AT)
+        assert checkpoint.restore_forms(stored) == []
+        assert not checkpoint.spaces
+    assert Checkpoint().restore_forms(behind) == []
