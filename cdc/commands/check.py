@@ -23,37 +23,42 @@ from cdc.errors import CdcError, ConfigurationError, Remedy
 from cdc.events import topics
 from cdc.kafka import checkpoint_topic, rights, topic_settings
 from cdc.kafka.clients import KafkaClients
-from cdc.kafka.topic_admin import list_topics
+from cdc.kafka.topic_admin import cluster_id, list_topics
 from cdc.kafka.topic_settings import KEPT
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.schema.fitting import check_types
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import SchemaTracker
+from cdc.store import numbers_file
+from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream import start
 from cdc.upstream.start import Known
+from cdc.upstream.witnesses import Witnesses
 
 
 def check(config: Config, say: Say) -> bool:
     """Report the findings, line by line. Return whether the daemon could start, or is running."""
     kafka = _Check(say, "kafka")
-    stored, existing = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}))
+    stored, existing, witnesses = kafka.attempt(lambda: _read_checkpoint(config), (Checkpoint(), {}, Witnesses()))
     position = stored.position
     findings: list[Finding] = []
+    in_store, of_store = check_start.of_store(config)
     if kafka.is_good:
         say(f"kafka: {config.kafka.bootstrap_servers} answers, {_progress(position)}")
-        findings += check_start.of_kafka(config, stored)
+        findings += check_start.of_kafka(config, stored, in_store.position if in_store is not None else None)
         names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in KEPT]
         admin = KafkaClients(config.name, config.kafka).admin()
+        findings += check_start.of_cluster(config, cluster_id(admin, config.kafka.bootstrap_servers))
         settings = topic_settings.read(admin, [name for name in names if name in existing])
         findings += check_start.of_settings(config, settings)
     keys = {finding.key for finding in findings if finding.is_failure}
     findings += check_start.of_state_path(config, stored, is_running="name" in keys)
-    in_store, of_store = check_start.of_store(config)
     findings += of_store
     findings += check_start.of_lost_forms(config, stored, in_store)
     judged = _Check(say, "state.path")
-    known = judged.attempt(lambda: _known(config, stored, in_store), None) if kafka.is_good else None
+    known = judged.attempt(lambda: _known(config, stored, in_store, witnesses), None) if kafka.is_good else None
     is_first = checkpoint_topic.name_of(config.kafka.topic_prefix) not in keys
     found = [examine_member(config, member, stored, known, say, is_first=is_first) for member in config.source.members()]
     schema = next((member.contents.schema for member in found if member.contents is not None), None)
@@ -94,11 +99,11 @@ def _progress(position: Position | None) -> str:
     return f"the checkpoint is at {position.vclock}"
 
 
-def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None) -> Known:
+def _known(config: Config, stored: Checkpoint, in_store: Checkpoint | None, witnesses: Witnesses) -> Known:
     """Return the facts with which a first connection would begin. Raises StateForeignError, and PositionError."""
     former = StateDirectoryLock.writers_in(admission.store_path(config))
     is_store_ours = admission.is_store_ours(config, stored, former)
-    known = supposed_before(config, stored, in_store, is_store_ours=is_store_ours)
+    known = supposed_before(config, stored, in_store, is_store_ours=is_store_ours, witnesses=witnesses)
     start.check_store(known)
     return known
 
@@ -124,14 +129,22 @@ class _Check:
             return otherwise
 
 
-def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int]]:
+def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int], Witnesses]:
+    """Return the checkpoint, the partition counts of all topics, and what else remembers given numbers."""
     kafka = config.kafka
     clients = KafkaClients(config.name, kafka)
     existing = list_topics(clients.admin(), kafka.bootstrap_servers)
     lacking = rights.missing(config.name, kafka, clients, existing)
     if lacking:
         raise rights.refusal(lacking, kafka)
-    return admission.read(config), existing
+    # Read before the checkpoint, which a running daemon moves: so they can't be ahead of it, unless it was thrown back.
+    kept = numbers_file.read(config.state.path, config.name, kafka.topic_prefix)
+    is_exact = "at_least_once" not in (kafka.delivery, kept.delivery)
+    witnesses = Witnesses(kept=kept, topics=admission.newest_numbers(config) if is_exact else Numbers())
+    stored = admission.read(config)
+    if ownership.owner(stored) not in (None, config.name):
+        witnesses = Witnesses(kept=kept)  # the events are another daemon's
+    return stored, existing, witnesses
 
 
 def _published(

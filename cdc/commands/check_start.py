@@ -18,6 +18,7 @@ from typing import Final
 from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
+from cdc.daemon.given_numbers import other_kafka
 from cdc.daemon.start import lost_forms_sentence
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
@@ -28,7 +29,9 @@ from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_settings import Settings
 from cdc.ops import asking
 from cdc.ops.http import try_to_listen
+from cdc.positions.position import Position
 from cdc.protocol.ballot import Ballot
+from cdc.store import numbers_file
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
 from cdc.stream import ownership, patterns
@@ -57,12 +60,17 @@ class Finding:
         return f"{self.key}: {mark}{self.sentence}"
 
 
-def of_kafka(config: Config, stored: Checkpoint) -> Iterator[Finding]:
-    """Yield findings from the checkpoint topic about prefix and name. Listens for a daemon of the name, unless it is known."""
+def of_kafka(config: Config, stored: Checkpoint, store: Position | None = None) -> Iterator[Finding]:
+    """Yield findings from the checkpoint topic about prefix and name; `store` is the position of the state store.
+
+    Listens for a daemon of the name, unless it is known.
+    """
     foreign = list(_failure("kafka.topic_prefix", lambda: ownership.check(stored, config.kafka.topic_prefix, config.name)))
     yield from foreign
     if not foreign:  # else the events are the other daemon's, and so is their checkpoint
-        yield from _failure(checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored))
+        yield from _failure(
+            checkpoint_topic.name_of(config.kafka.topic_prefix), lambda: admission.check_position(config, stored, store)
+        )
     if runs_already(config, stored):
         yield Finding(
             "name", f"the daemon {config.name!r} runs with this state.path: it is this one", is_failure=False, is_well=True
@@ -81,6 +89,14 @@ def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:
     if config.source.mode == "registered":
         found = [costs for ballot in ballots if (costs := joining.warning(ballot, instance_uuid(config.name))) is not None]
         yield from (Finding("source.mode", costs, is_failure=False) for costs in found[:1])
+
+
+def of_cluster(config: Config, cluster: str | None) -> Iterator[Finding]:
+    """Yield a finding if the cluster with this id isn't the one of the daemon's last run."""
+    kept = numbers_file.read(config.state.path, config.name, config.kafka.topic_prefix)
+    warning = other_kafka(kept, cluster)
+    if warning is not None:
+        yield Finding("kafka.bootstrap_servers", warning, is_failure=False)
 
 
 def runs_already(config: Config, stored: Checkpoint) -> bool:

@@ -27,10 +27,14 @@ from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.sign_of_life import listen
 from cdc.kafka.topic_admin import list_topics
 from cdc.ops import asking
+from cdc.positions.numbers import Numbers
+from cdc.positions.position import Position
+from cdc.store import numbers_file
 from cdc.store.files import DirectoryLock, daemon_named, is_locked, is_there, lock, translate_lmdb_errors
 from cdc.stream import ownership
 from cdc.stream.checkpoint import Checkpoint, Sign
 from cdc.stream.ownership import NameTakenError
+from cdc.upstream.witnesses import Witnesses
 
 _WRITERS: Final = "writers"
 _INODE: Final = "inode:"
@@ -192,18 +196,36 @@ def is_store_ours(config: Config, stored: Checkpoint, former: Collection[str]) -
     return stored.writer in former
 
 
-def check_position(config: Config, stored: Checkpoint) -> None:
-    """Raise CheckpointLostError if the prefix has events, but the checkpoint topic has no position of this daemon."""
+def newest_numbers(config: Config) -> Numbers:
+    """Return the highest numbers of the last events of this prefix. Raises ConnectionLostError."""
+    return ReadersView(config.kafka, config.name, KafkaClients(config.name, config.kafka)).newest_numbers()
+
+
+def check_position(config: Config, stored: Checkpoint, store: Position | None = None) -> None:
+    """Raise CheckpointLostError if events were published, but the checkpoint topic has no position of this daemon.
+
+    The topics know of such events, the `store` at its position, or the file of numbers.
+    """
     if stored.position is not None:
         return
     kafka = config.kafka
-    seq = ReadersView(kafka, config.name, KafkaClients(config.name, kafka)).newest_seq()
-    if seq:
+    kept = numbers_file.read(config.state.path, config.name, kafka.topic_prefix)
+    witnesses = Witnesses(store, kept, topics=newest_numbers(config))
+    seq, is_in_topics = witnesses.given(None).seq, witnesses.topics.seq
+    topic = checkpoint_topic.name_of(kafka.topic_prefix)
+    again = f"start once with --rebuild-state: all rows are published again, as `r`, with seqs from {seq + 1} on."
+    if is_in_topics:
         raise CheckpointLostError(
-            f"there is no checkpoint of the daemon {config.name!r} in {checkpoint_topic.name_of(kafka.topic_prefix)}, but topics "
-            f"of {kafka.topic_prefix} have events up to seq {seq}: the checkpoint was deleted, or the daemon had another name",
-            "If it had another name, give it that name again. If the checkpoint is lost, start once with --rebuild-state: all "
-            f"rows are published again, as `r`, with seqs from {seq + 1} on.",
+            f"there is no checkpoint of the daemon {config.name!r} in {topic}, but topics of {kafka.topic_prefix} have events up "
+            f"to seq {is_in_topics}: the checkpoint was deleted, or the daemon had another name",
+            f"If it had another name, give it that name again. If the checkpoint is lost, {again}",
+        )
+    if seq:
+        what, numbers = witnesses.highest()
+        raise CheckpointLostError(
+            f"there is no checkpoint of the daemon {config.name!r} in {topic}, and no event of {kafka.topic_prefix} at "
+            f"{kafka.bootstrap_servers}, but {what} up to seq {numbers.seq}: this is another Kafka, or it has lost its topics",
+            f"If it is the wrong Kafka, correct kafka.bootstrap_servers. Otherwise {again}",
         )
 
 

@@ -25,9 +25,11 @@ from cdc.daemon.start import Surroundings, begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.store.files import translate_lmdb_errors
+from cdc.store.numbers_file import NumbersFile
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream import limbo_watch
@@ -51,12 +53,13 @@ class Server:
 
 @dataclass(slots=True)
 class Observations:
-    """Observations shared by all streams of one daemon, so that each is counted and logged once."""
+    """Observations shared by all streams of one daemon, so that each is counted and logged once, and kept once."""
 
     merging_upsert_count: int = 0
     overdue_quorum: OverdueQuorum | None = None
     recognizes_rows: bool = True
     """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""
+    numbers: NumbersFile | None = None
 
 
 class PipelineRunner:
@@ -114,20 +117,21 @@ class PipelineRunner:
         self._show_numbers(position)
         status.upstream, status.server_uuid = server.address, str(server.server_uuid)
 
-    def prepare_snapshot(self) -> int:
-        """Prepare for a snapshot, and return a `seq` that its events must exceed, besides the pipeline's own.
+    def prepare_snapshot(self) -> Numbers:
+        """Prepare for a snapshot, and return the numbers that its events must exceed, besides the pipeline's own.
 
         The state store then has exactly the consumers' rows, or none, as a snapshot is compared with the store's rows. Raises
         StateError.
         """
         position = self._checkpoint.position
         has_published = position is not None and position.snapshot is not None
-        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" or not has_published else 0
-        if self._writer is not None and newest_seq > (position.seq if position is not None else 0):
+        is_ahead = self._config.kafka.delivery == "at_least_once" or not has_published
+        newest = self._newest_numbers() if is_ahead else Numbers()
+        if self._writer is not None and newest.seq > (position.seq if position is not None else 0):
             # Consumers have events after the checkpoint, so the store's rows aren't the consumers' rows.
             self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
             self.pipeline = self._begin()
-        return newest_seq
+        return newest | self._plan.given
 
     def _seq_after_published(self, position: Position | None) -> Position | None:
         """Return `position` with its `seq` raised above all events that consumers may have.
@@ -142,21 +146,21 @@ class PipelineRunner:
         is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._server.server_uuid
         if is_same_log and not position.snapshot.open_request:
             return position
-        newest_seq = self._newest_seq() if self._config.kafka.delivery == "at_least_once" else 0
-        return replace(position, seq=max(position.seq, newest_seq))
+        newest = self._newest_numbers() if self._config.kafka.delivery == "at_least_once" else Numbers()
+        return replace(position, seq=max(position.seq, newest.seq))
 
-    def _newest_seq(self) -> int:
-        """Return the newest `seq` in Kafka; 0 if a stop is requested meanwhile. Waits while Kafka is unavailable.
+    def _newest_numbers(self) -> Numbers:
+        """Return the newest numbers in Kafka; zeros if a stop is requested meanwhile. Waits while Kafka is unavailable.
 
         With at_least_once delivery, or after the loss of a checkpoint, consumers may have events after the checkpoint.
         """
         while not self._is_stopping.is_set():
             try:
-                return self._publisher.newest_seq()
+                return self._publisher.newest_numbers()
             except ConnectionLostError as error:
                 self._log.warning("waiting", reason=str(error))
                 self._is_stopping.wait(1.0)
-        return 0
+        return Numbers()
 
     def submit_all(self, batches: Iterator[Batch]) -> None:
         """Submit batches one by one, as they are made. Raises the errors of `submit`, StateError, and those of the iterator."""
@@ -210,6 +214,8 @@ class PipelineRunner:
             self._writer.mark_committed(batch.position)
             self._status.row_count += batch.row_count
             return
+        if self._observations.numbers is not None:
+            self._observations.numbers.reserve(self.pipeline.seq)
         if self._writer is not None:
             self._writer.submit(batch)
         for sentence, about in schema_reports(batch, self._checkpoint.spaces):
@@ -267,6 +273,8 @@ class PipelineRunner:
                 ledger.settle(position)
             else:
                 writer.mark_committed(position)
+        if self._observations.numbers is not None:
+            self._observations.numbers.record(self._checkpoint.position)
         if writer is not None:
             with self._publisher.row_work_lock:
                 stored = writer.flush(is_forced=is_forced, is_at_once=self._flushes_at_once or self._is_comparing)

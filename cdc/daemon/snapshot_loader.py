@@ -40,7 +40,7 @@ class SnapshotIntake:
         self._status = status
         self._log = log
         self._publish = publish
-        self._after_seq = runner.prepare_snapshot()
+        self._after = runner.prepare_snapshot()
         previous = checkpoint.position.snapshot if checkpoint.position else None
         self._progress = SnapshotProgress(previous.row_count if previous else 0)
         self._row_count = 0
@@ -55,7 +55,7 @@ class SnapshotIntake:
     def begin(self, vclock: VClock) -> None:
         """Begin a snapshot as of `vclock`. Raises the errors of PipelineRunner.submit and of the pipeline."""
         runner = self._runner
-        runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after_seq=self._after_seq, publish=self._publish))
+        runner.submit(runner.pipeline.begin_snapshot(vclock, now_us(), after=self._after, publish=self._publish))
 
     def rows(self, frames: Frames) -> None:
         """Load some of the snapshot's rows."""

@@ -20,6 +20,7 @@ from cdc.stream.spaces import newly_published
 from cdc.stream.transaction import Spool
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan
+from cdc.upstream.witnesses import Witnesses
 
 
 def options_of(config: Config) -> PipelineOptions:
@@ -50,6 +51,7 @@ def known_before(
     forced: str | None = None,
     is_first_connect: bool = True,
     is_store_ours: bool = True,
+    witnesses: Witnesses | None = None,
 ) -> Known:
     """Return what is known before the next connection, after writing all committed changes to the store.
 
@@ -64,7 +66,13 @@ def known_before(
         if restored:
             structlog.get_logger().warning(lost_forms_sentence(config, len(restored)), name=config.name)
     known = _known(config, checkpoint, store, has_store=writer is not None, forced=forced, is_first_connect=is_first_connect)
-    return replace(known, is_store_ours=is_store_ours)
+    return replace(_weighed(known, witnesses), is_store_ours=is_store_ours)
+
+
+def _weighed(known: Known, witnesses: Witnesses | None) -> Known:
+    """Add what follows from the witnesses and the store."""
+    all_ = replace(witnesses or Witnesses(), store=known.store)
+    return replace(known, given=all_.given(known.checkpoint), thrown_back=all_.thrown_back(known.checkpoint))
 
 
 def lost_forms_sentence(config: Config, count: int) -> str:
@@ -78,7 +86,12 @@ def lost_forms_sentence(config: Config, count: int) -> str:
 
 
 def supposed_before(
-    config: Config, checkpoint: Checkpoint, stored: Checkpoint | None = None, *, is_store_ours: bool = True
+    config: Config,
+    checkpoint: Checkpoint,
+    stored: Checkpoint | None = None,
+    *,
+    is_store_ours: bool = True,
+    witnesses: Witnesses | None = None,
 ) -> Known:
     """Return what would be known before a first connection.
 
@@ -87,7 +100,7 @@ def supposed_before(
     store = checkpoint.position if stored is None else stored.position
     has_store = config.state.images == "full"
     known = _known(config, checkpoint, store, has_store=has_store, forced=None, is_first_connect=True)
-    return replace(known, is_store_ours=is_store_ours)
+    return replace(_weighed(known, witnesses), is_store_ours=is_store_ours)
 
 
 def _known(

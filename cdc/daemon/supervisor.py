@@ -34,6 +34,7 @@ from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
 from cdc.daemon.backoff import jittered
 from cdc.daemon.follower import Goal
+from cdc.daemon.given_numbers import GivenNumbers
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
 from cdc.daemon.runner import Observations
@@ -93,6 +94,8 @@ class Daemon:
         self._publisher: Publisher | None = None
         # The last position that an earlier publisher committed.
         self._committed: Position | None = None
+        # Once this process has been admitted.
+        self._given: GivenNumbers | None = None
         # The topics that the earlier publishers know to exist.
         self._topics_seen: Mapping[str, str | None] = {}
         self._writer: StateWriter | None = None
@@ -246,7 +249,7 @@ class Daemon:
             ownership.check(stored, config.kafka.topic_prefix, config.name)
         if not options.rebuild_state:
             if not options.take_prefix:
-                admission.check_position(config, stored)
+                admission.check_position(config, stored, self._writer.position if self._writer is not None else None)
             admission.check_store_prefix(config)
             self._check_store(stored)
         is_alone = options.take_over
@@ -261,6 +264,8 @@ class Daemon:
             config, stored, self._directory_lock.former_writers()
         )
         start.check_store(known_before(config, stored, self._writer, is_store_ours=self._is_store_ours))
+        self._given = self._given or GivenNumbers(config)
+        self._observations.numbers = self._given.file
         former = admission.former_holder(config, stored)
         if not is_alone:
             admission.check_alone(config, stored, self._directory_lock.former_holders(), self._is_stopping.is_set)
@@ -316,6 +321,7 @@ class Daemon:
             forced=self._forced_snapshot,
             is_first_connect=is_first,
             is_store_ours=self._is_store_ours,
+            witnesses=self._given.witnesses if self._given is not None else None,
         )
 
     # Errors.
@@ -426,6 +432,12 @@ class Daemon:
             _discard(publisher)
             raise
         self._writers |= {self._writer_id, self._checkpoint.writer}
+        try:
+            if self._given is not None:
+                self._given.checkpoint_read(publisher, self._committed)
+        except CdcError:
+            _discard(publisher)
+            raise
         if self._life is None:
             clients = KafkaClients(self._config.name, self._config.kafka)
             topic = checkpoint_topic.name_of(self._config.kafka.topic_prefix)
@@ -467,6 +479,8 @@ class Daemon:
                 self._discard_publisher()
                 return
             self._checkpoint = checkpoint
+            if self._given is not None:
+                self._given.checkpoint_read(self._publisher, self._publisher.committed)
             self._publisher.reset()
             return
 
@@ -487,6 +501,8 @@ class Daemon:
         vclock = committed.vclock if committed is not None else VClock()
         # A clean stop isn't proof: after an abort, the aborted batches may not have been submitted again yet.
         if is_whole and vclock.covers(self._published):
+            if self._given is not None:
+                self._given.stopped(committed)
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before everything was committed in Kafka; the next start resumes from the checkpoint")

@@ -47,16 +47,18 @@ it contains a hanging event of this daemon.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Final
+from typing import Any, Final
 
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # it is documented
 
 from cdc.errors import ConnectionLostError
 from cdc.kafka.errors import reading_error
+from cdc.positions.numbers import Numbers
 from cdc.stream import unseen
 
 FILLER_KEY: Final = b'{"name":""}'
@@ -115,6 +117,15 @@ def newest_seq(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> int:
     return max((seq for _, seq in _events(consumer, name, starts)), default=0)
 
 
+def newest_numbers(consumer: Consumer, name: str, ends: Mapping[Place, int]) -> Numbers:
+    """Return the highest numbers of the last events that one daemon wrote to the partitions with these ends, as `newest_seq`."""
+    starts = {place: max(0, end - _TAIL_OFFSETS) for place, end in ends.items() if end}
+    found = Numbers()
+    for _, source in _sources(consumer, name, starts):
+        found |= _numbers_of(source)
+    return found
+
+
 def newest_hanging_seq(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> int:
     """Return the highest `seq` of the daemon's hanging events from these offsets on; 0 if there are none.
 
@@ -130,14 +141,26 @@ def written_by(consumer: Consumer, name: str, starts: Mapping[Place, int]) -> se
 
 def seq_of(key: bytes | None, value: bytes | None, name: str) -> int | None:
     """Return the `seq` of an event of one daemon, 0 for a filler record, and None for any other record."""
+    source = _source_of(key, value, name)
+    return source["seq"] if source is not None else None
+
+
+def _source_of(key: bytes | None, value: bytes | None, name: str) -> dict[str, Any] | None:
+    """Return the `source` of an event of one daemon, a seq of 0 for a filler record, and None for any other record."""
     if value is None:
-        return 0 if key == FILLER_KEY else None
+        return {"seq": 0} if key == FILLER_KEY else None
     try:
-        source = json.loads(value)["source"]
-        seq = source["seq"] if source["name"] == name else None
+        source: dict[str, Any] = json.loads(value)["source"]
+        is_own = source["name"] == name and type(source["seq"]) is int
     except (ValueError, KeyError, TypeError, IndexError, RecursionError):
         return None
-    return seq if type(seq) is int else None
+    return source if is_own else None
+
+
+def _numbers_of(source: Mapping[str, Any]) -> Numbers:
+    with contextlib.suppress(ValueError, TypeError):  # a record by somebody else that looks like an event
+        return Numbers(source["seq"], int(source.get("snapshot_id", 0)), int(source.get("schema_version", 0)))
+    return Numbers(source["seq"])
 
 
 def last_writers(consumer: Consumer, ends: Mapping[Place, int]) -> dict[str, set[str | None]]:
@@ -165,12 +188,19 @@ def _source_name(value: bytes) -> str | None:
 def _events(
     consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
 ) -> list[tuple[Place, int]]:
+    found = _sources(consumer, name, starts, is_first_enough=is_first_enough)
+    return [(place, source["seq"]) for place, source in found]
+
+
+def _sources(
+    consumer: Consumer, name: str, starts: Mapping[Place, int], *, is_first_enough: bool = False
+) -> list[tuple[Place, dict[str, Any]]]:
     missing = set(starts)
-    found: list[tuple[Place, int]] = []
+    found: list[tuple[Place, dict[str, Any]]] = []
     for place, message in _messages(consumer, starts, missing):
-        seq = seq_of(message.key(), message.value(), name)
-        if seq is not None:
-            found.append((place, seq))
+        source = _source_of(message.key(), message.value(), name)
+        if source is not None:
+            found.append((place, source))
             if is_first_enough:
                 missing.discard(place)
     return found

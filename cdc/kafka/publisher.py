@@ -38,6 +38,7 @@ from cdc.kafka.readability import Readability, others_transaction
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.kafka.wake_pipe import WakePipe
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.stream import checkpoint, ownership
 from cdc.stream.backlog import Backlog
@@ -280,9 +281,9 @@ class Publisher:
         """
         return None if self._view.still_open() else self._view.checkpoint()
 
-    def newest_seq(self) -> int:
-        """Return the highest `seq` of all events visible to consumers, 0 if there are none. Raises ConnectionLostError."""
-        return self._view.newest_seq()
+    def newest_numbers(self) -> Numbers:
+        """Return the highest numbers of the last events visible to consumers, as they can be read. Raises ConnectionLostError."""
+        return self._view.newest_numbers()
 
     def _read_to_the_end(self, known: Position | None) -> Checkpoint:
         """Read the checkpoint for a new producer. Transactions of its own that are still open hang, and are ended first."""

@@ -15,6 +15,7 @@ from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import reading_error
 from cdc.kafka.hanging import Place
 from cdc.kafka.topic_admin import list_topics, lost_checkpoint, refusal_by_name
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.stream.checkpoint import Checkpoint
 
@@ -66,11 +67,11 @@ class ReadersView:
             return open_, True
         return open_, hanging.newest_seq(clients.consumer("read_committed"), prefix, closed) > seq
 
-    def newest_seq(self) -> int:
-        """Return the highest `seq` of all events that read_committed consumers can read, 0 if there are none."""
+    def newest_numbers(self) -> Numbers:
+        """Return the highest numbers of the last events that read_committed consumers can read; zeros if there are none."""
         admin = self._clients.admin()
         _, ends = hanging.open_partitions(admin, self._prefixed_topics(admin))
-        return hanging.newest_seq(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
+        return hanging.newest_numbers(self._clients.consumer("read_committed"), self._config.topic_prefix, ends)
 
     def _check_is_there(self, topic: str) -> None:
         """Raise PublishError if the topic is missing (the daemon had created it), ForbiddenError if the user may not see it."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]  # it is documented
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
@@ -49,7 +50,19 @@ _CHECKPOINT_CONFIG: Final = {
 
 
 def list_topics(admin: Admin, bootstrap_servers: str, report_delay: Callable[[str], None] = lambda _: None) -> dict[str, int]:
-    """Return all topics and their partition counts.
+    """Return all topics and their partition counts. See `_metadata`."""
+    found = _metadata(admin, bootstrap_servers, report_delay).topics
+    return {name: len(topic.partitions) for name, topic in found.items()}
+
+
+def cluster_id(admin: Admin, bootstrap_servers: str) -> str | None:
+    """Return Kafka's own id of the cluster, None if it has none. See `_metadata`."""
+    found: str | None = getattr(_metadata(admin, bootstrap_servers), "cluster_id", None)
+    return found
+
+
+def _metadata(admin: Admin, bootstrap_servers: str, report_delay: Callable[[str], None] = lambda _: None) -> ClusterMetadata:
+    """Return what a broker tells of the cluster.
 
     If the first answer doesn't arrive soon, `report_delay` is called once with the reason, long before the request times out.
     Raises LoginError, and ConnectionLostError with a clearer message than librdkafka's.
@@ -59,7 +72,7 @@ def list_topics(admin: Admin, bootstrap_servers: str, report_delay: Callable[[st
     timeout, is_first = _LOGIN_SECONDS, True
     while True:
         try:
-            found = admin.list_topics(timeout=timeout).topics
+            return admin.list_topics(timeout=timeout)
         except KafkaException as error:
             admin.poll(0)  # delivers the client's error reports
             # A single refusal may come from a broker that was shutting down.
@@ -74,8 +87,6 @@ def list_topics(admin: Admin, bootstrap_servers: str, report_delay: Callable[[st
                     f"Kafka can't be reached at {bootstrap_servers}: {found_wrong}",
                     "Check kafka.bootstrap_servers, and that the brokers run.",
                 ) from error
-        else:
-            return {name: len(topic.partitions) for name, topic in found.items()}
 
 
 def refusal_by_name(admin: Admin, topic: str) -> KafkaError | None:

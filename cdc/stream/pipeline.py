@@ -28,6 +28,7 @@ from cdc.events.topics import TopicNames
 from cdc.images.overlay import Images
 from cdc.images.pending import no_changes
 from cdc.positions.last_row import LastRow
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, Rekeyed
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder, Frames
@@ -137,6 +138,11 @@ class Pipeline:
     def published_position(self) -> Position:
         """Position up to which events are published: while the images are being brought up to it, it is ahead of `position`."""
         return self._catch_up_to if self._catch_up_to is not None else self.position
+
+    @property
+    def seq(self) -> int:
+        """The last seq that was assigned, also within a source transaction."""
+        return self._builder.seq
 
     @property
     def open_byte_count(self) -> int:
@@ -500,10 +506,10 @@ class Pipeline:
 
     # The snapshot.
 
-    def begin_snapshot(self, vclock: VClock, now_us: int, *, after_seq: int = 0, publish: bool = True) -> Batch:
+    def begin_snapshot(self, vclock: VClock, now_us: int, *, after: Numbers | None = None, publish: bool = True) -> Batch:
         """Begin a snapshot whose stream will begin at `vclock`.
 
-        The schema is published again. Events continue after `after_seq`, in case events are published that the position doesn't
+        The schema is published again. All numbers continue after `after`, in case events are published that the position doesn't
         cover. Without `publish`, only the schema is taken from the snapshot's rows.
 
         The ledger is replaced: the position may be another history's.
@@ -512,10 +518,12 @@ class Pipeline:
         assert self._limbo.is_empty
         if self.images is not None:
             self.images.doubtful = frozenset()  # the snapshot has the correct rows of these keys
-        self._builder.restart(max(self._builder.seq, after_seq))
+        numbers = Numbers.of(events.position) | (after or Numbers())
+        self._builder.restart(numbers.seq)
+        self._spaces.schema.schema_version = numbers.schema_version
         events.jump(vclock, is_whole=True)
         self._snapshot = Snapshot(
-            events.position,
+            numbers.applied_to(events.position),
             self._spaces,
             self._envelope,
             self._builder,

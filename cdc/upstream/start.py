@@ -15,11 +15,12 @@ The choice of a member uses the same decision before there is a ballot (`needed`
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
 from cdc.errors import PositionError, StateError
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -43,6 +44,8 @@ class Known:
     - `is_store_ours`: False if a daemon with another state directory wrote the checkpoint last, so that the store may be an old
       copy, and no order says to continue with it.
     - `store_name`: name of the store in messages.
+    - `given`: the highest numbers that consumers may have seen, by all that remembers them.
+    - `thrown_back`: why the checkpoint isn't the newest one, None if it is (cdc.upstream.witnesses).
     """
 
     checkpoint: Position | None = None
@@ -58,6 +61,8 @@ class Known:
     wants_id: bool = False
     is_store_ours: bool = True
     store_name: str = "in state.path"
+    given: Numbers = field(default_factory=Numbers)
+    thrown_back: str | None = None
 
 
 class StateForeignError(StateError):
@@ -90,6 +95,7 @@ class StartPlan:
     - `snapshot`: the snapshot to take before them, if any.
     - `catch_up_to`: rows up to this position are already published, and only change the state store.
     - `wants_id`: JOIN provides the snapshot, and the daemon follows the stream as a member.
+    - `given`: the snapshot's numbers must be above these.
     """
 
     position: Position
@@ -98,6 +104,7 @@ class StartPlan:
     clears_store: str | None = None
     wants_id: bool = False
     ignored: frozenset[int] = frozenset()
+    given: Numbers = field(default_factory=Numbers)
 
     def follow_as(self, *, has_id: bool, vclock: VClock, master: VClock, seconds_since_caught_up: float) -> FollowAs:
         """Return the role to follow in from `vclock`. The master was at `master`; `has_id`: the master knows an id for the
@@ -150,7 +157,9 @@ def plan(known: Known, ballot: Ballot) -> StartPlan:
     if snapshot is None:
         assert known.checkpoint is not None
         snapshot = _snapshot_for(known, ballot, known.store if begins_at_store else None)
-    at_checkpoint = StartPlan(known.checkpoint or Position(), snapshot, wants_id=known.wants_id, ignored=known.ignored)
+    at_checkpoint = StartPlan(
+        known.checkpoint or Position(), snapshot, wants_id=known.wants_id, ignored=known.ignored, given=known.given
+    )
     state = known.checkpoint.snapshot if known.checkpoint is not None else None
     if snapshot is not None and snapshot.publish and store is _Store.LEVEL and state is not None and state.is_silent:
         store, useless_because = _Store.USELESS, "the state store has rows of a snapshot that wasn't published"
@@ -193,11 +202,14 @@ def _compare(known: Known) -> tuple[_Store, str | None]:
     if kafka is None or kafka.snapshot is None:
         if store is None:
             return _Store.LEVEL, None
-        return _Store.USELESS, "there is no checkpoint, so what the state store has was never published"
+        return _Store.USELESS, known.thrown_back or "there is no checkpoint, so what the state store has was never published"
     if store is None or store.snapshot is None:
         # If it has rows all the same, they aren't this daemon's.
         return _Store.USELESS, "there is nothing in the state store"
     resume.check_replicaset_of_store(kafka, store)
+    if known.thrown_back is not None:
+        # Consumers may have events that neither the checkpoint nor the store knows of.
+        return _Store.USELESS, known.thrown_back
     if not (kafka.snapshot.is_complete and store.snapshot.is_complete and store.snapshot.base_id == kafka.snapshot.base_id):
         # A snapshot will be taken, and has to be compared with the rows that consumers have: those at the checkpoint.
         if (store.vclock, store.seq, store.snapshot) == (kafka.vclock, kafka.seq, kafka.snapshot):
@@ -220,6 +232,9 @@ def _snapshot_anyway(known: Known) -> TakeSnapshot | None:
     if known.forced is not None:
         # Changes that the stream couldn't bring must be published, in any mode.
         return TakeSnapshot(known.forced)
+    if known.thrown_back is not None:
+        # So must changes that Kafka may have lost.
+        return TakeSnapshot(known.thrown_back)
     if position is None or position.snapshot is None:
         if mode == "never":
             return TakeSnapshot("snapshot.mode is never: only the schema is read", publish=False)

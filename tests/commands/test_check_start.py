@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from cdc.commands.check_start import (
+    of_cluster,
     of_deleted_topics,
     of_kafka,
     of_limits,
@@ -27,10 +28,12 @@ from cdc.daemon.admission import StateDirectoryLock
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_settings import Setting
 from cdc.ops import asking
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.store.files import daemon_named, is_locked
+from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
 from cdc.stream.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
 
@@ -124,9 +127,37 @@ def test_forms_that_the_topic_has_lost_and_the_store_has() -> None:
     assert not list(of_lost_forms(config(), Checkpoint(at), None))
 
 
+def test_another_kafka_than_in_the_last_run(tmp_path: Path) -> None:
+    own = config(state={"path": str(tmp_path)})
+    assert not list(of_cluster(own, "a")), "nothing is known of an earlier one"
+    NumbersFile(tmp_path, "shop", "shop").begin("a", "exactly_once")
+    assert not list(of_cluster(own, "a"))
+    assert not list(of_cluster(own, None))
+    (found,) = map(str, of_cluster(own, "b"))
+    assert found.startswith("kafka.bootstrap_servers: warning: this is another Kafka than in the last run: its cluster id is b, ")
+
+
+@pytest.mark.parametrize("what", ["the state store has rows", "the file numbers in state.path has events"])
+def test_a_kafka_that_has_nothing_of_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """It may be the wrong one, which would get all rows, and the state store would be emptied for it."""
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers())
+    monkeypatch.setattr(admission, "check_alone", lambda *_: None)
+    own = config(state={"path": str(tmp_path)}, http={"listen": ""})
+    assert not failures(of_kafka(own, Checkpoint()))
+    at = Position(VClock({1: 5}), 180, snapshot=SnapshotState(1, is_complete=True))
+    store = at if "store" in what else None
+    if store is None:
+        NumbersFile(tmp_path, "shop", "shop").close(at)
+    (found,) = failures(of_kafka(own, Checkpoint(), store))
+    assert "there is no checkpoint of the daemon 'shop' in shop.checkpoint, and no event of shop at k:1" in found
+    assert f"but {what} up to seq 180: this is another Kafka, or it has lost its topics" in found
+    assert "correct kafka.bootstrap_servers. Otherwise start once with --rebuild-state" in found
+    assert "with seqs from 181 on" in found
+
+
 def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is to be rebuilt: the remedy is a prefix of its own."""
-    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 7)
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(7))
     monkeypatch.setattr(admission, "check_alone", lambda *_: None)
     own = config(http={"listen": ""})
     (lost,) = failures(of_kafka(own, Checkpoint()))
@@ -140,7 +171,7 @@ def test_with_the_prefix_of_another_daemon_its_events_are_no_lost_checkpoint(mon
 
 def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else it would be told to end itself, or to have another state.path."""
-    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 7)
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(7))
     own = config(state={"path": str(tmp_path)}, http={"listen": "127.0.0.1:1"})
     store = StateStore(admission.store_path(own), daemon_named("shop"))
     monkeypatch.setattr(asking, "name_at", lambda _: "shop")
@@ -154,7 +185,7 @@ def test_the_daemon_whose_checkpoint_was_deleted_is_still_this_one(tmp_path: Pat
 
 def test_a_store_that_verify_has_is_no_daemon_at_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`run` would stop there, though the checkpoint was written last by a daemon in this directory."""
-    monkeypatch.setattr(ReadersView, "newest_seq", lambda _: 0)
+    monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers(0))
     own = config(state={"path": str(tmp_path)}, http={"listen": ""})
     stored = Checkpoint()
     fold("shop", *sign_record("shop", Sign("writer-1", "vm", 42, 1)), stored)

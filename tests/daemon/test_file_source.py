@@ -23,6 +23,7 @@ from cdc.errors import ConfigurationError, ForeignServerError, LogFileError, Pos
 from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory
@@ -46,9 +47,9 @@ class Taken:
         self.batches: list[Batch] = []
         self._new: list[Position] = []
 
-    def newest_seq(self) -> int:
+    def newest_numbers(self) -> Numbers:
         """Nothing was ever published before."""
-        return 0
+        return Numbers()
 
     def submit(self, batch: Batch) -> None:
         self.batches.append(batch)

@@ -16,6 +16,7 @@ from cdc.daemon.runner import PipelineRunner, Server
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, SchemaError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
@@ -117,7 +118,7 @@ def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_mo
     is_open: bool,
 ) -> None:
     """Rows of a request, and another member's order of the origins, take seqs that were out already."""
-    monkeypatch.setattr(publisher, "newest_seq", lambda: 57)
+    monkeypatch.setattr(publisher, "newest_numbers", lambda: Numbers(57))
     kafka = config.kafka.model_copy(update={"delivery": delivery_mode})
     source = config.source.model_copy(update={"uris": config.source.uris * uris})
     config = config.model_copy(update={"kafka": kafka, "source": source})

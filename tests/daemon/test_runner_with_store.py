@@ -12,8 +12,10 @@ from structlog.testing import capture_logs
 
 from cdc.config import Config, parse
 from cdc.errors import ConnectionLostError, PublishAborted
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import SnapshotState
 from cdc.positions.vclock import VClock
+from cdc.store.numbers_file import RESERVED_SEQS, NumbersFile, read
 from cdc.stream.batch import Batch, Broadcast
 from cdc.stream.limbo import LimboState
 from cdc.stream.pipeline import Pipeline
@@ -88,24 +90,24 @@ def test_a_stop_ends_between_batches_and_waits_for_nothing(way: Way) -> None:
 
 
 def test_with_events_beyond_the_checkpoint_a_snapshot_compares_with_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[int | ConnectionLostError] = [ConnectionLostError("Kafka is away"), 57]
+    answers: list[Numbers | ConnectionLostError] = [ConnectionLostError("Kafka is away"), Numbers(57, 9, 4)]
     way.config = way.config.model_copy(update={"kafka": way.config.kafka.model_copy(update={"delivery": "at_least_once"})})
     runner = way.runner()
 
-    def newest() -> int:
+    def newest() -> Numbers:
         answer = answers.pop(0)
         if isinstance(answer, ConnectionLostError):
             raise answer
         return answer
 
-    monkeypatch.setattr(way.publisher, "newest_seq", newest)
+    monkeypatch.setattr(way.publisher, "newest_numbers", newest)
     monkeypatch.setattr(way.is_stopping, "wait", lambda _: False)
     with capture_logs() as said:
-        assert runner.prepare_snapshot() == 57
+        assert runner.prepare_snapshot() == Numbers(57, 9, 4)
     assert [line["event"] for line in said] == ["waiting", "refilling the state store from a snapshot"]
     assert way.writer.store.row_count == 0
     way.is_stopping.set()
-    assert runner.prepare_snapshot() == 0  # nobody asks any more
+    assert runner.prepare_snapshot().seq == 0  # nobody asks any more
 
 
 def test_a_wait_for_a_quorum_is_told_once_however_many_streams_it_lasts(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,3 +144,24 @@ def test_beside_a_quiet_master_the_checkpoint_is_shown_and_not_the_stores_positi
     assert runner.wait_until_settled()
     assert (shown(), status.store_position) == (at_the_checkpoint, VClock({1: 20}))
     assert runner.pipeline.ledger.acknowledged == VClock({1: 20})
+
+
+def test_seqs_are_reserved_on_disk_before_kafka_has_them(way: Way) -> None:
+    way.observations.numbers = NumbersFile(way.config.state.path, "x", "shop")
+    runner = way.runner()
+    runner.submit_all(runner.pipeline.feed(frames_of(rows(11, 5)), 1))
+    kept = read(way.config.state.path, "x", "shop")
+    assert (kept.reserved_seq, kept.committed) == (RESERVED_SEQS + 5, Numbers())
+    way.delivery.gate.set()
+    assert runner.wait_until_settled()
+    assert read(way.config.state.path, "x", "shop").committed == Numbers(5, 1, 1)
+
+
+def test_a_store_that_is_ahead_of_the_checkpoint_is_emptied_and_its_numbers_count(way: Way) -> None:
+    """Kafka has lost the newest checkpoints. Which rows consumers have read in the meantime, nobody knows."""
+    ahead = replace(BEGIN, vclock=VClock({1: 30}), seq=180, schema_version=4, snapshot=SnapshotState(3, is_complete=True))
+    way.writer.submit(Batch([], 0, 0, 0, ahead, True, {}, [], 0.0, is_catch_up=True))
+    way.writer.mark_committed(ahead)
+    runner = way.runner()
+    assert way.writer.store.row_count == 0
+    assert runner.prepare_snapshot() == Numbers(180, 3, 4)

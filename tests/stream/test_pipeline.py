@@ -11,13 +11,15 @@ import msgpack
 import pytest
 
 from cdc.errors import CdcError, ConfigurationError, EncodingError, ProtocolError, SchemaError, SynchronousReplicationError
+from cdc.positions.numbers import Numbers
+from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.stream.batch import Batch
 from cdc.stream.limbo import LimboState
 from tests.fakes import wire
-from tests.fakes.master import Master
+from tests.fakes.master import SERVER, Master
 from tests.fakes.pipelines import NOW_US, MemorySpool, frames_of, messages, pipeline
 from tests.fakes.replica import Replica
 from tests.fakes.shop import USERS, Sent, Shop, read
@@ -877,3 +879,22 @@ def test_a_snapshot_begins_a_new_ledger() -> None:
     assert batch.position.snapshot is not None
     assert not batch.position.snapshot.is_complete
     assert batch.position.snapshot.snapshot_id == 2
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_a_snapshot_goes_on_after_the_numbers_that_were_given(*, is_first: bool) -> None:
+    """Kafka has lost the newest checkpoints, or all that it had: no number comes a second time."""
+    position = None if is_first else Position(VClock({1: 5}), 20, 1, SERVER, SERVER, SnapshotState(1, is_complete=True))
+    target, master = pipeline(position), Master()
+    master.create_space("users", USERS)
+    master.insert("users", 1)
+    batch = target.begin_snapshot(VClock(master.vclock), NOW_US, after=Numbers(180, 7, 4))
+    assert Numbers.of(batch.position) == Numbers(180, 8, 4), "what a process finds that is killed now"
+    frames = frames_of(b"".join(wire.frame({0: 2}, body) for body in master.snapshot()))
+    sent = [read(message) for message in messages([batch, *target.feed_snapshot(frames, NOW_US)])]
+    (event,) = [one.source for one in sent if one.op]
+    assert (event["seq"], event["snapshot_id"], event["schema_version"]) == (181, "8", 5)
+    (*_, last) = target.end_snapshot(NOW_US)
+    (completed,) = [read(message).value for message in messages([last])]
+    assert (completed["snapshot_id"], completed["spaces"][0]["sweep_seq"]) == ("8", 180)
+    assert Numbers.of(last.position) == Numbers(181, 8, 5)

@@ -15,12 +15,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import PositionError
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
 from cdc.upstream.resume import Policy, SnapshotMode
 from cdc.upstream.selection import Answer, Choice, Rules, Standing, choose, standing
-from cdc.upstream.start import CAUGHT_UP_SECONDS, FollowAs, Known, StartPlan, StateForeignError, check_store, needed, plan
+from cdc.upstream.start import (
+    CAUGHT_UP_SECONDS,
+    FollowAs,
+    Known,
+    StartPlan,
+    StateForeignError,
+    TakeSnapshot,
+    check_store,
+    needed,
+    plan,
+)
 from tests.fakes.profiles import MANY
 
 MODES: tuple[SnapshotMode, ...] = get_args(SnapshotMode)
@@ -216,6 +227,13 @@ REASONS: dict[str, tuple[Known, str, bool]] = {
         "a gap",
         True,
     ),
+    "a checkpoint that was thrown back": (Known(both(5, 15), thrown_back="Kafka has lost", mode="never"), "Kafka has lost", True),
+    "a checkpoint that was thrown back below the store": (
+        Known(both(5, 15), has_store=True, store=both(7, 17), thrown_back="Kafka has lost", newly_published=("a",)),
+        "Kafka has lost",
+        True,
+    ),
+    "a checkpoint that is gone, under any mode": (Known(None, thrown_back="Kafka has lost it", mode="never"), "lost it", True),
     "a store without rows": (Known(both(5, 15), has_store=True, newly_published=("a",)), "nothing in the state store", True),
     "the same, where no rows were wanted at first": (Known(both(5, 15), has_store=True, mode="never"), "nothing in the", True),
     "spaces that are newly published": (
@@ -229,6 +247,22 @@ REASONS: dict[str, tuple[Known, str, bool]] = {
         True,
     ),
 }
+
+
+@pytest.mark.parametrize("kafka", [None, Position(), both(5, 15), both(7, 15)])
+@pytest.mark.parametrize("store", [None, both(7, 15), both(9, 17)])
+def test_after_a_checkpoint_that_was_thrown_back_nothing_is_compared(kafka: Position | None, store: Position | None) -> None:
+    """Consumers have events that neither the checkpoint nor, perhaps, the store knows of."""
+    known = Known(kafka, has_store=True, store=store, thrown_back="Kafka has lost", given=Numbers(9, 3, 2))
+    found = plan(known, BALLOT)
+    assert (found.snapshot, found.catch_up_to, found.given) == (TakeSnapshot("Kafka has lost"), None, Numbers(9, 3, 2))
+    assert found.clears_store is not None or (store is None and (kafka is None or kafka.snapshot is None))
+    assert needed(known).takes_snapshot
+
+
+def test_a_store_of_another_replica_set_is_no_proof() -> None:
+    with pytest.raises(PositionError, match="has rows of replica set"):
+        plan(Known(both(5, 10), has_store=True, store=both(7, 10, replicaset=2), thrown_back="Kafka has lost"), BALLOT)
 
 
 @pytest.mark.parametrize("case", REASONS)

@@ -1,0 +1,65 @@
+"""What a daemon remembers of the numbers that it has given, beside Kafka's checkpoint and the state store.
+
+The file in state.path, this process's own commits, and the ends of the topics. cdc.upstream.witnesses decides what follows.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from cdc.config import Config
+from cdc.kafka.clients import KafkaClients
+from cdc.kafka.publisher import Publisher
+from cdc.kafka.topic_admin import cluster_id
+from cdc.positions.numbers import Kept, Numbers
+from cdc.positions.position import Position
+from cdc.store.numbers_file import NumbersFile
+from cdc.upstream.witnesses import Witnesses
+
+
+def other_kafka(kept: Kept, cluster: str | None) -> str | None:
+    """Return a warning if the cluster isn't the one of the last run, or None."""
+    if cluster is None or kept.cluster_id in (None, cluster):
+        return None
+    return (
+        f"this is another Kafka than in the last run: its cluster id is {cluster}, that one's was {kept.cluster_id}. Offsets of "
+        "consumers are of no use here: see docs/operations.md"
+    )
+
+
+class GivenNumbers:
+    """Memory of the given numbers. For the daemon's thread, which has the lock of the state directory."""
+
+    def __init__(self, config: Config) -> None:
+        """Read the file."""
+        self._config = config
+        self.file = NumbersFile(config.state.path, config.name, config.kafka.topic_prefix)
+        self._topics: Numbers | None = None
+        self.witnesses = Witnesses(kept=self.file.kept)
+        """What remembers given numbers besides the checkpoint and the store, as of the last reading of the checkpoint."""
+
+    def checkpoint_read(self, publisher: Publisher, committed: Position | None) -> None:
+        """Note that the checkpoint has been read from Kafka, which may have lost the newest ones.
+
+        `committed` is the last position that this process has committed. The first time, the ends of the topics are read, unless
+        the last run or this one has at_least_once delivery: then events may be newer than the checkpoint. Raises
+        ConnectionLostError.
+        """
+        if self._topics is None:
+            is_exact = "at_least_once" not in (self._config.kafka.delivery, self.file.kept.delivery)
+            self._topics = publisher.newest_numbers() if is_exact else Numbers()
+            self._note_cluster()
+        self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics)
+
+    def _note_cluster(self) -> None:
+        kafka = self._config.kafka
+        cluster = cluster_id(KafkaClients(self._config.name, kafka).admin(), kafka.bootstrap_servers)
+        warning = other_kafka(self.file.kept, cluster)
+        if warning is not None:
+            structlog.get_logger().warning(warning, name=self._config.name)
+        self.file.begin(cluster, kafka.delivery)
+
+    def stopped(self, committed: Position | None) -> None:
+        """Record that nothing is published beyond the last committed position, after an orderly stop."""
+        if committed is not None:
+            self.file.close(committed)
