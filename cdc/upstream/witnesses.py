@@ -35,8 +35,8 @@ class Witnesses:
         found = {
             "the topics have events": self.topics,
             "this process has committed events": Numbers.of(self.process),
-            "the file numbers in state.path has events": self.kept.committed,
             "the state store has rows": Numbers.of(self.store),
+            "the file numbers in state.path counts events": self.kept.committed,
         }
         return max(found.items(), key=lambda witness: witness[1].seq)
 

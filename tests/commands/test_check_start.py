@@ -137,7 +137,7 @@ def test_another_kafka_than_in_the_last_run(tmp_path: Path) -> None:
     assert found.startswith("kafka.bootstrap_servers: warning: this is another Kafka than in the last run: its cluster id is b, ")
 
 
-@pytest.mark.parametrize("what", ["the state store has rows", "the file numbers in state.path has events"])
+@pytest.mark.parametrize("what", ["the state store has rows", "the file numbers in state.path counts events"])
 def test_a_kafka_that_has_nothing_of_what_was_published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     """It may be the wrong one, which would get all rows, and the state store would be emptied for it."""
     monkeypatch.setattr(ReadersView, "newest_numbers", lambda _: Numbers())

@@ -75,6 +75,7 @@ class Cluster:
     """Whether a transaction is."""
     expired: Counter[str] = field(default_factory=Counter)
     """How many of a topic's first records are gone."""
+    cluster_id: str | None = "the cluster"
     created_within: list[str] = field(default_factory=list)
     """Topics that were made while one was open."""
     epochs: itertools.count[int] = field(default_factory=itertools.count)
@@ -96,7 +97,7 @@ class Cluster:
         }
         if topic is not None:
             found = {topic: found.get(topic, SimpleNamespace(partitions={}, error=unknown))}
-        return SimpleNamespace(topics=found, brokers={1: None})
+        return SimpleNamespace(topics=found, brokers={1: None}, cluster_id=self.cluster_id)
 
     def written(self, topic: str) -> list[Record]:
         """What a topic holds."""

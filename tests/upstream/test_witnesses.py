@@ -17,7 +17,7 @@ def at(seq: int, snapshot_id: int = 1) -> Position:
 KEPT = Kept(Numbers(180, 2, 5), 10_000_180)
 AHEAD = {
     "the state store has rows": Witnesses(store=at(180)),
-    "the file numbers in state.path has events": Witnesses(kept=Kept(Numbers(180))),
+    "the file numbers in state.path counts events": Witnesses(kept=Kept(Numbers(180))),
     "this process has committed events": Witnesses(process=at(180)),
     "the topics have events": Witnesses(topics=Numbers(180)),
 }
