@@ -50,7 +50,7 @@ def check(config: Config, say: Say) -> bool:
         findings += check_start.of_kafka(config, stored, in_store.position if in_store is not None else None)
         names = [topics.TopicNames(config.kafka.topic_prefix).control(control) for control in KEPT]
         admin = KafkaClients(config.name, config.kafka).admin()
-        findings += check_start.of_cluster(config, cluster_id(admin, config.kafka.bootstrap_servers))
+        findings += check_start.of_cluster(config, stored, admin, cluster_id(admin, config.kafka.bootstrap_servers))
         settings = topic_settings.read(admin, [name for name in names if name in existing])
         findings += check_start.of_settings(config, settings)
     keys = {finding.key for finding in findings if finding.is_failure}

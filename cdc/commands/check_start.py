@@ -19,11 +19,12 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StateDirectoryLock, StateMissingError
 from cdc.daemon.given_numbers import other_kafka
+from cdc.daemon.known_topics import created_again
 from cdc.daemon.start import lost_forms_sentence
 from cdc.errors import CdcError, Remedy, StateError, StateLostError
 from cdc.events.topics import CHECKPOINT, DLQ, HEARTBEAT, SCHEMA, SNAPSHOT, TRANSACTION, SpaceFilter, TopicNames
 from cdc.kafka import checkpoint_topic, topic_settings
-from cdc.kafka.clients import KafkaClients
+from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_settings import Settings
@@ -91,12 +92,14 @@ def of_joins(config: Config, ballots: Collection[Ballot]) -> Iterator[Finding]:
         yield from (Finding("source.mode", costs, is_failure=False) for costs in found[:1])
 
 
-def of_cluster(config: Config, cluster: str | None) -> Iterator[Finding]:
-    """Yield a finding if the cluster with this id isn't the one of the daemon's last run."""
+def of_cluster(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> Iterator[Finding]:
+    """Yield findings about what was exchanged since the daemon's last run: the cluster, which has this id now, or topics."""
     kept = numbers_file.read(config.state.path, config.name, config.kafka.topic_prefix)
     warning = other_kafka(kept, cluster)
     if warning is not None:
         yield Finding("kafka.bootstrap_servers", warning, is_failure=False)
+    for topic, sentence in created_again(config, stored, admin, cluster):
+        yield Finding(topic, sentence, is_failure=False)
 
 
 def runs_already(config: Config, stored: Checkpoint) -> bool:

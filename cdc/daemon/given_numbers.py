@@ -8,12 +8,14 @@ from __future__ import annotations
 import structlog
 
 from cdc.config import Config
+from cdc.daemon import known_topics
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.topic_admin import cluster_id
 from cdc.positions.numbers import Kept, Numbers
 from cdc.positions.position import Position
 from cdc.store.numbers_file import NumbersFile
+from cdc.stream.checkpoint import Checkpoint
 from cdc.upstream.witnesses import Witnesses
 
 
@@ -38,8 +40,8 @@ class GivenNumbers:
         self.witnesses = Witnesses(kept=self.file.kept)
         """What remembers given numbers besides the checkpoint and the store, as of the last reading of the checkpoint."""
 
-    def checkpoint_read(self, publisher: Publisher, committed: Position | None) -> None:
-        """Note that the checkpoint has been read from Kafka, which may have lost the newest ones.
+    def checkpoint_read(self, publisher: Publisher, stored: Checkpoint, committed: Position | None) -> None:
+        """Note that the checkpoint has been read from Kafka, which may have lost the newest ones, or topics.
 
         `committed` is the last position that this process has committed. The first time, the ends of the topics are read, unless
         the last run or this one has at_least_once delivery: then events may be newer than the checkpoint. Raises
@@ -48,18 +50,22 @@ class GivenNumbers:
         if self._topics is None:
             is_exact = "at_least_once" not in (self._config.kafka.delivery, self.file.kept.delivery)
             self._topics = publisher.newest_numbers() if is_exact else Numbers()
-            self._note_cluster()
+            self._note_cluster(stored)
         self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics)
 
-    def _note_cluster(self) -> None:
-        kafka = self._config.kafka
-        cluster = cluster_id(KafkaClients(self._config.name, kafka).admin(), kafka.bootstrap_servers)
+    def _note_cluster(self, stored: Checkpoint) -> None:
+        kafka, admin = self._config.kafka, KafkaClients(self._config.name, self._config.kafka).admin()
+        cluster = cluster_id(admin, kafka.bootstrap_servers)
         warning = other_kafka(self.file.kept, cluster)
         if warning is not None:
             structlog.get_logger().warning(warning, name=self._config.name)
         self.file.begin(cluster, kafka.delivery)
+        known_topics.report(self._config, stored, admin, self.file.kept.cluster_id)
+        known_topics.remember(self._config, stored, admin, self.file.kept.cluster_id)
 
-    def stopped(self, committed: Position | None) -> None:
-        """Record that nothing is published beyond the last committed position, after an orderly stop."""
+    def stopped(self, stored: Checkpoint, committed: Position | None) -> None:
+        """Record what there is after an orderly stop: nothing is published beyond the last committed position."""
         if committed is not None:
             self.file.close(committed)
+        admin = KafkaClients(self._config.name, self._config.kafka).admin()
+        known_topics.remember(self._config, stored, admin, self.file.kept.cluster_id)

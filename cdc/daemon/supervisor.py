@@ -434,7 +434,7 @@ class Daemon:
         self._writers |= {self._writer_id, self._checkpoint.writer}
         try:
             if self._given is not None:
-                self._given.checkpoint_read(publisher, self._committed)
+                self._given.checkpoint_read(publisher, self._checkpoint, self._committed)
         except CdcError:
             _discard(publisher)
             raise
@@ -480,7 +480,7 @@ class Daemon:
                 return
             self._checkpoint = checkpoint
             if self._given is not None:
-                self._given.checkpoint_read(self._publisher, self._publisher.committed)
+                self._given.checkpoint_read(self._publisher, checkpoint, self._publisher.committed)
             self._publisher.reset()
             return
 
@@ -502,7 +502,7 @@ class Daemon:
         # A clean stop isn't proof: after an abort, the aborted batches may not have been submitted again yet.
         if is_whole and vclock.covers(self._published):
             if self._given is not None:
-                self._given.stopped(committed)
+                self._given.stopped(self._checkpoint, committed)
             self._log.info("stopped", seq=committed.seq if committed is not None else 0, checkpoint=str(vclock))
         else:
             self._log.warning("stopped before everything was committed in Kafka; the next start resumes from the checkpoint")

@@ -36,6 +36,7 @@ from cdc.store.files import daemon_named, is_locked
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
 from cdc.stream.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
+from tests.fakes.kafka import Cluster, clients
 
 SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]
 
@@ -129,11 +130,12 @@ def test_forms_that_the_topic_has_lost_and_the_store_has() -> None:
 
 def test_another_kafka_than_in_the_last_run(tmp_path: Path) -> None:
     own = config(state={"path": str(tmp_path)})
-    assert not list(of_cluster(own, "a")), "nothing is known of an earlier one"
+    admin = clients(Cluster()).admin()
+    assert not list(of_cluster(own, Checkpoint(), admin, "a")), "nothing is known of an earlier one"
     NumbersFile(tmp_path, "shop", "shop").begin("a", "exactly_once")
-    assert not list(of_cluster(own, "a"))
-    assert not list(of_cluster(own, None))
-    (found,) = map(str, of_cluster(own, "b"))
+    assert not list(of_cluster(own, Checkpoint(), admin, "a"))
+    assert not list(of_cluster(own, Checkpoint(), admin, None))
+    (found,) = map(str, of_cluster(own, Checkpoint(), admin, "b"))
     assert found.startswith("kafka.bootstrap_servers: warning: this is another Kafka than in the last run: its cluster id is b, ")
 
 

@@ -76,6 +76,8 @@ class Cluster:
     expired: Counter[str] = field(default_factory=Counter)
     """How many of a topic's first records are gone."""
     cluster_id: str | None = "the cluster"
+    topic_ids: dict[str, str] = field(default_factory=dict)
+    """Ids of topics that were created again."""
     created_within: list[str] = field(default_factory=list)
     """Topics that were made while one was open."""
     epochs: itertools.count[int] = field(default_factory=itertools.count)
@@ -285,7 +287,9 @@ class FakeAdmin(FakeClient):
         cluster = self._cluster
         unknown, hidden = KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART), KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED)
         return {
-            topic: _done(None) if topic in cluster.partitions else _failed(hidden if topic in cluster.hidden else unknown)
+            topic: _done(SimpleNamespace(topic_id=cluster.topic_ids.get(topic, topic)))
+            if topic in cluster.partitions
+            else _failed(hidden if topic in cluster.hidden else unknown)
             for topic in names.topic_names
         }
 
