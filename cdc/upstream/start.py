@@ -136,6 +136,8 @@ def needed(known: Known) -> Needed:
     """Return what a member must have to be followed. Raises PositionError if the store belongs to another replica set."""
     store, _ = _compare(known)
     published = known.checkpoint.vclock if known.checkpoint is not None else VClock()
+    if known.thrown_back is not None and known.store is not None and known.store.vclock.covers(published):
+        published = known.store.vclock  # consumers have had the events up to there
     return Needed(
         published=published,
         logs_from=known.store.vclock if store is _Store.BEHIND and known.store is not None else published,

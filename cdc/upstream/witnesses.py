@@ -47,7 +47,7 @@ class Witnesses:
         if numbers.seq <= seq:
             return None
         if checkpoint is None or checkpoint.snapshot is None:
-            return f"Kafka has lost the checkpoint: {what} up to seq {numbers.seq}"
+            return f"there is no checkpoint, but {what} up to seq {numbers.seq}"
         return f"Kafka has lost the newest checkpoints: the last one left is at seq {seq}, and {what} up to seq {numbers.seq}"
 
     def given(self, checkpoint: Position | None) -> Numbers:

@@ -260,6 +260,14 @@ def test_after_a_checkpoint_that_was_thrown_back_nothing_is_compared(kafka: Posi
     assert needed(known).takes_snapshot
 
 
+def test_after_a_checkpoint_that_was_thrown_back_a_member_needs_what_the_store_has() -> None:
+    """A replica that lags would take consumers back, for as long as it lags."""
+    known = Known(both(5, 10), has_store=True, store=both(7, 17), thrown_back="Kafka has lost")
+    assert (needed(known).published, needed(known).takes_snapshot) == (VClock({1: 17}), True)
+    assert needed(replace(known, checkpoint=None)).published == VClock({1: 17})
+    assert needed(replace(known, thrown_back=None)).published == VClock({1: 10})
+
+
 def test_a_store_of_another_replica_set_is_no_proof() -> None:
     with pytest.raises(PositionError, match="has rows of replica set"):
         plan(Known(both(5, 10), has_store=True, store=both(7, 10, replicaset=2), thrown_back="Kafka has lost"), BALLOT)
