@@ -54,6 +54,9 @@ class Witnesses:
         """Return the highest numbers that consumers may have seen.
 
         If the checkpoint isn't the newest one, all numbers count that were reserved, as events up to there may have been lost.
+        Not so if the topics have all that the file had recorded, a second before at most: then their newest event is the last one.
         """
         known = Numbers.of(checkpoint) | Numbers.of(self.store) | self.kept.committed | Numbers.of(self.process) | self.topics
-        return known if self.thrown_back(checkpoint) is None else known | Numbers(seq=self.kept.reserved_seq)
+        if self.thrown_back(checkpoint) is None or 0 < self.topics.seq >= self.kept.committed.seq:
+            return known
+        return known | Numbers(seq=self.kept.reserved_seq)

@@ -41,6 +41,9 @@ def test_what_was_only_reserved_counts_where_the_newest_is_lost() -> None:
     assert Witnesses(kept=KEPT).given(at(180, 7)) == Numbers(180, 7, 5)
     assert Witnesses(kept=KEPT).given(at(20, 7)) == Numbers(10_000_180, 7, 5)
     assert Witnesses(store=at(90), kept=KEPT, topics=Numbers(170, 9)).given(None) == Numbers(10_000_180, 9, 5)
+    # The topics have what the file had recorded, so they haven't lost their ends.
+    assert Witnesses(store=at(90), kept=KEPT, topics=Numbers(183, 9)).given(None) == Numbers(183, 9, 5)
+    assert Witnesses(store=at(185), kept=KEPT, topics=Numbers(183)).given(at(20)).seq == 185
 
 
 def test_at_the_first_start_nothing_is_known() -> None:
