@@ -197,7 +197,8 @@ class StateSection(Section):
     """The daemon's state on disk."""
 
     path: Path = Path("state")
-    """Directory for the state; like all paths, relative to the configuration file's directory."""
+    """Directory for the state; like all paths, relative to the configuration file's directory. Without images it has a lock, and
+    what the daemon must remember if Kafka loses its newest records (`numbers`, `topics`)."""
     images: Literal["full", "none"] = "full"
     """`none`: there is no state store, and events of UPDATE and UPSERT carry their operations (`patch`)."""
     flush_interval_ms: int = Field(default=500, ge=0, le=60_000)

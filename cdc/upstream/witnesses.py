@@ -54,7 +54,7 @@ class Witnesses:
         """Return the highest numbers that consumers may have seen.
 
         If the checkpoint isn't the newest one, all numbers count that were reserved, as events up to there may have been lost.
-        Not so if the topics have all that the file had recorded, a second before at most: then their newest event is the last one.
+        Not so if the topics have all that the file had recorded, a second before at most: their newest event is the last one.
         """
         known = Numbers.of(checkpoint) | Numbers.of(self.store) | self.kept.committed | Numbers.of(self.process) | self.topics
         if self.thrown_back(checkpoint) is None or 0 < self.topics.seq >= self.kept.committed.seq:
