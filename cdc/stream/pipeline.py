@@ -510,9 +510,8 @@ class Pipeline:
         """Begin a snapshot whose stream will begin at `vclock`.
 
         The schema is published again. All numbers continue after `after`, in case events are published that the position doesn't
-        cover. Without `publish`, only the schema is taken from the snapshot's rows.
-
-        The ledger is replaced: the position may be another history's.
+        cover. Without `publish`, only the schema is taken from the snapshot's rows. The ledger is replaced: the position may be
+        another history's.
         """
         events = self._events
         assert self._limbo.is_empty
