@@ -21,7 +21,7 @@ from typing import Final
 from uuid import UUID
 
 from cdc import __version__
-from cdc.errors import CdcError, SnapshotNeededError, StoreBehindError
+from cdc.errors import CdcError, SnapshotNeededError
 from cdc.events import topics
 from cdc.events.envelope import Envelope
 from cdc.events.topics import TopicNames
@@ -35,6 +35,7 @@ from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Type
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
+from cdc.stream.ahead import Ahead
 from cdc.stream.assembler import HEARTBEATS_END_BEFORE, Assembler, rows_of
 from cdc.stream.backfill import Republication, abort
 from cdc.stream.batch import Batch, BatchBuilder
@@ -79,10 +80,8 @@ class Pipeline:
         """
         self._catch_up_to = catch_up_to
         self._catch_up_changes = no_changes()
-        # During the replay: transactions that have arrived and aren't published yet.
         self._waiting = TransactionBuffer(options.transaction_bytes_max, new_spool)
-        self._ahead = self._waiting.new_queue()
-        self._ahead_received: dict[int, int] = {}
+        self._ahead = Ahead(self._waiting)
         self.images = images
         if images is not None:
             images.restore_doubtful(position.doubtful)
@@ -270,18 +269,16 @@ class Pipeline:
     def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle the transactions that can be handled now that this one has arrived.
 
-        During the replay, a transaction past the published events is set aside until all published ones have been seen: only
-        then is the schema the one at its position. But it may be a control row that decides over a published transaction.
+        During the replay, a transaction past the published events is set aside. But it may be a control row that decides over a
+        published transaction.
         """
         until = self._catch_up_to
         if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
-            if transaction.replica_id not in self._ahead_received:
-                self._check_catch_up(transaction.replica_id)
+            self._ahead.check(transaction.replica_id, self._events.vclock | self._limbo.received, until.vclock)
             if is_control(transaction) and not self._limbo.is_empty:
                 for ready in self._decided(transaction):
                     yield from self._handle_certain(ready, suffix)
             self._ahead.put(transaction)
-            self._ahead_received[transaction.replica_id] = transaction.lsn
         else:
             for ready in self._certain(transaction):
                 yield from self._handle_certain(ready, suffix)
@@ -456,16 +453,6 @@ class Pipeline:
             yield self._batch()
             yield Batch.pause(self._events.base)
 
-    def _check_catch_up(self, origin: int) -> None:
-        """Check a replica id's first unpublished transaction. Raises StoreBehindError if published ones are missing before it."""
-        assert self._catch_up_to is not None
-        vclock, known = self._catch_up_to.vclock, self._events.vclock | self._limbo.received
-        if known.get(origin, 0) != vclock.get(origin, 0):
-            raise StoreBehindError(
-                f"this server's log can't bring the state store to the checkpoint {vclock}: its next row of replica id "
-                f"{origin} follows lsn {known.get(origin, 0)}, but rows up to lsn {vclock.get(origin, 0)} are published"
-            )
-
     def _caught_up(self) -> Batch:
         """Return the batch of the replayed transactions' changes to the images. Their events are already published."""
         assert self.images is not None
@@ -499,10 +486,7 @@ class Pipeline:
         """Return the vclock of the received rows: the position, and the waiting transactions after it."""
         if self._limbo.is_empty and not self._ahead:
             return VClock(self._events.vclock)
-        received = self._events.vclock | self._limbo.received
-        for origin, lsn in self._ahead_received.items():
-            received[origin] = max(received.get(origin, 0), lsn)
-        return VClock(received)
+        return VClock(self._ahead.received(self._events.vclock | self._limbo.received))
 
     # The snapshot.
 
