@@ -1,7 +1,7 @@
 """Transactions past the checkpoint, which arrive while the images are still being brought up to it.
 
-Each server sends the origins' rows in an order of its own, so such a transaction may come before published ones of another origin.
-It is set aside until all of these have been seen: only then is the schema the one at its position.
+Each server sends the origins' rows in an order of its own, so such a transaction may come before published ones of another
+origin. It is set aside until all of these have been seen: only then is the schema the one at its position.
 """
 
 from __future__ import annotations

@@ -121,8 +121,7 @@ class Pipeline:
                 feed=self._feed,
                 batch=self._batch,
             )
-        self._tombstones = options.tombstones
-        self._can_encode_runs = options.transaction_topic != "all"
+        self._options = options
         self._snapshot: Snapshot | None = None
         self.ledger = Ledger(position)
 
@@ -252,7 +251,7 @@ class Pipeline:
         events, limbo = self._events, self._limbo
         done = 0
         while done < len(transactions):
-            if self._can_encode_runs and limbo.is_empty and self._catch_up_to is None:
+            if self._options.transaction_topic != "all" and limbo.is_empty and self._catch_up_to is None:
                 done = events.encode_single_row_run(transactions, done, suffix)
                 if self._builder.is_full:
                     yield self._batch()
@@ -323,8 +322,7 @@ class Pipeline:
             self._builder.restart(until.seq)
             self._spaces.schema.schema_version = until.schema_version
             self._events.base = replace(self._events.base, snapshot=until.snapshot, rekeyed=until.rekeyed)
-            # The configuration may publish other spaces than when these events were published, and Kafka's checkpoint has to
-            # record that.
+            # The configuration may publish other spaces than before, and Kafka's checkpoint has to record that.
             self._spaces.schema.touch_all()
             # A caller that only wants to catch up checks `is_catching_up` after each batch.
             self._catch_up_to = None
@@ -513,7 +511,7 @@ class Pipeline:
             lambda error, space_id, body: events.refuse(error, SNAPSHOT, Type.INSERT, 0, body, space_id),
             now_us,
             self.images,
-            tombstones=self._tombstones,
+            tombstones=self._options.tombstones,
             publish=publish,
             row_path=self._row_path,
         )
