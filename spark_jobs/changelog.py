@@ -49,22 +49,34 @@ class Changelog(Job):
         if options.typed:
             made = MadeTables(session, options.checkpoint)
             return TypedEventsSink(session, topics, options.location, made, always=always)
-        return ChangelogSink(session, options.location.only(self.name), topics.prefix, spaces=topics.spaces, always=always)
+        place = options.location.only(self.name)
+        return ChangelogSink(session, place, topics.prefix, spaces=topics.spaces, always=always, topics=topics)
 
 
 class ChangelogSink(Sink):
     """Sink that appends each batch to the table once."""
 
-    def __init__(self, session: SparkSession, path: Table, prefix: str, *, spaces: str = ".*", always: bool = False) -> None:
-        """Set the sink up. `spaces` is the regular expression of `--spaces`.
+    def __init__(
+        self,
+        session: SparkSession,
+        path: Table,
+        prefix: str,
+        *,
+        spaces: str = ".*",
+        always: bool = False,
+        topics: Topics | None = None,
+    ) -> None:
+        """Set the sink up. `spaces` is the regular expression of `--spaces`; `topics` tell whose events count.
 
         With `always` the sink looks up each event in the table before writing it.
         """
+        self._topics = topics
         self._table = EventTable(session, path, prefix, _PARTITIONS, spaces=spaces, looks_for_all=always)
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        self._table.append(event_rows(parse(records), CHANGELOG_COLUMNS), batch, query)
+        names = None if self._topics is None else self._topics.names
+        self._table.append(event_rows(parse(records, names=names), CHANGELOG_COLUMNS), batch, query)
 
 
 def add_deduplicate(parser: argparse.ArgumentParser) -> None:

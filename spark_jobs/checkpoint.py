@@ -26,11 +26,15 @@ _BEGUN, _DONE = "offsets", "commits"
 
 def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
     """Write the owner into a checkpoint that doesn't name one yet. Raises JobError if the checkpoint has another owner."""
-    file = _file(session, path, _FILE)
-    found = _read(session, file)
+    if not check_owner(session, path, owner):
+        write_whole(session, _file(session, path, _FILE), json.dumps(owner))
+
+
+def check_owner(session: SparkSession, path: str, owner: dict[str, str]) -> bool:
+    """Return whether the checkpoint names this owner; False if it names none yet. Raises JobError if it has another owner."""
+    found = _read(session, _file(session, path, _FILE))
     if found is None:
-        write_whole(session, file, json.dumps(owner))
-        return
+        return False
     differing = [name for name in owner if found.get(name) != owner[name]]
     if differing:
         said, given = (", ".join(f"{name} {known.get(name)!r}" for name in differing) for known in (found, owner))
@@ -38,6 +42,24 @@ def claim(session: SparkSession, path: str, owner: dict[str, str]) -> None:
             f"The checkpoint {path} belongs to {said}, not to {given}. With it this job would skip the records that the other "
             f"one has read. Choose another --checkpoint; if the tables and their checkpoint were moved, delete {_FILE} in it."
         )
+    return True
+
+
+class CheckpointFile:
+    """File of JSON that a job keeps in its checkpoint."""
+
+    def __init__(self, session: SparkSession, path: str, name: str) -> None:
+        """Name the file, in the checkpoint at the path."""
+        self._session = session
+        self._file = _file(session, path, name)
+
+    def read(self) -> Any:
+        """Return the file's value; None if there is none."""
+        return _read(self._session, self._file)
+
+    def write(self, value: Any) -> None:
+        """Replace the file's value."""
+        write_whole(self._session, self._file, json.dumps(value))
 
 
 class MadeTables:
@@ -75,6 +97,33 @@ def last_done_batch(session: SparkSession, path: str) -> int | None:
 def has_begun_batch(session: SparkSession, path: str) -> bool:
     """Return whether a batch was begun but not completed. The next start repeats it, up to the same offsets."""
     return _newest(session, f"{path}/{_BEGUN}") > _newest(session, f"{path}/{_DONE}")
+
+
+def last_begun_batch(session: SparkSession, path: str) -> int | None:
+    """Return the number of the last batch that was begun; None if there is none."""
+    newest = _newest(session, f"{path}/{_BEGUN}")
+    return None if newest < 0 else newest
+
+
+def offsets_of_batch(session: SparkSession, path: str, batch: int) -> dict[tuple[str, int], int]:
+    """Return the offsets at which a batch's records end, by topic and partition. Spark writes them before the batch begins.
+
+    It is empty if the query doesn't read Kafka.
+    """
+    jvm: Any = session.sparkContext._jvm
+    file = jvm.org.apache.hadoop.fs.Path(f"{path}/{_BEGUN}/{batch}")
+    stream = file.getFileSystem(session.sparkContext._jsc.hadoopConfiguration()).open(file)
+    try:
+        lines = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8").splitlines()
+    finally:
+        stream.close()
+    offsets: Any = json.loads(lines[-1])
+    return {
+        (topic, int(partition)): end
+        for topic, ends in offsets.items()
+        if isinstance(ends, dict)
+        for partition, end in ends.items()
+    }
 
 
 def _file(session: SparkSession, path: str, name: str) -> Any:

@@ -13,6 +13,7 @@ they can become dead letters.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from functools import reduce
 from operator import and_
 from typing import Final
@@ -66,6 +67,18 @@ TRANSACTION: Final = StructType(
 
 NO_CHANGE_EVENT: Final = "holds something that is no change event"
 """Part of the error text for a value that isn't an envelope."""
+
+
+@dataclass(frozen=True)
+class Names:
+    """The values of `source.name` in a daemon's own events.
+
+    Events of other daemons are left out. With `doubt` they end the query instead, with an error that ends in this text.
+    """
+
+    own: frozenset[str]
+    doubt: str | None = None
+
 
 _MEMBERS: Final = ("source", "transaction", "ts_ms", "ts_us", "ts_ns", *ROWS)
 
@@ -154,15 +167,22 @@ _ROWS: Final[Mapping[str, str]] = {
 }
 
 
-def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, control: Collection[str] = ()) -> DataFrame:
+def parse(
+    records: DataFrame,
+    *,
+    source_fields: Collection[str] = SOURCE.names,
+    control: Collection[str] = (),
+    names: Names | None = None,
+) -> DataFrame:
     """Return one row per change of `records`, a frame with the columns of Spark's Kafka source. Tombstones are left out.
 
     Columns: op, key, before, after, patch, upsert (texts), source, transaction (structs), ts_ms, ts_us, ts_ns, topic,
     partition, offset, timestamp. Parsing is faster with few `source_fields`; `table`, `space_id`, `seq` and `schema_version`
     are always included. Records of the topics in `control` have op CONTROL, and otherwise only Kafka's own fields. A record that
-    isn't a change event ends the query with an error.
+    isn't a change event ends the query with an error. With `names` only those events count.
     """
-    cut = _cut(records.where(F.col("value").isNotNull()), source_fields)
+    named = () if names is None else ("name",)
+    cut = _cut(records.where(F.col("value").isNotNull()), {*source_fields, *named})
     # Spark must apply a job's filter after parsing. A filter that it moved before the parsing would parse every message a second
     # time. Spark moves no filter past a nondeterministic expression, such as the number of a partition.
     is_read = F.spark_partition_id() >= 0
@@ -172,7 +192,8 @@ def parse(records: DataFrame, *, source_fields: Collection[str] = SOURCE.names, 
         is_control = F.col("topic").isin(*control)
         op = F.when(is_control, F.lit(CONTROL)).otherwise(op)
         members = [F.when(~is_control, member).alias(name) for member, name in zip(members, _MEMBERS, strict=True)]
-    return cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
+    parsed = cut.select(op.alias("op"), "key", *members, "topic", "partition", "offset", "timestamp")
+    return parsed if names is None else parsed.where(_is_own(names))
 
 
 def with_fault_column(records: DataFrame, control: Collection[str] = ()) -> DataFrame:
@@ -232,6 +253,16 @@ def _is_change() -> Column:
         & (_has_key() | (op == "t")),
         F.lit(False),
     )
+
+
+def _is_own(names: Names) -> Column:
+    """Return a condition: the event has one of the names. A control record has none."""
+    name = F.col("source.name")
+    is_own = F.coalesce(name.isin(*names.own), F.lit(True))
+    if names.doubt is None:
+        return is_own
+    place = F.concat(F.lit("topic "), "topic", F.lit(", partition "), F.col("partition").cast("string"))
+    return is_own | F.raise_error(F.concat(place, F.lit(" has an event of the daemon "), name, F.lit(names.doubt))).isNull()
 
 
 def _has_key() -> Column:

@@ -25,7 +25,8 @@ _MEANINGS: Final = tuple(
             f" more than 255 bytes as a folder's name. Leave that space out with --spaces. {_REPEATED}",
         ),
         (
-            r"Timed out waiting for a node assignment|No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
+            r"Timed out waiting for a node assignment|Timeout expired while fetching topic metadata|"
+            r"No resolvable bootstrap urls|Timeout of \d+ms expired before the position|"
             r"Failed to (?:construct|create new) Kafka\w*",
             f"Kafka doesn't answer at --bootstrap-servers{_SERVERS}. Check that it runs, that this host and Spark's workers can "
             f"reach it, and that --kafka-option or --kafka-options-file set its security.protocol. {_REPEATED}",

@@ -25,7 +25,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_jobs import tables
 from spark_jobs.audit.job import Audit
 from spark_jobs.changelog import Changelog
-from spark_jobs.checkpoint import claim, has_begun_batch
+from spark_jobs.checkpoint import check_owner, claim, has_begun_batch
 from spark_jobs.current import Current
 from spark_jobs.dead_letters import DeadLetterTable
 from spark_jobs.envelope import NO_CHANGE_EVENT, with_fault_column
@@ -39,6 +39,7 @@ from spark_jobs.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
 from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
 from spark_jobs.output import prepare, tell
+from spark_jobs.own_topics import OwnTopics
 from spark_jobs.progress import observed
 from spark_jobs.reachable import refusals
 from spark_jobs.registered import Names, job_folder
@@ -151,22 +152,31 @@ def _start(
     trigger: Mapping[str, Any],
 ) -> StreamingQuery:
     place = {"place": place} if (place := job.place(options)) else {}
-    claim(session, options.checkpoint, {"job": job.name, "prefix": topics.prefix, **place})
+    owner = {"job": job.name, "prefix": topics.prefix, **place}
+    check_owner(session, options.checkpoint, owner)
     control = [topics.control(name) for name in job.control_topics]
-    names = getattr(options, "names", None)
-    feeder = _feeder(session, sink, control, gate, names)
+    own = None
+    if topics.bootstrap_servers:
+        own = OwnTopics(session, topics, options.checkpoint, control)
+        own.begin(job.name, ends_without_topics=options.available_now)
+    claim(session, options.checkpoint, owner)  # not before: with a mistyped prefix it would be of no more use
+    feeder = _feeder(session, job, topics, own, sink, gate, getattr(options, "names", None))
     writer = observed(job.stream(session, topics, options)).writeStream.foreachBatch(feeder)
     writer = writer.queryName(f"tarantool-cdc {job.name}").option("checkpointLocation", options.checkpoint)
     return (writer.trigger(**trigger) if trigger else writer).start()
 
 
 def _feeder(
-    session: SparkSession, sink: Sink, control: Sequence[str], gate: Gate, names: Names | None
+    session: SparkSession, job: Job, topics: Topics, own: OwnTopics | None, sink: Sink, gate: Gate, names: Names | None
 ) -> Callable[[DataFrame, int], None]:
+    control = [topics.control(name) for name in job.control_topics]
+
     def feed_next(records: DataFrame, batch: int) -> None:
         query = query_of_batch(session)
         with gate.batch(session):
-            feed(sink, records, batch, query, control)
+            if own is not None:
+                own.before_batch(batch, job.name)
+            feed(sink, topics.own(records), batch, query, control)
             if names is not None:
                 names.give(sink.tables())
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 import argparse
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
 from pyspark.errors import IllegalArgumentException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.envelope import CONTROL_TOPICS, with_fault_column
+from spark_jobs.envelope import CONTROL_TOPICS, Names, with_fault_column
 from spark_jobs.errors import JobError
-
-_FOREIGN_TO_TOPICS: Final = re.compile(r"[^A-Za-z0-9._-]")
+from spark_jobs.owner import Owner, topic_suffix
 
 _CONSUMER: Final = {
     # After a task's last record, its consumer requests the next records in advance. Until the broker has some, or this time is
@@ -30,6 +30,16 @@ _CONSUMER: Final = {
     "kafka.max.poll.records": "2000",
 }
 """Settings of Kafka's consumers, unless `--kafka-option` changes them. The consumers only request records that exist already."""
+
+
+@dataclass
+class Known:
+    """What is known so far of the owner of a prefix. A running job learns more, for example when a space is created."""
+
+    owner: Owner | None = None
+    """None: nothing has been asked, so every topic counts, and every event in it."""
+    foreign: frozenset[str] = frozenset()
+    """Topics with names under the prefix that aren't the owner's."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +58,8 @@ class Topics:
     kafka_options: Mapping[str, str] = field(default_factory=dict)
     skip_unreadable: bool = False
     """Whether `read` leaves out records that aren't change events, because the stream puts them among the dead letters."""
+    known: Known = field(default_factory=Known, compare=False, repr=False)
+    """What the program that runs a job learns of the prefix's owner (own_topics.py)."""
 
     @classmethod
     def of(cls, options: argparse.Namespace) -> Topics:
@@ -72,11 +84,24 @@ class Topics:
         """Return the topic of a space."""
         return f"{self.prefix}.{topic_suffix(space)}"
 
-    def pattern(self, control: tuple[str, ...] = ()) -> str:
-        """Return a regular expression for the topics of the chosen spaces, and for the named control topics."""
+    @property
+    def names(self) -> Names | None:
+        """Which events are the owner's, by their `source.name`; None if that isn't known. For `envelope.parse`."""
+        return None if self.known.owner is None else self.known.owner.names
+
+    def own(self, records: DataFrame) -> DataFrame:
+        """Return records without those of topics that aren't the owner's."""
+        foreign = self.known.foreign
+        return records.where(~F.col("topic").isin(*foreign)) if foreign else records
+
+    def pattern(self, control: Collection[str] = ()) -> str:
+        """Return a regular expression for the complete names of the chosen spaces' topics, and of the named control topics.
+
+        Spark would otherwise look for it anywhere in a name.
+        """
         prefix = re.escape(self.prefix)
         spaces = rf"(?!(?:{'|'.join(CONTROL_TOPICS)})$)(?:{self.spaces})"
-        return rf"{prefix}\.(?:{'|'.join([spaces, *control])})"
+        return rf"^(?:{prefix}\.(?:{'|'.join([spaces, *control])}))$"
 
     def check_spaces(self, session: SparkSession) -> None:
         """Raise JobError if `spaces` isn't a regular expression of Java, whose rules differ from Python's."""
@@ -110,7 +135,7 @@ class Topics:
         """Return all records that one topic holds now; no records if there is no such topic."""
         reader = session.read.format("kafka").options(**self.options())
         # Subscribed by pattern: naming a topic that doesn't exist would fail, or create it.
-        records = reader.option("startingOffsets", "earliest").option("subscribePattern", re.escape(topic)).load()
+        records = reader.option("startingOffsets", "earliest").option("subscribePattern", f"^(?:{re.escape(topic)})$").load()
         if not self.skip_unreadable or topic in map(self.control, CONTROL_TOPICS):
             return records
         return with_fault_column(records).where("sentence is null").drop("sentence")
@@ -122,7 +147,7 @@ class Topics:
         """
         known = "|".join(map(re.escape, offsets))
         others = session.read.format("kafka").options(**self.options()).option("startingOffsets", "earliest")
-        found = others.option("subscribePattern", rf"(?!(?:{known})$){self.pattern()}").load()
+        found = self.own(others.option("subscribePattern", rf"^(?!(?:{known})$){self.pattern()}").load())
         if not offsets:
             return found
         reader = session.read.format("kafka").options(**self.options()).option("startingOffsets", json.dumps(offsets))
@@ -137,8 +162,3 @@ class Topics:
             **self.kafka_options,
             "kafka.isolation.level": "read_committed",
         }
-
-
-def topic_suffix(space: str) -> str:
-    """Return a space's name as it is written in the name of its topic."""
-    return _FOREIGN_TO_TOPICS.sub("_", space)

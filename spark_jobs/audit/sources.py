@@ -76,6 +76,7 @@ class TopicSource:
         `read_behind` returns Kafka's records from given offsets on, `read_topic` all records of a topic.
         """
         self.first_offsets = first_offsets
+        self._topics = topics
         self._read_behind = read_behind or (lambda offsets: topics.read_behind(session, offsets))
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._control = [topics.control(name) for name in CONTROL_TOPICS]
@@ -83,11 +84,12 @@ class TopicSource:
     def changes(self, records: DataFrame) -> DataFrame:
         """See `Source.changes`. One pass reads events and control records."""
         told = control_topics.with_value_as_key(records, self._control)
-        return slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control))
+        return slim(parse(told, source_fields=SOURCE_FIELDS, control=self._control, names=self._topics.names))
 
     def numbers(self, offsets: Places) -> DataFrame:
         """See `Source.numbers`."""
-        return parse(self._read_behind(offsets), source_fields=()).select(F.col("source.seq").alias("seq"))
+        events = parse(self._read_behind(offsets), source_fields=(), names=self._topics.names)
+        return events.select(F.col("source.seq").alias("seq"))
 
     def snapshots(self) -> list[tuple[int, dict[str, Any]]]:
         """See `Source.snapshots`."""
@@ -126,7 +128,7 @@ class TableSource:
         # Rows that `maintain` removes from the table have been read before. The first batch is the complete table, whatever its
         # size, because its files don't show the order in which they were written.
         reader = self._session.readStream.format("delta").option("skipChangeCommits", "true").option("maxFilesPerTrigger", _ALL)
-        return reader.load(self._path).where(F.col("kafka_topic").rlike(f"^(?:{topics.pattern()})$"))
+        return reader.load(self._path).where(F.col("kafka_topic").rlike(topics.pattern()))
 
     def changes(self, records: DataFrame) -> DataFrame:
         """See `Source.changes`."""

@@ -167,7 +167,7 @@ class InvalidationSink(Sink):
         """See `Sink.write`."""
         snapshots = self._topics.control("snapshot")
         has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
-        changes = parse(records, source_fields=(), control=[snapshots]).select(
+        changes = parse(records, source_fields=(), control=[snapshots], names=self._topics.names).select(
             "op",
             "key",
             F.when(has_row, F.col("before")),

@@ -144,7 +144,7 @@ class SearchIndexSink(Sink):
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
         """See `Sink.write`."""
         control = [self._topics.control(name) for name in CONTROL_TOPICS]
-        changes = parse(records, source_fields=(), control=control).select(
+        changes = parse(records, source_fields=(), control=control, names=self._topics.names).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
         )
         report = self._written(changes, self._plan or self._reload_forms())

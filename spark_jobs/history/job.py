@@ -59,6 +59,7 @@ class HistorySink(Sink):
         """If `publish_every` is 0, no tables of intervals are written."""
         self._history = History(session, path)
         self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces)
+        self._topics = topics
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
         self._publish_every = publish_every
         self._unpublished = 0
@@ -67,7 +68,8 @@ class HistorySink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        changes = parse(with_value_as_key(records, self._control), source_fields=SOURCE_FIELDS, control=self._control)
+        told, names = with_value_as_key(records, self._control), self._topics.names
+        changes = parse(told, source_fields=SOURCE_FIELDS, control=self._control, names=names)
         self._table.append(versions(changes), batch, query)
         if not self._is_prepared:
             self._history.prepare()

@@ -90,6 +90,7 @@ class ChangesSink(Sink):
             may_begin_late=may_begin_late,
             properties=_PROPERTIES,
         )
+        self._topics = topics
         self._control_topics = [topics.control(kind) for kind in KINDS]
         self._positions = positions
         self._path = path
@@ -110,7 +111,8 @@ class ChangesSink(Sink):
             self._control_ends = ends
         if self._is_small(batch):
             records = records.coalesce(records.sparkSession.sparkContext.defaultParallelism)
-        events = parse(records.where(~F.col("topic").isin(*self._control_topics)), source_fields=SOURCE_FIELDS_OF_CHANGES)
+        records = records.where(~F.col("topic").isin(*self._control_topics))
+        events = parse(records, source_fields=SOURCE_FIELDS_OF_CHANGES, names=self._topics.names)
         self._table.append(event_rows(events, self._columns, varying(batch).alias("batch")), batch, query)
 
     def _is_small(self, batch: int) -> bool:

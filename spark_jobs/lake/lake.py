@@ -30,7 +30,7 @@ from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
 from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
-from spark_jobs.source import topic_suffix
+from spark_jobs.owner import topic_suffix
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.checkpoint import last_done_batch
+from spark_jobs.checkpoint import last_done_batch, offsets_of_batch
+from spark_jobs.kafka_client import KafkaClient
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.watermark import Ends
 from spark_jobs.source import Topics
@@ -42,21 +42,12 @@ class KafkaPositions:
     session: SparkSession
     topics: Topics
     checkpoint: str
-    _consumer: Any = None
+    _client: KafkaClient | None = None
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
         """See `Positions.ends`."""
-        jvm: Any = self.session.sparkContext._jvm
-        consumer = self._connected(jvm)
-        pattern = jvm.java.util.regex.Pattern.compile(self.topics.pattern())
-        control = {self.topics.control(kind) for kind in kinds}
-        places = jvm.java.util.ArrayList()
-        for topic, partitions in dict(consumer.listTopics()).items():
-            if topic in control if kinds else pattern.matcher(topic).matches():
-                for partition in partitions:
-                    places.add(jvm.org.apache.kafka.common.TopicPartition(topic, partition.partition()))
-        found = dict(consumer.endOffsets(places))
-        return {(place.topic(), place.partition()): int(end) for place, end in found.items()}
+        self._client = self._client or KafkaClient(self.session, self.topics)
+        return self._client.ends([self.topics.control(kind) for kind in kinds] if kinds else self._client.of_spaces())
 
     def last_batch(self) -> int | None:
         """See `Positions.last_batch`."""
@@ -64,15 +55,7 @@ class KafkaPositions:
 
     def read_up_to(self, batch: int) -> Ends:
         """See `Positions.read_up_to`. The offsets come from the checkpoint, where Spark wrote them before the batch began."""
-        jvm: Any = self.session.sparkContext._jvm
-        path = jvm.org.apache.hadoop.fs.Path(f"{self.checkpoint}/offsets/{batch}")
-        stream = path.getFileSystem(self.session.sparkContext._jsc.hadoopConfiguration()).open(path)
-        try:
-            lines = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8").splitlines()
-        finally:
-            stream.close()
-        offsets: Mapping[str, Mapping[str, int]] = json.loads(lines[-1])
-        return {(topic, int(partition)): end for topic, ends in offsets.items() for partition, end in ends.items()}
+        return offsets_of_batch(self.session, self.checkpoint, batch)
 
     def control_records(self) -> list[tuple[str, int, str]]:
         """See `Positions.control_records`."""
@@ -82,17 +65,3 @@ class KafkaPositions:
             rows = records.select("offset", F.col("value").cast("string").alias("value")).collect()
             found += [(kind, int(row["offset"]), str(row["value"])) for row in rows]
         return found
-
-    def _connected(self, jvm: Any) -> Any:
-        """Return a consumer that also sees uncommitted records: records that will be committed later belong to the ends."""
-        if self._consumer is None:
-            settings = jvm.java.util.HashMap()
-            for name, value in self.topics.kafka_options.items():
-                if name.startswith("kafka."):
-                    settings.put(name.removeprefix("kafka."), value)
-            settings.put("bootstrap.servers", self.topics.bootstrap_servers)
-            bytes_ = "org.apache.kafka.common.serialization.ByteArrayDeserializer"
-            settings.put("key.deserializer", bytes_)
-            settings.put("value.deserializer", bytes_)
-            self._consumer = jvm.org.apache.kafka.clients.consumer.KafkaConsumer(settings)
-        return self._consumer

@@ -65,7 +65,7 @@ class TypedEventsSink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
-        rows = event_rows(parse(records), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = event_rows(parse(records, names=self._topics.names), CHANGELOG_COLUMNS).persist(StorageLevel.MEMORY_AND_DISK)
         try:
             forms = self._forms_of(rows)
 

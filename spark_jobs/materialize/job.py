@@ -89,6 +89,7 @@ class MaterializeSink(Sink):
         self._rows_path = f"{self._path}/_rows"
         self._skip_missing = skip_missing
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
+        self._topics = topics
         self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
         self._table = EventTable(session, self._path, topics.prefix, ("space",), spaces=topics.spaces)
         self._forms: Forms | None = None
@@ -106,7 +107,8 @@ class MaterializeSink(Sink):
             self._learn()
         fields = SOURCE_FIELDS_OF_CHANGES if self._publication is None else SOURCE.names
         more = [] if self._publication is None else [self._publication.tail()]
-        events = parse(records.where(~F.col("topic").isin(*self._control.values())), source_fields=fields)
+        of_spaces = records.where(~F.col("topic").isin(*self._control.values()))
+        events = parse(of_spaces, source_fields=fields, names=self._topics.names)
         # One partition may be read ahead of another, so a truncation empties the keys of a partition at its position in that
         # partition.
         rows = record_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)

@@ -7,6 +7,7 @@ repeated batch publishes its events again.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import urlsplit
@@ -75,10 +76,21 @@ class Publication:
         """Send those records of the schema topic that this run hasn't sent, before the events that refer to them."""
         records = self._read_topic(self._topics.control("schema")).where(F.col("value").isNotNull())
         copied = self._copied(records, "schema").collect()
-        fresh = [tuple(row) for row in copied if row["value"] not in self._told]
+        fresh = [(*tuple(row)[:3], self._renamed(row["value"])) for row in copied if row["value"] not in self._told]
         if fresh:
             self._publisher.send(records.sparkSession.createDataFrame(fresh, RECORD_SCHEMA).coalesce(1))
             self._told.update(str(row["value"]) for row in copied)
+
+    def _renamed(self, value: str) -> str:
+        """Return a schema record with the new prefix as `source.name`, which tells consumers whose topics these are."""
+        names = self._topics.names
+        for name in {self._topics.prefix} if names is None else sorted(names.own):
+            former, present = (f'"name":{json.dumps(one, ensure_ascii=False)}' for one in (name, self._publisher.prefix))
+            # The first one is the member of `source`; those of columns come after `tableChanges`.
+            head, found, rest = value.partition(former)
+            if found and '"tableChanges"' not in head:
+                return f"{head}{present}{rest}"
+        return value
 
     def _copied(self, records: DataFrame, kind: str) -> DataFrame:
         copies = records.select(

@@ -108,7 +108,7 @@ def _form(space: str) -> str:
     columns = [
         {"name": name, "typeName": kind, "position": place} for place, (name, kind) in enumerate(_COLUMNS + _COLUMNS_MORE, 1)
     ]
-    source = {"snapshot": "false", "table": space, "space_id": _id(space), "schema_version": 1, "seq": 0}
+    source = {"name": "shop", "snapshot": "false", "table": space, "space_id": _id(space), "schema_version": 1, "seq": 0}
     table = {"primaryKeyColumnNames": ["id"], "columns": columns}
     return json.dumps({"source": source, "tableChanges": [{"type": "CREATE", "id": f'"{space}"', "table": table}]})
 

@@ -249,6 +249,7 @@ def schema(
         table["primaryKeyColumnsCollated"] = list(collated)
     value = {
         "source": {
+            "name": PREFIX,
             "snapshot": "true" if in_snapshot else "false",
             "table": space,
             "space_id": space_id,
