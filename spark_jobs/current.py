@@ -142,12 +142,16 @@ class CurrentSink(Sink):
         self._steps = _Steps(self._step, interval_seconds) if is_background else None
         self._seen: Evidence | None = None
         self._is_merged = False
+        self._has_evidence = False
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
         if self._changes is not None:
             self._changes.write(records, batch, query)
-        seen = None if self._changes is None else evidence(self._lake, self._positions, batch)
+        seen = None
+        if self._changes is not None:
+            seen = evidence(self._lake, self._positions, batch, has_before=not self._has_evidence)
+            self._has_evidence = True
         if self._steps is not None:
             self._steps.wake(seen)
         else:
@@ -163,7 +167,7 @@ class CurrentSink(Sink):
         """See `Sink.finish`. Merges all events that have been appended, even if Kafka has received more since."""
         if self._seen is None and self._changes is not None and (batch := self._positions.last_batch()) is not None:
             # An earlier run may have been killed after this batch, before it merged all events.
-            self._seen = evidence(self._lake, self._positions, batch)
+            self._seen = evidence(self._lake, self._positions, batch, has_before=True)
         if not self._is_merged:
             self._step(self._seen, merges_all=True)
         return 0

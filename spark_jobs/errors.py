@@ -9,6 +9,9 @@ _WORKER_ERROR: Final = re.compile(r"^(?:spark_jobs\.errors\.)?JobError: (.+)$", 
 _RAISED_ERROR: Final = re.compile(r"\[USER_RAISED_EXCEPTION\] (.+?)(?: SQLSTATE: \w+)?$", re.MULTILINE)
 _SERVERS: Final = "{servers}"
 """Placeholder for Kafka's address."""
+_PLAN: Final = re.compile(r"\n=== Streaming Query ===\n.*|\n== (?:Physical|SQL|DataFrame).*", re.DOTALL)
+"""The query that Spark appends to an error's text: offsets of all partitions and plans, up to thousands of lines."""
+_FRAME: Final = re.compile(r"^(?:\s+at \S.*|\s*\.\.\. \d+ more|JVM stacktrace:)\n?", re.MULTILINE)
 _REPEATED: Final = "Nothing is lost: the next start repeats the batch."
 
 _MEANINGS: Final = tuple(
@@ -18,6 +21,16 @@ _MEANINGS: Final = tuple(
             r"No space left on device|DSQuotaExceededException|Disk quota exceeded",
             "The disk of the tables, of the checkpoint or of spark.local.dir is full. Free space; the task maintain vacuums. "
             f"{_REPEATED}",
+        ),
+        (
+            r"CONCURRENT_STREAM_LOG_UPDATE|Concurrent update to the log|Multiple streaming (?:jobs|queries) (?:detected|are )",
+            "Another process runs with the same checkpoint. Run one job at a time with each --checkpoint. The tables are right; "
+            "the other process goes on.",
+        ),
+        (
+            r"Read-only file system|\(Permission denied\)|Permission denied: |AccessControlException|AccessDeniedException: ",
+            "This user can't write to the folder of the tables, of the checkpoint or of spark.local.dir: its file system is"
+            f" read-only, or the user has no right to. Mount it for writing, or give the user the right. {_REPEATED}",
         ),
         (
             r"Mkdirs failed to create|File name too long",
@@ -97,4 +110,4 @@ def operator_message(error: BaseException, bootstrap_servers: str | None = None)
             line = text[start:].splitlines()[0].strip().removeprefix("Caused by: ")
             servers = f" {bootstrap_servers}" if bootstrap_servers else ""
             return f"{meaning.replace(_SERVERS, servers)} ({line[:500]})"
-    return text
+    return _FRAME.sub("", _PLAN.sub("", text)).strip() or text

@@ -43,7 +43,7 @@ META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
 _RESERVED: Final = "_deleted"
 """A column name that Iceberg reserves. In frames that are written into a table it marks deleted rows."""
 
-_FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()\n\t=`]")
+_FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()=`\x00-\x1f\x7f]")
 
 
 Version = tuple[int, int]
@@ -145,7 +145,7 @@ class Form:
 
 def column_name(field: str) -> str:
     """Return a field's column name if no other column has that name: without characters that Parquet or SQL can't have."""
-    return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field)
+    return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field) or "_"
 
 
 def same_name(name: str) -> str:

@@ -158,8 +158,8 @@ class OwnTopics:
             raise JobError(
                 f"Since the checkpoint {self._checkpoint} was written, {_listed('topic', again)} deleted and created again, so"
                 " its offsets mean other records, and the job would skip the first ones. Begin anew: with an empty --checkpoint"
-                " and a new --path (or --index). If the daemon has kept its state, have it send the rows again first (tarantool-cdc"
-                " snapshot)."
+                " and a new --path (or --index). If the daemon has kept its state, have it send the rows again first"
+                " (tarantool-cdc snapshot)."
             )
         self._keep(Identity(found.cluster or known.cluster, {**known.topics, **found.topics}))
 

@@ -86,6 +86,13 @@ _JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL
 _LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
 """Names that PySpark and the jobs look up in Java, some thousand times for a few batches."""
 
+_REPEATING_LOGGERS: Final = (
+    *("org.apache.spark.sql.execution.streaming.MicroBatchExecution", "org.apache.spark.sql.execution.streaming.StreamExecution"),
+    *("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager", "org.apache.spark.util.Utils"),
+    *("org.apache.spark.sql.execution.datasources.FileFormatWriter", "org.apache.spark.sql.delta.files.DeltaFileFormatWriter"),
+)
+"""Loggers that tell the error with which a job ends, each with all of Java's frames or the query's plan, before the job does."""
+
 _KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
 _DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
 
@@ -116,6 +123,8 @@ def build_session(
     session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
     _check_class_path(session)
     _keep_names(session)
+    if not submitted and str(session.sparkContext.master).startswith("local"):
+        _quieten(session)
     _send_package(session)
     return session
 
@@ -164,6 +173,13 @@ def _check_class_path(session: SparkSession) -> None:
                 f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
                 "files; or set spark.jars or spark.jars.packages in the configuration of the running session."
             ) from error
+
+
+def _quieten(session: SparkSession) -> None:
+    """Have an error told only once, by the job. A local session doesn't try again what has failed."""
+    logging: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in _REPEATING_LOGGERS:
+        logging.core.config.Configurator.setLevel(name, logging.Level.OFF)
 
 
 def _keep_names(session: SparkSession) -> None:

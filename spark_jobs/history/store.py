@@ -35,6 +35,9 @@ _VACUUMED: Final = re.compile(
 )
 """Errors of Delta and Spark where `maintain` has removed what tells the versions appended since the last publication."""
 
+_TAKEN_NAME: Final = "AMBIGUOUS_REFERENCE"
+"""Error of a MERGE into a table with a column whose name Delta's MERGE uses itself."""
+
 
 @dataclass(frozen=True)
 class Space:
@@ -137,7 +140,7 @@ class History:
             try:
                 self._merge_new(space, path, int(known[_APPENDED]) + 1, appended)
             except (PySparkException, Py4JError) as error:
-                if not _VACUUMED.search(str(error)):
+                if not (_VACUUMED.search(str(error)) or _TAKEN_NAME in str(error)):
                     raise
                 tables.overwrite(self.intervals(name), path)
         tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})

@@ -14,10 +14,13 @@ transaction number of an application. Delta stores this number in the same commi
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from copy import copy
 from typing import Final
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
@@ -42,6 +45,8 @@ _FORMER_SETTLED: Final = "tarantool_cdc.settled"
 _FORMER_FLOOR: Final = "tarantool_cdc.floor"
 """Property of tables of an earlier version: the seq of the last truncation. Older events that arrive later are void."""
 
+_TAKEN_NAME: Final = "AMBIGUOUS_REFERENCE"
+
 _PROPERTIES: Final = {_LAYOUT: "1", "delta.enableDeletionVectors": "true"}
 
 
@@ -54,6 +59,7 @@ class BaseTable:
         self._session = session
         self._prefix = prefix
         self._own_session: SparkSession | None = None
+        self._has_taken_name = False
         self._state = delta_log.state(session, path)
         found = None if self._state is None else self._state.properties.get(_PREFIX)
         if self._state is not None and (found is None or (prefix is not None and found != prefix)):
@@ -147,14 +153,18 @@ class BaseTable:
         """Replace all rows with these, the rows as of the seq `merged`."""
         self._overwrite(rows, form, _MERGED, merged)
 
-    def merge(self, newest: DataFrame, merged: int) -> None:
-        """Merge the newest rows of some keys (`current_rows.newest_rows`), as of the seq `merged`."""
+    def merge(self, newest: DataFrame, merged: int) -> bool:
+        """Merge the newest rows of some keys (`current_rows.newest_rows`), as of the seq `merged`.
+
+        Returns False if Delta can't, because a column has a name that MERGE uses itself. Nothing has changed then.
+        """
         # The transaction number of a MERGE is a setting of the session, so each table has its own session.
         self._own_session = self._own_session or self._session.newSession()
         self._own_session.conf.set(_TRANSACTION_NAME, _MERGED)
         self._own_session.conf.set(_TRANSACTION_NUMBER, str(merged))
-        tables.merge_rows(self._own_session, self.path, newest)
+        is_done = self._by_delta(lambda session: tables.merge_rows(session, self.path, newest), self._own_session)
         self.refresh()
+        return is_done
 
     def advance(self, merged: int) -> None:
         """Record that the rows haven't changed up to the seq `merged`."""
@@ -164,7 +174,9 @@ class BaseTable:
 
     def sweep(self, seq: int) -> None:
         """Delete all rows up to a seq. All events before the sweep must be merged, or older versions would lack these rows."""
-        tables.delete(self._session, self.path, f"_seq <= {seq}")
+        is_done = self._by_delta(lambda session: tables.delete(session, self.path, f"_seq <= {seq}"), self._session)
+        if not is_done:
+            tables.overwrite(tables.read(self._session, self.path).where(F.col("_seq") > seq), self.path)
         self.refresh()
 
     def is_settled(self, form: Form) -> bool:
@@ -195,6 +207,21 @@ class BaseTable:
         """Record from which version of the other table this one must take over the rows, even if that table changes meanwhile."""
         tables.set_properties(self._session, self.path, {_AWAITS: f"{form.point}@{version}"})
         self.refresh()
+
+    def _by_delta(self, step: Callable[[SparkSession], None], session: SparkSession) -> bool:
+        """Run a MERGE or DELETE, and return whether Delta could.
+
+        Both add columns to the table's (`path`, `rowIndexCol`, …), and fail while they are planned if the table has such a name.
+        """
+        if self._has_taken_name:
+            return False
+        try:
+            step(session)
+        except AnalysisException as error:
+            if _TAKEN_NAME not in str(error) or not self.has_columns_of_form:
+                raise
+            self._has_taken_name = True
+        return not self._has_taken_name
 
     def _overwrite(self, rows: DataFrame, form: Form, application: str, number: int) -> None:
         writer = rows.write.format("delta").mode("overwrite").option("overwriteSchema", "true")

@@ -6,25 +6,33 @@ looks up the events whose `seq` isn't above the highest one in the table, and wr
 repeats events (`kafka.delivery = "at_least_once"`), the query can look up all events.
 
 The table belongs to the query that began last. An earlier query that is still running would write each event a second time, so it
-ends. Queries for other spaces may share the table.
+ends, even in the middle of an append (lanes.py). Queries for other spaces, listed by their names, may share the table.
 """
 
 from __future__ import annotations
 
+import json
+import random
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from delta.exceptions.captured import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import tables
 from spark_jobs.errors import JobError
-from spark_jobs.lake import delta_log
+from spark_jobs.lake import delta_log, lanes
 
+_CLAIM: Final = "tarantool_cdc.claim "
+"""Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""
 _QUERY: Final = "tarantool_cdc.query"
+"""Table property with the query that began last, for jobs of earlier versions that still run."""
 PREFIX: Final = "tarantool_cdc.prefix"
 """Table property with the prefix of the daemon whose events the table has."""
 _KNOWN_SEQ: Final = "tarantool_cdc.known_seq"
+_TRIES: Final = 5
 _SPACES: Final = "tarantool_cdc.spaces"
 """Table property with the `--spaces` of the query to which the table belongs."""
 
@@ -35,6 +43,15 @@ def table_is_gone(table: tables.Table) -> JobError:
         f"The table at {table} is gone, but earlier batches of this checkpoint were written to it. Put the table back where it "
         "was, or start from the beginning with an empty --checkpoint."
     )
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """A query's claim of its lane. Events up to `known_seq` may have been written by other queries."""
+
+    query: str
+    number: int
+    known_seq: int | None
 
 
 class EventTable:
@@ -68,57 +85,70 @@ class EventTable:
         self._gets_columns = gets_columns
         self._may_begin_late = may_begin_late
         self._properties = properties or {}
-        self._known_seq: dict[str, int | None] = {}
+        self._lane = lanes.lane(spaces)
+        self._claim: _Claim | None = None
+        self._location: str | None = None
+        """Path of a catalog's table, once it is known."""
 
     def append(self, rows: DataFrame, batch: int, query: str) -> None:
         """Append a micro-batch of a query; `rows` must have all of the table's columns.
 
         Raises JobError if the table has another daemon's events, if it is gone, or if another query has taken it over.
         """
-        if query not in self._known_seq:
+        claim = self._claim
+        if claim is None or claim.query != query:
             self._check_there(batch)
-            self._known_seq = {query: self._adopt(rows, query)}
+            claim = self._claim = self._adopt(rows, query)
         else:
-            self._check_own(query)
-        known = self._known_seq[query]
+            self._check_own(claim)
         if self._looks_for_all:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
-        elif known is not None and not rows.where(F.col("seq") <= known).isEmpty():
-            rows = self._missing(rows, known)
-        tables.append_once(
-            rows,
-            self.path,
-            partition_by=self._partition_by,
-            application=query,
-            batch=batch,
-            gets_columns=self._gets_columns,
-        )
+        elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
+            rows = self._missing(rows, claim.known_seq)
+        try:
+            tables.append_once(
+                rows,
+                self.path,
+                partition_by=self._partition_by,
+                application=self._lane,
+                batch=lanes.number(claim.number, batch),
+                gets_columns=self._gets_columns,
+            )
+        except ConcurrentTransactionException as error:
+            raise self._taken_over() from error
+        # Delta skips the append without a word if another query has claimed the table meanwhile.
+        self._check_own(claim)
 
     def _check_there(self, batch: int) -> None:
         """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
         if batch and not self._may_begin_late and not self._is_there():
             raise table_is_gone(self.path)
 
-    def _check_own(self, query: str) -> None:
+    def _check_own(self, claim: _Claim) -> None:
         """Raise JobError if the table is gone, or if another query for the same events has taken it over."""
-        found = self._properties_now()
+        if isinstance(self.path, tables.CatalogTable) and not self._is_there():
+            raise table_is_gone(self.path)
+        if not lanes.holds(claim.number, self._lane, self._transactions()):
+            raise self._taken_over()
+
+    def _taken_over(self) -> JobError:
+        return JobError(
+            f"Another job, or this job with another --checkpoint, has begun to write events to the table at {self.path}, which"
+            " would then have the same ones twice. Run only one of the two; the rows in the table stay unchanged. (Jobs can share"
+            " a table if the --spaces of each lists its spaces by name, as in 'users|orders', and no two have the same.)"
+        )
+
+    def _transactions(self) -> Mapping[str, int]:
+        """Return the table's transaction numbers. Raises JobError if there is no table any more."""
+        if isinstance(self.path, tables.CatalogTable):
+            self._location = self._location or tables.table_location(self._session, self.path)
+        found = delta_log.state(self._session, self._location or str(self.path))
         if found is None:
             raise table_is_gone(self.path)
-        if found.get(_QUERY) != query and found.get(_SPACES) == self._spaces:
-            raise JobError(
-                f"Another job, or this job with another --checkpoint, has begun to write the same events to the table at "
-                f"{self.path}, which would then have them twice. Run only one of the two; the rows in the table stay unchanged."
-            )
+        return found.transactions
 
-    def _properties_now(self) -> Mapping[str, str] | None:
-        """Return the table's properties; None if there is no table any more."""
-        if isinstance(self.path, tables.CatalogTable):
-            return tables.describe(self._session, self.path)[0] if self._is_there() else None
-        found = delta_log.state(self._session, self.path)
-        return None if found is None else found.properties
-
-    def _adopt(self, rows: DataFrame, query: str) -> int | None:
-        """Make the table belong to this query; return the highest seq that other queries may have written, or None."""
+    def _adopt(self, rows: DataFrame, query: str) -> _Claim:
+        """Make the table belong to this query, and return its claim."""
         if isinstance(self.path, tables.CatalogTable):
             tables.create(self._session, self.path, rows.schema, self._properties, partition_by=self._partition_by)
         elif not self._is_there():
@@ -131,13 +161,42 @@ class EventTable:
                 f"The table at {self.path} holds the events of the prefix {found[PREFIX]!r}, whose seq is independent of that of "
                 f"{self._prefix!r}. Choose another --path."
             )
-        if found.get(_QUERY) == query:
-            return int(found[_KNOWN_SEQ]) if found.get(_KNOWN_SEQ) else None
+        kept = json.loads(found.get(f"{_CLAIM}{self._spaces}", "{}"))
+        if kept.get("query") == query:
+            claim = _Claim(**kept)
+            if lanes.holds(claim.number, self._lane, self._transactions()):
+                return claim
+        number = self._claim_lanes(rows)
+        # Read after the claim, so that no other query can add events meanwhile.
         known: int | None = tables.read(self._session, self.path).agg(F.max("seq")).collect()[0][0]
-        seq = "" if known is None else str(known)
-        changed = {PREFIX: self._prefix, _QUERY: query, _KNOWN_SEQ: seq, _SPACES: self._spaces}
-        tables.set_properties(self._session, self.path, changed)
-        return known
+        claim = _Claim(query, number, known)
+        told = {"query": query, "number": number, "known_seq": known}
+        changed = {PREFIX: self._prefix, _QUERY: query, _SPACES: self._spaces, f"{_CLAIM}{self._spaces}": json.dumps(told)}
+        tables.retried(lambda: tables.set_properties(self._session, self.path, changed))
+        return claim
+
+    def _claim_lanes(self, rows: DataFrame) -> int:
+        """Claim this query's lane, and the others with the same events; return the claim's number."""
+        empty = self._session.createDataFrame([], rows.schema)
+        for _ in range(_TRIES):
+            before = self._transactions()
+            claimed = lanes.claimed(self._spaces, before)
+            number = lanes.next_claim(claimed, before, random.randint(1, lanes.JUMP_MAX))  # noqa: S311 - no secret
+            try:
+                for name in claimed:
+                    tables.append_once(
+                        empty,
+                        self.path,
+                        partition_by=self._partition_by,
+                        application=name,
+                        batch=lanes.number(number, -1),
+                        gets_columns=self._gets_columns,
+                    )
+            except ConcurrentTransactionException:
+                continue
+            if lanes.holds(number, self._lane, self._transactions()):
+                return number
+        raise self._taken_over()
 
     def _is_there(self) -> bool:
         if isinstance(self.path, tables.CatalogTable):

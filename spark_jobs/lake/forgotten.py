@@ -30,10 +30,16 @@ class ForgottenTable:
         if delta_log.state(self._session, self.path) is None:
             self._session.createDataFrame([], _COLUMNS).write.format("delta").mode("ignore").save(self.path)
 
+    def seqs(self) -> dict[str, int]:
+        """Return, by space, the seq up to which events have been removed."""
+        if delta_log.state(self._session, self.path) is None:
+            return {}
+        return {row["space"]: row["seq"] for row in tables.read(self._session, self.path).collect()}
+
     def record(self, seqs: Mapping[str, int]) -> None:
         """Record, by space, the seq up to which events are about to be removed."""
         self.create()
-        known = {row["space"]: row["seq"] for row in tables.read(self._session, self.path).collect()}
+        known = self.seqs()
         highest = {space: max(seqs.get(space, -1), known.get(space, -1)) for space in {*seqs, *known}}
         if highest != known:
             tables.overwrite(self._session.createDataFrame(list(highest.items()), _COLUMNS).coalesce(1), self.path)

@@ -30,12 +30,14 @@ from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
 from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
+from spark_jobs.lake.late_topics import LateTopics
 from spark_jobs.owner import topic_suffix
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"
 _SEQ: Final = "tarantool_cdc.watermark"
 _EVENTS: Final = "tarantool_cdc.changes"
+_TOPICS: Final = "tarantool_cdc.topics"
 _SHOWN_MAX: Final = 10
 LAST: Final = 2**63 - 1
 """A seq after all others."""
@@ -133,15 +135,26 @@ class Lake:
             )
         return int(published.properties[_SEQ])
 
-    def publish(self, seq: int) -> None:
-        """Publish a watermark."""
+    def late_topics(self) -> LateTopics | None:
+        """Return what is noted about the topics; None if nothing is."""
+        published = delta_log.state(self.session, self._published)
+        kept = None if published is None else published.properties.get(_TOPICS)
+        return None if kept is None else LateTopics.from_json(kept)
+
+    def note_topics(self, topics: LateTopics) -> None:
+        """Note topics. A watermark must be published."""
+        tables.set_properties(self.session, self._published, {_TOPICS: topics.to_json()})
+
+    def publish(self, seq: int, topics: LateTopics | None = None) -> None:
+        """Publish a watermark. The first one is published together with what is noted about the topics."""
         if self.has_watermark():
             tables.set_properties(self.session, self._published, {_SEQ: str(seq)})
             return
+        noted = {} if topics is None else {_TOPICS: topics.to_json()}
         # The usual place of the events isn't recorded, so that the complete folder can be moved.
         elsewhere = {} if self._elsewhere is None else {_EVENTS: self._elsewhere}
         columns = StructType([StructField("unused", LongType())])
-        tables.create(self.session, self._published, columns, {_SEQ: str(seq), **elsewhere})
+        tables.create(self.session, self._published, columns, {_SEQ: str(seq), **elsewhere, **noted})
 
     def space_of(self, name: str) -> str:
         """Return the space whose folder has this name. Raises JobError if there is none."""
@@ -174,6 +187,16 @@ class Lake:
                 f"must now be {path}. Rename the folder and start the job again."
             )
 
+    def check_complete(self, space: str) -> None:
+        """Raise JobError if a space's table can't be made from the events that are still there."""
+        removed = -1 if self.forgotten_table is None else self.forgotten_table.seqs().get(space, -1)
+        if removed >= 0:
+            raise JobError(
+                f"The table of the space {space!r}, {self.table_path(space)}, is gone, and can't be made again: `maintain` has"
+                f" removed its merged events up to seq {removed} from {self.changes_path}. Put the table back where it was, or"
+                " start with a new --path and an empty --checkpoint."
+            )
+
     def space_rows(
         self, space: str, up_to: int | None = None, table: BaseTable | None = None, form: Form | None = None
     ) -> SpaceRows:
@@ -181,6 +204,11 @@ class Lake:
 
         Raises JobError.
         """
+        if up_to is not None and table is None and (noted := self.late_topics()) is not None and noted.holds(space):
+            raise JobError(
+                f"The job has begun to read the space {space!r} after others, and hasn't read all of its events up to the"
+                " watermark yet. Read it without --as-of, or later."
+            )
         # The order of these reads matters. Whatever is written meanwhile, the space's table has the events that this version of
         # the table of events lacks, and the control table has the forms of both.
         version = self._changes_version()

@@ -33,7 +33,9 @@ from spark_jobs.lake import delta_log
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
+from spark_jobs.lake.event_table import table_is_gone
 from spark_jobs.lake.lake import LAST, Lake
+from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
 from spark_jobs.source import Topics
@@ -74,6 +76,8 @@ class Evidence:
     read: Ends
     ends: Ends
     control: Control
+    before: Ends = field(default_factory=dict)
+    """The offsets at which the batch began. Only needed if an earlier version of the job has noted no topics (late_topics.py)."""
 
     @property
     def is_all(self) -> bool:
@@ -130,6 +134,9 @@ class Merger:
     _candidate: tuple[int, Ends] | None = None
     _looked_at: Evidence | None = None
     _warned_of: int = -1
+    _topics: LateTopics | None = None
+    _blocked: set[str] = field(default_factory=set)
+    """Spaces that aren't merged: those of late topics, and those whose changes of name or key wait for these."""
 
     def tables(self) -> Mapping[str, BaseTable]:
         """Return the tables of the spaces, by space."""
@@ -141,10 +148,20 @@ class Merger:
             self._step(evidence, merges_all=merges_all)
         except (PySparkException, Py4JError) as error:
             # Which of the two errors is raised depends on the step in which Spark was.
-            known = job_error_from_worker(error)
+            known = job_error_from_worker(error) or self._gone()
             if known is None:
                 raise
             raise known from error
+
+    def _gone(self) -> JobError | None:
+        """Return the error if the table of a space has been removed while the job ran."""
+        for space, known in self._spaces.items():
+            if known.table.exists and delta_log.state(self.lake.session, known.table.path) is None:
+                return JobError(
+                    f"The table of the space {space!r}, {known.table.path}, was removed while the job ran. Put it back, or start"
+                    " the job again: it makes the table again from the space's events, if `maintain` has left all of them."
+                )
+        return None
 
     def _step(self, evidence: Evidence | None, *, merges_all: bool) -> None:
         if evidence is None or evidence is not self._looked_at:
@@ -152,11 +169,12 @@ class Merger:
             if found is None:
                 return
             control, is_quiet = found
-            self._settle(control, is_quiet=is_quiet)
+            self._blocked = self._held(control) | self._settle(control, is_quiet=is_quiet)
             self._publish(self._mark)
         self._looked_at = evidence
         now = time.monotonic()
-        due = [space for space, known in self._spaces.items() if known.unmerged and (merges_all or self._is_due(known, now))]
+        unmerged = {space: known for space, known in self._spaces.items() if known.unmerged and space not in self._blocked}
+        due = [space for space, known in unmerged.items() if merges_all or self._is_due(known, now)]
         self._merge_all(due, self._mark)
 
     def _read_new_events(self, evidence: Evidence | None) -> tuple[Control, bool] | None:
@@ -177,6 +195,7 @@ class Merger:
             self._published = self.lake.watermark() if self.lake.has_watermark() else -1
             self._mark = max(self._published, 0)
             self._take_over(control)
+        complete = set() if evidence is None else self._note_topics(evidence)
         fresh = events.where(F.col("seq") > self._mark)
         if evidence is not None and is_next:
             fresh = fresh.where((F.col("batch") > self._batch) & (F.col("batch") <= evidence.batch))
@@ -186,13 +205,46 @@ class Merger:
             self._behind.add(*row)
         self._batch = -1 if evidence is None else evidence.batch
         since, is_quiet = self._mark, self._advance(control, evidence)
-        self._count_unmerged(events, control, since)
+        self._count_unmerged(events, control, since, self._complete_spaces(events, control, complete))
         return control, is_quiet
+
+    def _note_topics(self, evidence: Evidence) -> set[Place]:
+        """Note topics that are read for the first time, and return the partitions of such topics that have been read now."""
+        former = self._topics or self.lake.late_topics()
+        if former is None:
+            # Without notes of an earlier version, the topics of the batch before this run's first one are the known ones.
+            read = (evidence.before if self._published >= 0 else {}) or evidence.read
+            former = LateTopics.first(self.topics.prefix, read)
+        noted, complete = former.after(evidence.read, evidence.ends)
+        if noted != self._topics and self._published >= 0:
+            self.lake.note_topics(noted)
+        self._topics = noted
+        return complete
+
+    def _complete_spaces(self, events: DataFrame, control: Control, complete: Collection[Place]) -> set[str]:
+        """Return the spaces of late topics that have been read now. Raises JobError if a table was merged without them."""
+        found = {space for space in control.forms.names() if any(self.topics.of_space(space) == topic for topic, _ in complete)}
+        found -= self._held(control)
+        for space in found:
+            merged = self.lake.table(space, self.topics.prefix).merged
+            own = {partition for topic, partition in complete if topic == self.topics.of_space(space)}
+            late = events.where((F.col("space") == space) & (F.col("seq") <= merged) & F.col("kafka_partition").isin(*own))
+            if merged >= 0 and not late.isEmpty():
+                raise JobError(
+                    f"The topic {self.topics.of_space(space)} became visible to this job after the space's table had been merged"
+                    f" up to seq {merged}, and has earlier events, which would never be in the table. Start the job with a new"
+                    " --path and an empty --checkpoint."
+                )
+        return found
+
+    def _held(self, control: Control) -> set[str]:
+        """Return the spaces of late topics that haven't been read far enough."""
+        return set() if self._topics is None else {space for space in control.forms.names() if self._topics.holds(space)}
 
     def _publish(self, mark: int) -> None:
         """Publish a watermark, unless a later one is published."""
         if mark > max(self._published, self._taken_over - 1):
-            self.lake.publish(mark)
+            self.lake.publish(mark, self._topics)
             self._published = mark
 
     def _advance(self, control: Control, evidence: Evidence | None) -> bool:
@@ -221,8 +273,8 @@ class Merger:
         self._ends = {seq: last_end(found, completed, seq - 1) for seq in passed if found.after < seq <= self._mark}
         return is_quiet
 
-    def _count_unmerged(self, events: DataFrame, control: Control, since: int) -> None:
-        """Count the events to merge, and create missing tables."""
+    def _count_unmerged(self, events: DataFrame, control: Control, since: int, complete: Collection[str]) -> None:
+        """Count the events to merge, and create missing tables. Of the spaces `complete` all events count, whenever they came."""
         wanted = {space for space in control.forms.alive() if self._is_chosen(space)}
         if not self._spaces:
             # An earlier run may have left work in the tables of spaces that no longer exist.
@@ -231,7 +283,9 @@ class Merger:
         counts = {
             space: count for space, count in self._behind.count_and_drop(since, self._mark).items() if self._is_chosen(space)
         }
-        for space in {*wanted, *counts}:
+        for space in complete:
+            self._spaces.pop(space, None)
+        for space in {*wanted, *counts, *filter(self._is_chosen, complete)} - self._held(control):
             form = control.forms.at(space, self._mark)
             if form is not None and form.collated and not self.takes_collated:
                 raise _collated(form)
@@ -239,7 +293,7 @@ class Merger:
             if known is None:
                 table = self._table(space, control)
                 behind = events.where((F.col("space") == space) & (F.col("seq") > table.merged) & (F.col("seq") <= self._mark))
-                unmerged = counts.get(space, 0) if max(table.merged, 0) == since else behind.count()
+                unmerged = counts.get(space, 0) if max(table.merged, 0) == since and space not in complete else behind.count()
                 known = self._spaces[space] = _Space(table, unmerged, time.monotonic())
             else:
                 known.unmerged += counts.get(space, 0)
@@ -252,6 +306,8 @@ class Merger:
         form = control.forms.at(space, self._mark)
         if form is not None:
             self.lake.check_folder(space)
+            if not table.exists:
+                self.lake.check_complete(space)
             table.create(form)
         return table
 
@@ -306,27 +362,40 @@ class Merger:
         may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0 or known.table.is_former)
         if unmerged is None and is_in_form and not is_swept:
             known.table.advance(up_to)
-        elif base is not None and unmerged is not None and may_merge and known.unmerged < _REWRITTEN * known.rows:
-            known.table.merge(newest_rows(base.rows, unmerged, form, fails_without_row=fails), up_to)
-        else:
-            known.table.replace(found.rows(fails_without_row=fails), form, up_to)
+            return
+        is_small = may_merge and known.unmerged < _REWRITTEN * known.rows
+        if base is not None and unmerged is not None and is_small:
+            newest = newest_rows(base.rows, unmerged, form, fails_without_row=fails)
+            if known.table.merge(newest, up_to):
+                return
+        known.table.replace(found.rows(fails_without_row=fails), form, up_to)
 
     # Other names and other primary keys.
 
-    def _settle(self, control: Control, *, is_quiet: bool) -> None:
-        """Move rows for all changes of names and keys up to the watermark."""
+    def _settle(self, control: Control, *, is_quiet: bool) -> set[str]:
+        """Move rows for all changes of names and keys up to the watermark.
+
+        A change of a space that is held has to wait, and so have all later ones. Returns the spaces of the waiting changes.
+        """
+        waiting: set[str] = set()
+        held = self._held(control)
         for changes in control.forms.identity_changes():
             seq = changes[0][1].seq
+            spaces = {form.space for change in changes for form in change}
+            if seq <= self._mark and (waiting or spaces & held):
+                waiting |= spaces
+                continue
             if all(self._is_settled(former, form, control) for former, form in changes):
                 continue
             # The truncation that belongs to a new primary key comes directly after the change.
             if seq > self._mark or (seq == self._mark and not is_quiet):
-                return
+                break
             # Such a change can take many seconds. What precedes it is consistent already.
             self._publish(self._ends.get(seq, -1))
             # All changes of this moment together, even if an earlier run has applied one of them: only together they show which
             # rows went to which table.
             self._carry_out(changes, control)
+        return waiting
 
     def _take_over(self, control: Control) -> None:
         """Take over tables of an earlier version of this job, with merged events that aren't in the table of events.
@@ -444,11 +513,13 @@ def _collated(form: Form) -> JobError:
     )
 
 
-def evidence(lake: Lake, positions: Positions, batch: int) -> Evidence:
-    """Return the evidence for the present table of events, after a batch."""
+def evidence(lake: Lake, positions: Positions, batch: int, *, has_before: bool = False) -> Evidence:
+    """Return the evidence for the present table of events, after a batch. With `has_before` its `before` is complete."""
     read = positions.read_up_to(batch)
+    before = positions.read_up_to(batch - 1) if has_before and batch else {}
     state = delta_log.state(lake.session, lake.changes_path)
-    assert state is not None
+    if state is None:
+        raise table_is_gone(lake.changes_path)
     control = lake.control_table.read()
     # The ends of the topics are read last, so that everything read above comes before them.
-    return Evidence(batch, state.version, read, positions.ends(), control)
+    return Evidence(batch, state.version, read, positions.ends(), control, before)

@@ -29,6 +29,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 _BUCKET_BITS: Final = 32768
 """Size of a bucket in Spark's bitmap functions: bucket n (from 1) has the numbers from (n - 1) * 32768 + 1 on."""
 
+_EMPTY_MAX: Final = 8
+"""Number of buckets without events in a row that the bitmaps have. One event with a far seq would else take all memory."""
+
 Bits = tuple[int, int, int]
 """Bitmaps over the seqs of a bucket: events that are present, that begin a transaction, and that belong to a snapshot."""
 
@@ -40,18 +43,34 @@ Ends = Mapping[tuple[str, int], int]
 class Seqs:
     """Bitmaps over the events after a seq (bit 0: the next seq).
 
-    They mark the events that are present, that begin a transaction, and that belong to a snapshot.
+    They mark the events that are present, that begin a transaction, and that belong to a snapshot. Of a long distance without
+    events the bitmaps have only the beginning, however far away the next event is. `left_out` lists the places behind such
+    beginnings, in order, each with the number of seqs that have no bit.
     """
 
     after: int
     present: int
     begins: int
     from_snapshot: int
+    left_out: tuple[tuple[int, int], ...] = ()
 
     @property
     def last(self) -> int:
         """The highest seq that is present, `after` if none is."""
-        return self.after + self.present.bit_length()
+        return self.seq(self.present.bit_length())
+
+    def seq(self, count: int) -> int:
+        """Return the seq of the last of the first `count` bits; `after` for none."""
+        return self.after + count + sum(seqs for place, seqs in self.left_out if place < count)
+
+    def count(self, seq: int) -> int:
+        """Return the number of bits up to a seq. Behind the bits up to a seq that has none, an event is missing."""
+        count = seq - self.after
+        for place, seqs in self.left_out:
+            if count < place:
+                break
+            count = max(count - seqs, place - 1)
+        return count
 
 
 class EventsAfterMark:
@@ -117,14 +136,20 @@ def seqs(after: int, buckets: Mapping[int, Bits]) -> Seqs:
     """Return the events after `after` from buckets, none of which may end before it."""
     pieces = [bytearray(), bytearray(), bytearray()]
     first = after // _BUCKET_BITS
+    skipped = after - first * _BUCKET_BITS
+    left_out: list[tuple[int, int]] = []
     for bucket, found in sorted(buckets.items()):
+        ended = first + len(pieces[0]) // (_BUCKET_BITS // 8)
+        if (empty := bucket - 1 - ended) > _EMPTY_MAX:
+            # One bucket stands for all of them: it is enough to show that events are missing.
+            left_out.append(((ended + 1 - first) * _BUCKET_BITS - skipped, (empty - 1) * _BUCKET_BITS))
+            first += empty - 1
         place = (bucket - 1 - first) * (_BUCKET_BITS // 8)
         for piece, bits in zip(pieces, found, strict=True):
             piece.extend(bytes(place - len(piece)))
             piece.extend(bits.to_bytes(_BUCKET_BITS // 8, "little"))
-    skipped = after - first * _BUCKET_BITS
     present, begins, from_snapshot = (int.from_bytes(piece, "little") >> skipped for piece in pieces)
-    return Seqs(after, present, begins, from_snapshot)
+    return Seqs(after, present, begins, from_snapshot, tuple(left_out))
 
 
 def ends_without_records(found: Seqs, completed: Sequence[int], started: Sequence[int], complete_up_to: int) -> list[int]:
@@ -159,11 +184,11 @@ def advance(found: Seqs, completed: Sequence[int], complete_up_to: int, *, is_al
     run = (~found.present & (found.present + 1)).bit_length() - 1
     if complete_up_to > found.after:
         # The events after it may continue without a gap.
-        known = complete_up_to - found.after
+        known = found.count(complete_up_to)
         rest = found.present >> known
         run = max(run, known + (~rest & (rest + 1)).bit_length() - 1)
     # The last event counts as an end only if nothing follows it.
-    is_tail = is_all and run >= found.last - found.after
+    is_tail = is_all and run >= found.present.bit_length()
     return _end(found, completed, run if is_tail else _last_bit(found.begins, run))
 
 
@@ -173,22 +198,22 @@ def last_end(found: Seqs, completed: Sequence[int], up_to: int) -> int:
     All events up to `up_to` must be present. `completed` is that of `advance`.
     """
     # The event after `up_to` shows whether a transaction ends there.
-    end = _last_bit(found.begins, max(up_to - found.after + 1, 0))
+    end = _last_bit(found.begins, max(found.count(up_to) + 1, 0))
     return _end(found, [seq for seq in completed if seq <= up_to], end)
 
 
 def _end(found: Seqs, completed: Sequence[int], end: int) -> int:
-    """Return the seq at the place `end`, or the one before a snapshot that isn't completed there.
+    """Return the seq of the last of the first `end` bits, or the one before a snapshot that isn't completed there.
 
     A transaction ends where the next event begins one.
     """
-    closed = max((seq for seq in completed if seq <= found.after + end), default=0) - found.after
+    closed = found.count(max((seq for seq in completed if seq <= found.seq(end)), default=0))
     open_rows = _first_bits(found.from_snapshot >> max(closed, 0), max(end - max(closed, 0), 0))
     if open_rows:
         end = max(closed, 0) + (open_rows & -open_rows).bit_length() - 1
         # The watermark before the snapshot's first row must be the end of a transaction, too.
         end = end if (found.begins >> end) & 1 else _last_bit(found.begins, end)
-    return found.after + max(end, 0)
+    return found.seq(max(end, 0))
 
 
 def covers(read: Ends, ends: Ends) -> bool:

@@ -23,6 +23,15 @@ STREAM = "[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted.
             "java.lang.IllegalStateException: Partitions Set(shop.users-0) were gone. Some data may have been missed.",
             "Kafka no longer has the records from which the checkpoint resumes",
         ),
+        ("Caused by: java.io.FileNotFoundException: /lake/_delta_log/1.json (Read-only file system)", "This user can't write to"),
+        (
+            "org.apache.hadoop.security.AccessControlException: Permission denied: user=spark",
+            "This user can't write to the folder",
+        ),
+        (
+            "[CONCURRENT_STREAM_LOG_UPDATE] Concurrent update to the log. Multiple streaming jobs detected for 3.",
+            "Another process runs with the same checkpoint",
+        ),
         ("Caused by: java.io.IOException: Mkdirs failed to create file:/lake/changes/space=users", "A folder can't be created"),
         ("[DELTA_FAILED_TO_MERGE_FIELDS] Failed to merge fields 'id' and 'id'.", "The table's columns differ"),
         ("org.apache.hadoop.hive.ql.metadata.HiveException: Unable to instantiate", "The catalog doesn't answer"),
@@ -58,5 +67,8 @@ def test_a_jobs_own_sentence_comes_first() -> None:
     assert operator_message(RuntimeError(inside)) == "The form is gone. Take a snapshot."
 
 
-def test_what_is_not_known_is_shown_whole() -> None:
+def test_what_is_not_known_is_shown_without_plans_and_frames() -> None:
     assert operator_message(RuntimeError("something\nelse")) == "something\nelse"
+    text = "[STREAM_FAILED] Query ended: x\n\tat java.Thread.run(Thread.java:1)\n\t... 7 more\nCaused by: java.lang.Y: y"
+    plan = "\n=== Streaming Query ===\nIdentifier: a\nLogical Plan:\nProject [1]\n+- Filter\n"
+    assert operator_message(RuntimeError(text + plan)) == "[STREAM_FAILED] Query ended: x\nCaused by: java.lang.Y: y"

@@ -162,3 +162,45 @@ def test_partitions_that_hold_nothing_need_not_be_read() -> None:
     assert covers({("a", 0): 4, ("b", 0): 1}, ends)
     assert not covers({("a", 0): 2}, ends)
     assert not covers({}, ends)
+
+
+def test_one_event_with_a_far_seq_takes_no_room() -> None:
+    far = 10**15
+    behind = EventsAfterMark()
+    for seq in (1, 3, far, far + 1):
+        bits = (1 << (seq - 1) % BUCKET).to_bytes(BUCKET // 8, "little")
+        behind.add("users", (seq - 1) // BUCKET + 1, bits, bits, bytes(BUCKET // 8))
+    read = behind.seqs(0)
+    assert read.present.bit_length() <= 4 * BUCKET
+    assert read.last == far + 1
+    assert advance(read, [], -1, is_all=False) == 0
+    assert advance(read, [], far, is_all=False) == far
+    assert advance(read, [], far + 1, is_all=True) == far + 1
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_long_distances_that_are_left_out_change_no_answer(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    chance = random.Random(seed)
+    after, seq = chance.randrange(3 * BUCKET), 0
+    buckets: dict[int, tuple[int, int, int]] = {}
+    places = []
+    seq = after
+    for _ in range(12):
+        seq += chance.choice([1, 1, 2, BUCKET - 1, BUCKET, 11 * BUCKET, chance.randrange(1, 30 * BUCKET)])
+        places.append(seq)
+        bit = 1 << (seq - 1) % BUCKET
+        known = buckets.get((seq - 1) // BUCKET + 1, (0, 0, 0))
+        kinds = (True, chance.random() < 0.6, chance.random() < 0.2)
+        buckets[(seq - 1) // BUCKET + 1] = tuple(old | bit * kind for old, kind in zip(known, kinds, strict=True))  # type: ignore[assignment]
+    short = seqs(after, buckets)
+    monkeypatch.setattr("spark_jobs.lake.watermark._EMPTY_MAX", 10**9)
+    long = seqs(after, buckets)
+    assert not long.left_out
+    assert short.last == long.last == places[-1]
+    for up_to in (-1, *places):
+        for completed in ([], [chance.choice(places)], places):
+            # Only what lies at or behind an event is ever complete, and a snapshot ends behind one.
+            for is_all in (False, up_to == places[-1]):
+                assert advance(short, completed, up_to, is_all=is_all) == advance(long, completed, up_to, is_all=is_all)
+            if up_to > after:
+                assert last_end(short, completed, up_to) == last_end(long, completed, up_to)
