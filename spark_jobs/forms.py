@@ -1,42 +1,17 @@
-"""The forms of spaces, read from the records of `<prefix>.schema`: field names, field types, primary key.
-
-| Tarantool | column | why |
-|---|---|---|
-| unsigned, integer, uint64 | decimal(20,0) | they reach 2^64-1, which a bigint can't hold |
-| int8 … int64, uint8 … uint32 | bigint | |
-| double, float32, float64 | double | |
-| number, decimal and its sized kinds | string | up to 38 digits at any scale, or a double: no single numeric type holds all |
-| boolean | boolean | |
-| string, uuid, interval | string | |
-| varbinary | binary | |
-| datetime | timestamp | to the microsecond; the offset is in `_row` |
-| array, map | string | JSON |
-| any, scalar | string | a string unchanged, any other value as JSON |
-
-A value that its column can't hold is null in that column. `_row` has every value exactly.
-"""
+"""The forms of spaces, read from the records of `<prefix>.schema`: field names, field types, primary key."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any, Final
 
 from spark_jobs import json_text
 from spark_jobs.errors import JobError
-
-COLUMN_TYPES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("unsigned", "integer", "uint64"), "decimal(20,0)"),
-    **dict.fromkeys(("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"), "bigint"),
-    **dict.fromkeys(("double", "float", "float32", "float64"), "double"),
-    "boolean": "boolean",
-    "varbinary": "binary",
-    "datetime": "timestamp",
-}
-"""Spark column types by Tarantool field type. Fields of all other types have string columns."""
+from spark_jobs.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type
 
 META_COLUMNS: Final = ("_key", "_row", "_seq", "_ts")
 
@@ -105,24 +80,29 @@ class Form:
         return self.fields[place].name if place < len(self.fields) else f"field_{place + 1}"
 
     def column_names(self) -> tuple[str, ...]:
-        """Return the column names of the fields: the names of the format, without characters that Parquet or SQL can't have.
-
-        Spark ignores case in column names. A name that is already taken gets its place (from 1) as a suffix.
-        """
-        names: list[str] = []
-        taken = {same_name(name) for name in (*META_COLUMNS, _RESERVED)}
-        for place, field in enumerate(self.fields, 1):
-            name = column_name(field.name)
-            while same_name(name) in taken:
-                name = f"{name}__{place}"
-            taken.add(same_name(name))
-            names.append(name)
-        return tuple(names)
+        """Return the names of `columns`."""
+        return tuple(self.columns())
 
     def columns(self) -> dict[str, str]:
         """Return the Spark types of the columns by their names, in the order of the fields."""
-        types = (COLUMN_TYPES.get(field.type, "string") for field in self.fields)
-        return dict(zip(self.column_names(), types, strict=True))
+        return {name: spark_type(kind) for name, (_, kind) in self.columns_of_fields().items()}
+
+    def columns_of_fields(self) -> dict[str, tuple[str, str]]:
+        """Return, by the name of each column, its field and its kind (field_types.py), in the order of the fields.
+
+        The names are those of the format, without characters that Parquet or SQL can't have. Spark ignores case in column names.
+        A name that is already taken gets its place (from 1) as a suffix.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        taken = {same_name(name) for name in (*META_COLUMNS, _RESERVED)}
+        for place, field in enumerate(self.fields, 1):
+            for kind in kinds_of(field.type):
+                name = f"{column_name(field.name)}{EXACT_SUFFIX if kind == EXACT else ''}"
+                while same_name(name) in taken:
+                    name = f"{name}__{place}"
+                taken.add(same_name(name))
+                found[name] = field.name, kind
+        return found
 
     @property
     def point(self) -> str:

@@ -14,9 +14,9 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs import json_text
 from spark_jobs.errors import JobError
+from spark_jobs.field_types import value_of
 from spark_jobs.forms import Form, Version
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
-from spark_jobs.sql_text import literal
 
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
@@ -69,19 +69,7 @@ def fields_of(text: Column) -> Column:
 
 def column_values(form: Form, fields: str) -> dict[str, str]:
     """Return SQL expressions for the form's columns by their names. `fields` is the column that `fields_of` made."""
-    columns = zip(form.fields, form.columns().items(), strict=True)
-    return {name: value_of(fields, field.name, kind) for field, (name, kind) in columns}
-
-
-def value_of(fields: str, field: str, kind: str) -> str:
-    """Return an SQL expression: a field's value as a column type; null if the type can't hold the value.
-
-    `fields` is the column that `fields_of` made.
-    """
-    text = f"{fields}[{literal(field)}]"
-    if kind == "string":
-        return text
-    return f"try_to_binary({text}, 'base64')" if kind == "binary" else f"try_cast({text} AS {kind})"
+    return {name: value_of(fields, field, kind) for name, (field, kind) in form.columns_of_fields().items()}
 
 
 class Fold:

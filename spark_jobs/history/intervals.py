@@ -129,6 +129,11 @@ def shown(found: DataFrame, form: Form, stale: Sequence[tuple[int, int]]) -> Dat
     return read.select(*interval, *fields)
 
 
+def shown_columns(form: Form) -> list[str]:
+    """Return the names of the columns of `shown`."""
+    return [*META_COLUMNS, *_names_beside_meta_columns(form).values()]
+
+
 def _names_beside_meta_columns(form: Form) -> dict[str, str]:
     """Return the name of each of the form's columns beside META_COLUMNS."""
     names, own = form.column_names(), {same_name(name) for name in META_COLUMNS}

@@ -22,7 +22,7 @@ from spark_jobs import control_topics, tables
 from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
-from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown
+from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
 
 _VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"
@@ -134,7 +134,9 @@ class History:
         known = {} if is_new else tables.describe(self._session, path)[0]
         if known.get(_APPENDED) == str(appended):
             return path
-        if known.get(_FORM) != space.form.to_json():
+        # An earlier version of the job has written other columns for the same form.
+        is_current = known.get(_FORM) == space.form.to_json() and self._has_columns(path, space.form)
+        if not is_current:
             tables.overwrite(self.intervals(name), path)
         else:
             try:
@@ -145,6 +147,9 @@ class History:
                 tables.overwrite(self.intervals(name), path)
         tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})
         return path
+
+    def _has_columns(self, path: str, form: Form) -> bool:
+        return tables.read(self._session, path).columns == shown_columns(form)
 
     def _merge_new(self, space: Space, path: str, first: int, last: int) -> None:
         """Merge the intervals of the keys that these versions of the table of versions have changed."""

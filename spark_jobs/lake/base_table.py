@@ -112,7 +112,10 @@ class BaseTable:
 
     @property
     def has_columns_of_form(self) -> bool:
-        """Whether the columns are those of `form`. They may differ if a process stopped while it rewrote the table."""
+        """Whether the columns are those of `form`.
+
+        They may differ if a process stopped while it rewrote the table, or if an earlier version of the job wrote it.
+        """
         return self._state is not None and self._state.columns == (*META_COLUMNS, *self.form.columns())
 
     def refresh(self) -> None:
@@ -134,6 +137,9 @@ class BaseTable:
         rows = tables.read(self._session, self.path, self._state.version if version is None else version)
         if _FORMER_MARK in rows.columns:
             rows = rows.where(f"not {_FORMER_MARK}").drop(_FORMER_MARK)
+        if tuple(rows.columns) != (*META_COLUMNS, *self.form.columns()):
+            # An earlier version of the job has written other columns, or a process stopped while it rewrote the table.
+            rows = typed(rows.select(*META_COLUMNS), self.form)
         return Base(rows, self.form)
 
     def count(self) -> int:

@@ -18,8 +18,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.forms import COLUMN_TYPES, Form, Version, column_name, same_name
-from spark_jobs.transforms import fields_of, value_of
+from spark_jobs.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type, value_of
+from spark_jobs.forms import Form, Version, column_name, same_name
+from spark_jobs.transforms import fields_of
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
 """Struct columns with typed fields, and the text columns from which they are made."""
@@ -29,7 +30,7 @@ _FIELDS: Final = "_fields_of_"
 
 @dataclass(frozen=True)
 class FieldColumn:
-    """Column name for a field name and a Spark type."""
+    """Column name for a field name and a kind of column (field_types.py), here called its type."""
 
     field: str
     type: str
@@ -80,19 +81,21 @@ class FieldColumns:
             value = F.expr(value_of(f"{_FIELDS}{text}", column.field, column.type))
             if len(versions) < len(forms):
                 value = F.when(_is_one_of(versions), value)
-            values.append((value if versions else F.lit(None).cast(column.type)).alias(column.name))
+            values.append((value if versions else F.lit(None).cast(spark_type(column.type))).alias(column.name))
         return F.struct(*values)
 
 
 def _typed_fields(form: Form) -> list[tuple[str, str]]:
-    return [(field.name, COLUMN_TYPES.get(field.type, "string")) for field in form.fields]
+    return [(field.name, kind) for field in form.fields for kind in kinds_of(field.type)]
 
 
 def _free_name(field: str, kind: str, columns: Iterable[FieldColumn]) -> str:
     """Return a free column name for a field. Spark ignores case in names, so names that differ only in case aren't free."""
     taken = {same_name(column.name) for column in columns}
     name = column_name(field)
-    if any(column.field == field for column in columns):
+    if kind == EXACT:
+        name += EXACT_SUFFIX
+    elif any(column.field == field for column in columns):
         name = f"{name}__{kind.partition('(')[0]}"
     free, number = name, 2
     while same_name(free) in taken:

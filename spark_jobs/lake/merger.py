@@ -358,7 +358,7 @@ class Merger:
         found = self.lake.space_rows(space, up_to, known.table, form)
         fails = not self.skips_missing_rows
         base, unmerged = found.base, found.unmerged
-        is_in_form = base is not None and base.form == form
+        is_in_form = base is not None and base.form == form and known.table.has_columns_of_form
         may_merge = is_in_form and not (found.is_truncated or is_swept or known.table.merged < 0 or known.table.is_former)
         if unmerged is None and is_in_form and not is_swept:
             known.table.advance(up_to)

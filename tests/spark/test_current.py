@@ -126,7 +126,7 @@ def test_changes_of_every_kind(job: Job) -> None:
         '{"id":6}': '{"id":6,"name":"f","balance":1,"field_4":1.0}',
     }
     assert job.rows() == expected
-    assert job.columns("id", "name", "balance", "_seq")[0] == (1, "a", "111", 6)
+    assert job.columns("id", "name", "balance", "_seq")[0] == (1, "a", 111, 6)
     job.take(job.topics.read("shop.users"))
     assert job.rows() == job.merged() == expected
     # A row that comes back after its deletion.

@@ -21,7 +21,7 @@ def test_golden_records_give_the_forms_of_a_space() -> None:
     found = forms(create, alter, rename)
     first = found.of(512, 1)
     assert (first.space, first.seq, first.key) == ("users", 0, ("id",))
-    assert first.columns() == {"id": "decimal(20,0)", "name": "string", "balance": "string"}
+    assert first.columns() == {"id": "decimal(20,0)", "name": "string", "balance": "decimal(37,18)", "balance__exact": "string"}
     assert [form.space for form in found.histories()[0]] == ["users", "users", "people"]
     assert found.alive() == ["people"]
     assert found.latest("users") == found.of(512, 2)

@@ -125,7 +125,7 @@ def test_jobs_see_committed_transactions_once_and_go_on_where_they_were(
     assert [row["_row"] for row in read_current(spark, orders).collect()] == ['{"id":1,"name":"o"}']
     process(spark, "changelog", [*daemon.arguments(tmp_path / "typed"), "--typed"])
     typed = spark.read.format("delta").load(str(tmp_path / "typed" / "tables" / "users"))
-    assert typed.where("seq = 28").select("new.*").collect() == [(7, "b", "1")]
+    assert typed.where("seq = 28").select("new.*").collect() == [(7, "b", 1, None)]
 
 
 def test_the_command_ends_with_a_sentence(

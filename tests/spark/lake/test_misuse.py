@@ -63,10 +63,11 @@ def test_a_query_that_is_taken_over_in_the_middle_of_a_step_writes_nothing_more(
         write(older, second, 1, "older")
     else:
         write(newer, everything, 0, "newer")
-    write(older, topics.send(*puts(11, 12)), 2, "older")
+    third = topics.send(*puts(11, 12))
+    write(older, third, 2, "older")
     assert len(errors) >= 1
     assert all("has begun to write events to the table" in error for error in errors)
-    write(newer, topics.read("shop.users"), 1, "newer")
+    write(newer, third, 1, "newer")
     assert seqs(spark, tmp_path) == list(range(1, 13))
 
 
