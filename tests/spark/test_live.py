@@ -132,7 +132,7 @@ def test_the_command_ends_with_a_sentence(
     spark: SparkSession, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert spark is SparkSession.getActiveSession()
-    daemon.send(Message("shop.users", '{"id":2}', '{"not":"an event"}'))
+    daemon.send(schema(0), Message("shop.users", '{"id":2}', '{"not":"an event"}'))
     assert run.main(["changelog", *daemon.arguments(tmp_path)]) == 1
     (last,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("changelog: "))
     assert last.startswith(f"changelog: topic {daemon.prefix}.users, partition ")
