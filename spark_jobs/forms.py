@@ -21,6 +21,10 @@ _RESERVED: Final = "_deleted"
 _FORBIDDEN_IN_COLUMN_NAMES: Final = re.compile(r"[ ,;{}()=`\x00-\x1f\x7f]")
 
 
+_OF_DELTA_READER: Final = "__delta_internal"
+"""Beginning of the names of columns that Delta adds when it reads files. It can't read a table with such a column."""
+
+
 Version = tuple[int, int]
 """The space_id and the schema_version of a form. Events name their form by these."""
 
@@ -125,7 +129,8 @@ class Form:
 
 def column_name(field: str) -> str:
     """Return a field's column name if no other column has that name: without characters that Parquet or SQL can't have."""
-    return _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field) or "_"
+    name = _FORBIDDEN_IN_COLUMN_NAMES.sub("_", field) or "_"
+    return f"field{name}" if same_name(name).startswith(_OF_DELTA_READER) else name
 
 
 def same_name(name: str) -> str:

@@ -14,11 +14,16 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
+from spark_jobs import field_types, tables
+from spark_jobs.current import CurrentSink, read_current
 from spark_jobs.field_types import EXACT, NUMERIC, value_of
 from spark_jobs.forms import Field, Form
 from spark_jobs.history.intervals import META_COLUMNS, shown
+from spark_jobs.history.job import HistorySink
 from spark_jobs.lake.field_columns import FieldColumns
+from spark_jobs.source import Topics
 from spark_jobs.transforms import typed
+from tests.spark.messages import FakeTopics, Message, put, schema
 
 pytestmark = pytest.mark.spark
 
@@ -120,3 +125,29 @@ def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSes
     assert [(4, "0." + "1" * 30)] in found.values()
     rates = documented.sql("select id, rate, rate__exact from cdc.shop_accounts_fresh order by rate desc nulls last").collect()
     assert [tuple(row) for row in rates] == [(2, 10, None), (1, 9, None), (3, Decimal("0.1"), None), (4, None, "1.0E300")]
+
+
+def test_tables_of_an_earlier_version_get_the_columns(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, place = FakeTopics(spark), Topics("nowhere:9092", "shop")
+
+    def process(batch: int, *messages: Message) -> None:
+        records = topics.send(*messages)
+        topics.took(records)
+        current = CurrentSink(spark, place, str(tmp_path / "current"), topics, share=0.0, min_unmerged=1)
+        current.write(records, batch, "query")
+        current.finish()
+        HistorySink(spark, place, str(tmp_path / "history"), publish_every=1).write(records, batch, "query")
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(field_types, "_KINDS", {**field_types._KINDS, "number": ("string",)})
+        process(0, schema(0), *(put("c", {"id": number, "balance": number * 10}, number) for number in range(1, 11)))
+    users = str(tmp_path / "current" / "users")
+    assert dict(tables.read(spark, users).dtypes)["balance"] == "string"
+    assert read_current(spark, users).agg(F.max("balance")).collect() == [(100,)]  # before the job has started again
+    process(1, put("u", {"id": 2, "balance": 1e300}, 11))
+    for path, condition in ((users, "true"), (str(tmp_path / "history" / "users"), "_end_seq is null")):
+        rows = tables.read(spark, path).where(condition)
+        assert dict(rows.dtypes)["balance"] == "decimal(37,18)"
+        assert rows.agg(F.max("balance"), F.sum("balance"), F.max("balance__exact")).collect() == [(100, 530, "1.0E300")]
