@@ -83,7 +83,7 @@ class OwnTopics:
             found = self._ask_identity(ends)
             self._keep(Identity(found.cluster or self._identity.cluster, {**self._identity.topics, **found.topics}))
         owner = self._topics.known.owner
-        doubtful = owner is None or owner.names.doubt is not None
+        doubtful = owner is None or owner.is_doubtful
         unknown = {topic for topic, end in ends.items() if end} - self._own - self._control
         if (unknown or doubtful) and self._client.ends([self._schema]) != self._schema_ends:
             self._learn(self._client.partitions(), job)
@@ -93,7 +93,7 @@ class OwnTopics:
         """Return whether a topic is the owner's. Its `end` tells whether it has other records than before."""
         owner = self._topics.known.owner
         assert owner is not None
-        if owner.names.doubt is not None:
+        if owner.is_doubtful:
             return True  # nobody knows; it isn't noted, because the schema topic may come later
         if topic in owner.topics:
             self._own.add(topic)
@@ -102,7 +102,7 @@ class OwnTopics:
             name = F.get_json_object(F.col("value").cast("string"), "$.source.name").alias("name")
             some = self._topics.read(self._session, topic).where("value is not null").select(name).limit(_LOOKED_AT).collect()
             names = {row["name"] for row in some}
-            if names & owner.names.own:
+            if names and owner.has_one_of(names):
                 # The record with the space's form is gone. The jobs that need the form say so.
                 self._own.add(topic)
                 return True
@@ -123,7 +123,7 @@ class OwnTopics:
         before = self._topics.known.owner
         owner = Owner.of(self._topics.prefix, self._schema_records(there))
         self._topics.known.owner = owner
-        if owner.names.doubt is not None and (before is None or before.names.doubt is None) and there:
+        if owner.is_doubtful and (before is None or not before.is_doubtful) and there:
             print(
                 f"{job}: the topic {self._schema}, which tells whose topics these are, is missing, empty or can't be read. The"
                 f" job takes every topic whose name begins with {self._topics.prefix + '.'!r}.",

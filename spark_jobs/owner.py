@@ -29,8 +29,18 @@ def topic_suffix(space: str) -> str:
 class Owner:
     """Owner of the topics under a prefix. `topics` are those that the schema topic names."""
 
-    names: Names
+    names: Names | None
+    """None: the records name no daemon, so every event in these topics counts. The daemon's own records always do."""
     topics: frozenset[str]
+
+    @property
+    def is_doubtful(self) -> bool:
+        """Whether nothing tells whose topics these are."""
+        return self.names is not None and self.names.doubt is not None
+
+    def has_one_of(self, names: set[str | None]) -> bool:
+        """Return whether events with these names are the owner's."""
+        return self.names is None or not names.isdisjoint(self.names.own)
 
     @classmethod
     def of(cls, prefix: str, records: Iterable[str]) -> Owner:
@@ -44,6 +54,9 @@ class Owner:
             name, named = _named(record)
             names |= name
             spaces |= named
+        topics = frozenset(f"{prefix}.{topic_suffix(space)}" for space in spaces)
+        if not names and topics:
+            return cls(None, topics)
         if not names:
             return cls(Names(frozenset({prefix}), _doubt(prefix)), frozenset())
         if prefix not in names and len(names) > 1:
@@ -53,7 +66,7 @@ class Owner:
             )
         # Topics that `materialize` of an earlier version made have the new prefix in the events, but not in the schema records.
         own = {prefix} if prefix in names else {prefix, *names}
-        return cls(Names(frozenset(own)), frozenset(f"{prefix}.{topic_suffix(space)}" for space in spaces))
+        return cls(Names(frozenset(own)), topics)
 
 
 def _named(record: str) -> tuple[set[str], set[str]]:

@@ -25,6 +25,7 @@ def test_the_owner_is_who_wrote_the_forms_and_its_topics_those_of_the_names_in_t
     renamed = json.loads(named("shop", "customers"))
     renamed["tableChanges"][0]["previousId"] = '"clients a/b"'
     owner = Owner.of("shop", [named("shop"), json.dumps(renamed)])
+    assert owner.names is not None
     assert owner.names.own == {"shop"}
     assert owner.names.doubt is None
     assert owner.topics == {"shop.users", "shop.customers", "shop.clients_a_b"}
@@ -32,21 +33,25 @@ def test_the_owner_is_who_wrote_the_forms_and_its_topics_those_of_the_names_in_t
 
 def test_mirrored_topics_have_another_prefix_than_the_name_of_their_owner() -> None:
     owner = Owner.of("dc1.shop", [named("shop")])
+    assert owner.names is not None
     assert owner.names.own == {"dc1.shop", "shop"}
     assert owner.topics == {"dc1.shop.users"}
 
 
 def test_without_forms_the_name_is_the_prefix_and_another_one_is_doubtful() -> None:
-    for records in ([], ["no JSON", "[]", '{"source":{}}'], [named(None)]):
+    for records in ([], ["no JSON", "[]", '{"source":{}}']):
         owner = Owner.of("shop", records)
+        assert owner.names is not None
         assert owner.names.own == {"shop"}
         assert not owner.topics
-        assert owner.names.doubt is not None
-        assert "shop.schema" in owner.names.doubt
+        assert owner.is_doubtful
+        assert "shop.schema" in str(owner.names.doubt)
 
 
 def test_a_prefix_of_several_daemons_is_an_error_unless_one_of_them_has_its_name() -> None:
-    assert Owner.of("shop", [named("market"), named("shop")]).names.own == {"shop"}
+    owner = Owner.of("shop", [named("market"), named("shop")])
+    assert owner.names is not None
+    assert owner.names.own == {"shop"}
     with pytest.raises(JobError, match=r"all.schema has the records of several daemons: 'market', 'shop'"):
         Owner.of("all", [named("market"), named("shop")])
 
@@ -62,3 +67,9 @@ def test_patterns_match_complete_names_only_wherever_they_are_searched(prefix: s
         assert {topic for topic in topics if re.search(pattern, topic)} == {f"{prefix}.{space}" for space in found}
     control = Topics("k", prefix, "users").pattern(["schema"])
     assert [topic for topic in topics if re.search(control, topic)] == [f"{prefix}.users", f"{prefix}.schema"]
+
+
+def test_records_without_a_name_tell_the_topics_only() -> None:
+    owner = Owner.of("shop", [named(None)])
+    assert (owner.names, owner.topics, owner.is_doubtful) == (None, {"shop.users"}, False)
+    assert owner.has_one_of({"whoever"})
