@@ -71,5 +71,7 @@ def test_patterns_match_complete_names_only_wherever_they_are_searched(prefix: s
 
 def test_records_without_a_name_tell_the_topics_only() -> None:
     owner = Owner.of("shop", [named(None)])
-    assert (owner.names, owner.topics, owner.is_doubtful) == (None, {"shop.users"}, False)
+    assert owner.names is None
+    assert owner.topics == {"shop.users"}
+    assert not owner.is_doubtful
     assert owner.has_one_of({"whoever"})
