@@ -162,15 +162,15 @@ def ends_without_records(found: Seqs, completed: Sequence[int], started: Sequenc
     """
     ends: list[int] = []
     closed = max(max((seq for seq in completed if seq <= complete_up_to), default=0), found.after)
-    known = _first_bits(found.present, complete_up_to - found.after) if complete_up_to > found.after else 0
-    while rows := _from(known & found.from_snapshot, closed - found.after):
-        first = found.after + (rows & -rows).bit_length()
-        following = _from(known & ~found.from_snapshot, first - found.after)
+    known = _first_bits(found.present, found.count(complete_up_to)) if complete_up_to > found.after else 0
+    while rows := _from(known & found.from_snapshot, found.count(closed)):
+        first = found.seq((rows & -rows).bit_length())
+        following = _from(known & ~found.from_snapshot, found.count(first))
         # Events of the stream may stand between the beginning of a request and its first row.
         before = max((seq for seq in (*completed, *ends) if seq < first), default=0)
         if not following or any(before <= seq < first for seq in started):
             break
-        closed = found.after + (following & -following).bit_length() - 1
+        closed = found.seq((following & -following).bit_length()) - 1
         ends.append(closed)
     return ends
 
