@@ -2,13 +2,13 @@
 
 With the checkpoint of another job, a job would skip the records that the other one has read. A file in the checkpoint therefore
 names its owner. Another file has the tables that a job with one table per space has made: if one of them is gone, its events
-would be missing from a table that the job makes in its place.
+would be missing from a table that the job makes in its place. For the same reason `search_index` keeps notes of its indexes.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 from pyspark.sql import SparkSession
@@ -80,6 +80,27 @@ class MadeTables:
         if not self._names.issuperset(names):
             self._names.update(names)
             write_whole(self._session, self._file, json.dumps(sorted(self._names)))
+
+
+class Notes:
+    """Texts by name that a job keeps in its checkpoint, in a file of their own."""
+
+    def __init__(self, session: SparkSession, path: str, file: str) -> None:
+        """Read the notes in the checkpoint at the path."""
+        self._session = session
+        self._file = _file(session, path, file)
+        found = _read(session, self._file)
+        self.is_new = found is None
+        """Whether nothing has been noted yet."""
+        self.texts: dict[str, str] = found or {}
+        self.place = f"{path.rstrip('/')}/{file}"
+
+    def note(self, texts: Mapping[str, str]) -> None:
+        """Add notes, or replace those of the same names."""
+        merged = {**self.texts, **texts}
+        if self.is_new or merged != self.texts:
+            write_whole(self._session, self._file, json.dumps(merged))
+            self.texts, self.is_new = merged, False
 
 
 def query_id(session: SparkSession, path: str) -> str | None:

@@ -19,10 +19,9 @@ from itertools import pairwise
 from typing import Any, Final
 
 from spark_jobs import json_text
-from spark_jobs.errors import JobError
+from spark_jobs.feeds.bulk import IndexRefusedError
+from spark_jobs.feeds.field_names import META, stored_names
 from spark_jobs.forms import Form
-
-META: Final = "_cdc"
 
 ID_BYTES_MAX: Final = 512
 """OpenSearch's limit for a document's id, in bytes."""
@@ -70,7 +69,7 @@ def document_id(key: str) -> str:
 
 
 def alias_name(template: str, prefix: str, space: str) -> str:
-    """Return the name that searches use for a space. Raises JobError.
+    """Return the name that searches use for a space. Raises IndexRefusedError.
 
     OpenSearch allows no capital letters, so they are lowered, and few other characters: the rest are written as `~` and the
     hexadecimal digits of their bytes.
@@ -78,7 +77,7 @@ def alias_name(template: str, prefix: str, space: str) -> str:
     written = _FOREIGN_TO_NAMES.sub(lambda found: "".join(f"~{byte:02x}" for byte in found[0].encode()), space.lower())
     name = template.replace("{prefix}", prefix.lower()).replace("{space}", written)
     if name.startswith(_FORBIDDEN_FIRST) or len(name.encode()) > NAME_BYTES_MAX - len(".write"):
-        raise JobError(f"OpenSearch allows no index called {name!r}, for space {space!r}. Choose another --index.")
+        raise IndexRefusedError(f"OpenSearch allows no index called {name!r}, for space {space!r}. Choose another --index.")
     return name
 
 
@@ -95,14 +94,15 @@ def write_alias(index: str) -> str:
     return f"{index}.write"
 
 
-def properties(form: Form) -> dict[str, Any]:
-    """Return the mapping's properties for a form. Raises JobError."""
-    if any(field.name == META for field in form.fields):
-        raise JobError(
-            f"Space {form.space!r} has a field called {META!r}, which is reserved in documents. Rename the field, "
-            "or leave the space out (--spaces)."
-        )
-    return {META: _META_PROPERTIES, **{field.name: dict(_TYPES.get(field.type, _UNINDEXED)) for field in form.fields}}
+def names_of(form: Form, found: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names that a form's fields have in documents of an index with the properties `found` (field_names.py)."""
+    return stored_names([(field.name, field.type not in _TYPES) for field in form.fields], found)
+
+
+def properties(form: Form, names: Sequence[str]) -> dict[str, Any]:
+    """Return the mapping's properties for a form, whose fields have these names in documents."""
+    kinds = (_TYPES.get(field.type, _UNINDEXED) for field in form.fields)
+    return {META: _META_PROPERTIES, **{name: dict(kind) for name, kind in zip(names, kinds, strict=True)}}
 
 
 def meta_properties() -> dict[str, Any]:
@@ -163,19 +163,25 @@ def of_function(made: object, seq: int, form: int) -> str:
     return document(json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False), seq, form)
 
 
-def labels(forms: Sequence[Form]) -> dict[int, tuple[str, ...]]:
-    """Return the current field names by schema_version, for those forms of a space that have other names."""
-    latest = tuple(field.name for field in forms[-1].fields)
-    return {form.schema_version: latest for form in forms if tuple(field.name for field in form.fields) != latest}
+def labels(forms: Sequence[Form], latest: Sequence[str]) -> dict[int, tuple[str, ...]]:
+    """Return the current field names by schema_version, for those forms of a space whose rows have other names.
+
+    `latest` are the names that the last form's fields shall have.
+    """
+    names = tuple(latest)
+    return {form.schema_version: names for form in forms if tuple(field.name for field in form.fields) != names}
 
 
-def renamed_since(forms: Sequence[Form]) -> int | None:
-    """Return the first schema_version since which names have only been added, or None if no field was ever renamed."""
-    latest = [field.name for field in forms[-1].fields]
+def renamed_since(forms: Sequence[Form], names: Mapping[int, Sequence[str]]) -> int | None:
+    """Return the first schema_version since which names have only been added, or None if no field was ever renamed.
+
+    `names` are those of each form's fields in documents, by schema_version.
+    """
+    latest = list(names[forms[-1].schema_version])
     first = None
     for form, following in pairwise(forms):
-        names = [field.name for field in form.fields]
-        if names != latest[: len(names)]:
+        before = list(names[form.schema_version])
+        if before != latest[: len(before)]:
             first = following.schema_version
     return first
 

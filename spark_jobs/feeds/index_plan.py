@@ -5,19 +5,38 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
-from spark_jobs.feeds.opensearch import Index
+from spark_jobs.feeds.bulk import IndexRefusedError
+from spark_jobs.feeds.field_names import count_of
+from spark_jobs.feeds.opensearch import FIELDS_MAX, FIELDS_SETTING, Index
 
 
 def index_body(
-    properties: Mapping[str, Any], meta: Mapping[str, Any], write_alias: str, *, is_dynamic: bool = False
+    properties: Mapping[str, Any],
+    meta: Mapping[str, Any],
+    write_alias: str,
+    above: Mapping[str, Any],
+    *,
+    is_dynamic: bool = False,
 ) -> dict[str, Any]:
-    """Return the body for creating an index. Unless it `is_dynamic`, fields without a mapping are stored and not indexed."""
+    """Return the body for creating an index: the job's, merged with the user's (`above`), whose members win.
+
+    Unless it `is_dynamic`, fields without a mapping are stored and not indexed.
+    """
     mappings: dict[str, Any] = {"_meta": {"tarantool_cdc": dict(meta)}, "properties": dict(properties)}
     if not is_dynamic:
         mappings["dynamic"] = False
-    return {"mappings": mappings, "aliases": {write_alias: {"is_write_index": True}}}
+    body = deep_merged({"mappings": mappings, "aliases": {write_alias: {"is_write_index": True}}}, above)
+    limit = wanted_limit(body["mappings"]["properties"])
+    if limit > FIELDS_MAX and "total_fields" not in str(above.get("settings")):
+        body["settings"] = {FIELDS_SETTING: limit, **body.get("settings", {})}
+    return body
+
+
+def wanted_limit(properties: Mapping[str, Any]) -> int:
+    """Return the limit for the fields of an index with these properties: OpenSearch's default, or more if they need it."""
+    count = count_of(properties)
+    return FIELDS_MAX if count <= FIELDS_MAX else 2 * count
 
 
 def deep_merged(body: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,27 +69,29 @@ class Aliases:
         self._wanted: dict[str, tuple[str, str]] = {}
 
     def want(self, alias: str, index: str, space: str) -> None:
-        """Require that a space's alias leads to its index. Raises JobError."""
+        """Require that a space's alias leads to its index. Raises IndexRefusedError."""
         if alias in self._wanted:
-            raise JobError(
-                f"The spaces {self._wanted[alias][1]!r} and {space!r} would both be called {alias!r}, as OpenSearch allows no "
+            raise IndexRefusedError(
+                f"the spaces {self._wanted[alias][1]!r} and {space!r} would both be called {alias!r}, as OpenSearch allows no "
                 "capital letters. Choose one of them (--spaces), and give the other one to another job with another --index."
             )
         if alias in self._indexes:
-            raise JobError(f"The space {space!r} would be called {alias!r}, as an index of this job is. Choose another --index.")
+            raise IndexRefusedError(
+                f"the space {space!r} would be called {alias!r}, as an index of this job is. Choose another --index."
+            )
         self._wanted[alias] = (index, space)
 
-    def changes(self, found: Mapping[str, Index], keeps: Collection[str] = ()) -> list[dict[str, Any]]:
+    def changes(self, found: Mapping[str, Index], keeps: Mapping[str, str | None]) -> list[dict[str, Any]]:
         """Return the actions to carry out in one request.
 
-        Aliases that the job didn't create stay. So do aliases of the indexes in `keeps`, whose spaces were dropped:
-        searches find nothing there, instead of failing, until another space takes the name.
+        Aliases that the job didn't create stay. So do those in `keeps` (index → its alias, None for all), until another space
+        takes the name.
         """
         actions: list[dict[str, Any]] = []
         for index in found.values():
             for alias in index.meta.get("aliases", []):
                 target = self._wanted.get(alias)
-                is_kept = target is None and index.name in keeps
+                is_kept = target is None and index.name in keeps and keeps[index.name] in (alias, None)
                 if alias in index.aliases and not is_kept and (target is None or target[0] != index.name):
                     actions.append({"remove": {"index": index.name, "alias": alias}})
         for alias, (name, _) in self._wanted.items():

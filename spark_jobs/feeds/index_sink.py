@@ -8,10 +8,11 @@ floor after a truncation, moves the alias when a space is renamed, and renames f
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, NamedTuple
@@ -23,10 +24,12 @@ from spark_jobs import control_topics
 from spark_jobs.envelope import CONTROL, parse
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
-from spark_jobs.feeds.bulk import Action, Place, Refused, chunks, where
-from spark_jobs.feeds.index_plan import Aliases, deep_merged, index_body, missing_properties
-from spark_jobs.feeds.opensearch import Address, Index, Indexes, Writer, sender
+from spark_jobs.feeds.bulk import Action, IndexRefusedError, Place, Refused, chunks, where
+from spark_jobs.feeds.index_plan import Aliases, index_body, missing_properties, wanted_limit
+from spark_jobs.feeds.made_indexes import MadeIndexes, NoNotes, Noted
+from spark_jobs.feeds.opensearch import FIELDS_SETTING, Address, Index, Indexes, Writer, sender
 from spark_jobs.feeds.records import give_up
+from spark_jobs.feeds.removal import Removals
 from spark_jobs.forms import Form, Forms
 from spark_jobs.job import Sink
 from spark_jobs.source import Topics
@@ -64,10 +67,14 @@ class Target:
 
 @dataclass(frozen=True)
 class Plan:
-    """Data that the workers need, by space_id. Known spaces without a target are dropped or not chosen."""
+    """Data that the workers need, by space_id. Known spaces without a target are dropped or not chosen.
+
+    `troubles` has a sentence for each space that OpenSearch can't take; its events are refused.
+    """
 
     targets: Mapping[int, Target]
     known: frozenset[tuple[int, int]]
+    troubles: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -125,9 +132,10 @@ class SearchIndexSink(Sink):
         template: str = "{prefix}-{space}",
         body: Mapping[str, Any] | None = None,
         forget_after_hours: float = 24,
+        notes: Noted | None = None,
         read_topic: Callable[[str], DataFrame] | None = None,
     ) -> None:
-        """`read_topic` returns all records of a topic; the default reads Kafka."""
+        """`notes` are those of the checkpoint. `read_topic` returns all records of a topic; the default reads Kafka."""
         self._session = session
         self._topics = topics
         self._writing = writing
@@ -137,12 +145,22 @@ class SearchIndexSink(Sink):
         self._read_topic = read_topic or (lambda topic: topics.read(session, topic))
         self._client = writing.address.connect()
         self._indexes = Indexes(self._client, writing.patience_seconds)
+        self._made = MadeIndexes(notes or NoNotes())
+        self._removals = Removals(writing.address, writing.patience_seconds)
+        self._is_first_batch = True
         self._plan: Plan | None = None
         self._forms = Forms(topics.control("schema"), ())
         self._forgotten_at: float | None = None
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - versions make repeats harmless
         """See `Sink.write`."""
+        self._is_first_batch = batch == 0
+        try:
+            self._write(records)
+        except IndexRefusedError as refusal:
+            raise JobError(str(refusal)) from refusal
+
+    def _write(self, records: DataFrame) -> None:
         control = [self._topics.control(name) for name in CONTROL_TOPICS]
         changes = parse(records, source_fields=(), control=control, names=self._topics.names).select(
             *(F.expr(str(expression)).alias(name) for name, expression in COLUMNS.items())
@@ -164,6 +182,20 @@ class SearchIndexSink(Sink):
             self._raise_floor(space_id, seq)
         give_up(self.dead_letters, self._session, records, report.refused)
         self._forget()
+
+    def finish(self) -> int:
+        """See `Sink.finish`."""
+        self._removals.finish()
+        return 0
+
+    def check(self) -> None:
+        """See `Sink.check`."""
+        self._removals.check()
+
+    def close(self) -> None:
+        """See `Sink.close`."""
+        self._removals.close()
+        self._client.close()
 
     def _written(self, changes: DataFrame, plan: Plan) -> Report:
         """Let the workers write a batch, and return their merged report."""
@@ -187,42 +219,87 @@ class SearchIndexSink(Sink):
         }
         names = {space_id: self._index(space_id) for space_id in histories}
         found = self._indexes.describe(list(names.values()))
-        aliases = Aliases(names.values())
+        wanted_names = {space_id: names[space_id] for space_id in wanted}
+        self._made.check(wanted_names, found, is_first=self._is_first_batch)
+        aliases, troubles = Aliases(names.values()), {}
         for space_id, history in sorted(wanted.items()):
-            space = history[-1].space
-            alias = documents.alias_name(self._template, self._topics.prefix, space)
-            aliases.want(alias, names[space_id], space)
-            self._prepare(history, alias, found.get(names[space_id]))
+            try:
+                alias = documents.alias_name(self._template, self._topics.prefix, history[-1].space)
+                self._prepare(history, alias, found.get(names[space_id]))
+                aliases.want(alias, names[space_id], history[-1].space)
+            except IndexRefusedError as refusal:
+                troubles[space_id] = self._trouble(history[-1], str(refusal))
         found = self._indexes.describe(list(names.values()))
-        dropped = [names[space_id] for space_id, history in histories.items() if history[-1].space not in alive]
-        self._indexes.change_aliases(aliases.changes(found, keeps=dropped))
+        ready = {space_id: history for space_id, history in wanted.items() if space_id not in troubles}
+        self._made.note({space_id: names[space_id] for space_id in ready}, found)
+        others = {space_id: history for space_id, history in histories.items() if space_id not in ready}
+        self._indexes.change_aliases(aliases.changes(found, keeps=self._kept(others, alive)))
         known = frozenset((form.space_id, form.schema_version) for history in histories.values() for form in history)
+        labels = {space_id: self._labels(history, found[names[space_id]]) for space_id, history in ready.items()}
         targets = {
             space_id: Target(
                 documents.write_alias(names[space_id]),
                 found[names[space_id]].meta.get("floor", _NEVER),
                 history[-1].schema_version,
-                documents.labels(history),
+                documents.labels(history, labels[space_id][history[-1].schema_version]),
             )
-            for space_id, history in wanted.items()
+            for space_id, history in ready.items()
         }
-        self._plan = Plan(targets, known)
-        for space_id, history in wanted.items():
-            self._relabel(names[space_id], targets[space_id], history)
+        self._plan = Plan(targets, known, troubles)
+        for space_id, history in ready.items():
+            self._relabel(names[space_id], targets[space_id], history, labels[space_id])
         return self._plan
+
+    def _kept(self, histories: Mapping[int, Sequence[Form]], alive: Collection[str]) -> dict[str, str | None]:
+        """Return the aliases to keep in indexes of spaces that the job doesn't index: index → its alias, None for all.
+
+        Searches for a dropped space find nothing, instead of failing. Another job may index a space that this one doesn't read.
+        """
+        kept: dict[str, str | None] = {}
+        for space_id, history in histories.items():
+            alias = None
+            if history[-1].space in alive:
+                with contextlib.suppress(IndexRefusedError):
+                    alias = documents.alias_name(self._template, self._topics.prefix, history[-1].space)
+            kept[self._index(space_id)] = alias
+        return kept
+
+    @staticmethod
+    def _trouble(form: Form, why: str) -> str:
+        return (
+            f"the rows of space {form.space!r} can't be indexed: {why.rstrip('.')}. Correct this and start the job again; or "
+            "leave the space out (--spaces); with --on-error dead-letter the job keeps its records apart and indexes the other "
+            "spaces"
+        )
 
     def _index(self, space_id: int) -> str:
         return documents.index_name(self._template, self._topics.prefix, space_id)
 
+    def _labels(self, history: Sequence[Form], index: Index) -> dict[int, tuple[str, ...]]:
+        """Return the names in documents of each form's fields, by schema_version.
+
+        A user's function gets the fields' own names.
+        """
+        if self._writing.document:
+            return {form.schema_version: tuple(one.name for one in form.fields) for form in history}
+        return {form.schema_version: documents.names_of(form, index.properties) for form in history}
+
     def _prepare(self, history: Sequence[Form], alias: str, index: Index | None) -> None:
-        """Create or update an index with all fields of the latest form. Its metadata has the aliases that this job created."""
+        """Create or update an index with all fields of the latest form. Its metadata has the aliases that this job created.
+
+        Raises IndexRefusedError.
+        """
         form = history[-1]
         name = self._index(form.space_id)
-        properties = documents.meta_properties() if self._writing.document else documents.properties(form)
+        there = index.properties if index is not None else self._body.get("mappings", {}).get("properties", {})
+        if self._writing.document:
+            properties = documents.meta_properties()
+        else:
+            properties = documents.properties(form, documents.names_of(form, there))
         if index is None:
             meta = {"prefix": self._topics.prefix, "space_id": form.space_id, "floor": _NEVER, "aliases": [alias]}
-            made = index_body(properties, meta, documents.write_alias(name), is_dynamic=bool(self._writing.document))
-            self._indexes.create(name, deep_merged(made, self._body))
+            made = index_body(properties, meta, documents.write_alias(name), self._body, is_dynamic=bool(self._writing.document))
+            self._indexes.create(name, made)
             return
         owner = index.meta.get("prefix")
         if owner != self._topics.prefix:
@@ -236,15 +313,17 @@ class SearchIndexSink(Sink):
             change["properties"] = missing
         if alias not in index.meta["aliases"]:
             change["_meta"] = {"tarantool_cdc": {**index.meta, "aliases": [*index.meta["aliases"], alias]}}
+        if missing and (limit := wanted_limit({**index.properties, **missing})) > index.fields_max:
+            self._indexes.put_settings(name, {FIELDS_SETTING: limit})
         if change:
             self._indexes.put_mapping(name, change)
 
-    def _relabel(self, name: str, target: Target, history: Sequence[Form]) -> None:
+    def _relabel(self, name: str, target: Target, history: Sequence[Form], labels: Mapping[int, Sequence[str]]) -> None:
         """Rename the fields of stored documents to the latest names, each under its own version, so that newer documents stay."""
-        since = documents.renamed_since(history)
+        since = documents.renamed_since(history, labels)
         if since is None or self._writing.document:
             return
-        names = [one.name for one in history[-1].fields]
+        names = labels[history[-1].schema_version]
         stale = self._indexes.matching(name, documents.labelled_before(since))
         actions = (
             Action(
@@ -282,11 +361,11 @@ class SearchIndexSink(Sink):
         if known < seq:
             self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": {**index.meta, "floor": seq}}})
         self._indexes.change_aliases([{"add": {"index": name, "alias": alias, "filter": visible}} for alias in behind])
-        self._indexes.remove_matching(name, documents.expired(seq, 0))
+        self._removals.ask(name, documents.write_alias(name), documents.expired(seq, 0))
         assert self._plan is not None
         if space_id in self._plan.targets:
             raised = replace(self._plan.targets[space_id], floor=seq)
-            self._plan = Plan({**self._plan.targets, space_id: raised}, self._plan.known)
+            self._plan = replace(self._plan, targets={**self._plan.targets, space_id: raised})
 
     def _forget(self) -> None:
         now = time.monotonic()
@@ -294,7 +373,7 @@ class SearchIndexSink(Sink):
             assert self._plan is not None
             before = int(time.time() * 1000) - self._forget_after_ms
             for target in self._plan.targets.values():
-                self._indexes.remove_matching(target.index, documents.expired(target.floor, before))
+                self._removals.ask(target.index, target.index, documents.expired(target.floor, before))
             self._forgotten_at = now
 
 
@@ -357,6 +436,10 @@ class Actions:
             if (space_id, form) not in known:
                 report.unknown.add((space_id, form))
                 return
+            if space_id in self._plan.troubles:
+                sentence = f"{where(Place(*place))}: {self._plan.troubles[space_id]}"
+                report.refused.append(Refused(Place(*place), sentence))
+                continue
             target = targets.get(space_id)
             if target is None or seq <= target.floor:
                 continue
@@ -374,9 +457,7 @@ class Actions:
                 try:
                     body = self._document(row, Change(space, key, seq), target, form)
                 except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-                    sentence = (
-                        f"{where(Place(*place))}: no document can be made of the row {key}: {type(error).__name__}: {error}"
-                    )
+                    sentence = f"{where(Place(*place))}: no document can be made of the row: {type(error).__name__}: {error}"
                     report.refused.append(Refused(Place(*place), sentence))
                     continue
             yield Action(target.index, documents.document_id(key), seq, body, Place(*place))

@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from spark_jobs.checkpoint import Notes
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.needs import needs
 from spark_jobs.job import Job, Sink
@@ -58,6 +59,7 @@ class SearchIndex(Job):
         """See `Job.sink`."""
         with needs("opensearch-py"):
             from spark_jobs.feeds.index_sink import SearchIndexSink, Writing, named_function
+            from spark_jobs.feeds.made_indexes import FILE
             from spark_jobs.feeds.opensearch import Address
         if options.document is not None:
             named_function(options.document)
@@ -79,6 +81,7 @@ class SearchIndex(Job):
             template=options.index,
             body=_json_of(options.index_body),
             forget_after_hours=options.forget_deleted_after_hours,
+            notes=Notes(session, options.checkpoint, FILE),
         )
 
 

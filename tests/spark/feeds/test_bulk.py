@@ -56,13 +56,51 @@ def test_what_an_answer_means(status: int, kind: str, outcome: str) -> None:
         assert decision.refused[0].place == Place("shop.things", 0, 5)
         assert decision.refused[0].sentence.startswith("topic shop.things, partition 0, offset 5: OpenSearch refuses (4")
         assert "mapper_parsing_exception: why" in decision.refused[0].sentence or status == 413
+        assert "--on-error dead-letter" in decision.refused[0].sentence
+
+
+@pytest.mark.parametrize(
+    ("reason", "shown"),
+    [
+        (
+            "failed to parse field [b] of type [boolean] in document with id '{\"id\":7}'. Preview of field's value: 'secret'",
+            "failed to parse field [b] of type [boolean]",
+        ),
+        (
+            'Document contains at least one immense term in field="u" (longer than 32766), all of which were skipped. The prefix '
+            "of the first immense term is: '[120, 120'",
+            'Document contains at least one immense term in field="u" (longer than 32766)',
+        ),
+        ('For input string: "secret"', "For input string"),
+    ],
+)
+def test_no_message_shows_a_value_of_the_row(reason: str, shown: str) -> None:
+    item = {"index": {"status": 400, "error": {"type": "mapper_parsing_exception", "reason": reason}}}
+    (refused,) = decide([action('{"mail":"a@b"}', 5)], [item]).refused
+    assert f"(400 mapper_parsing_exception: {shown})" in refused.sentence
+    assert "secret" not in refused.sentence
+    assert "a@b" not in refused.sentence
+
+
+def test_deletes_are_sent_and_a_missing_document_is_no_failure() -> None:
+    fake = FakeBulk()
+    gone = Action(INDEX, "9", 5, None, Place("", 0, 0), "external_gte")
+    writer = Writer(fake, 60, unpaused)
+    assert writer.write([action("1", 5), action("2", 5)]) == []
+    older, same = (Action(INDEX, key, version, None, Place("", 0, 0), "external_gte") for key, version in (("1", 4), ("2", 5)))
+    assert writer.write([gone, older, same]) == []
+    assert {identity for _, identity in fake.documents} == {"1"}
 
 
 def test_requests_are_bounded_and_have_each_document_once() -> None:
     actions = [action(str(n % 3), n) for n in range(9)]
     assert [[one.version for one in chunk] for chunk in chunks(actions, 4, 10**6)] == [[3, 1, 2], [7, 5, 6], [8]]
     assert [len(chunk) for chunk in chunks(actions, 100, 2 * actions[0].size)] == [2, 2, 2, 2, 1]
-    assert newest([action("1", 5), action("1", 4), action("1", 6)]) == [action("1", 6)]
+    (first,) = newest([action("1", 5), action("1", 4), action("1", 6), action("1", 5)])
+    assert [first.version, first.older and first.older.version, first.older and first.older.older] == [
+        *(6, 5),
+        action("1", 4),
+    ]
     assert request([action('{"id":"\n"}', 5)]).count("\n") == 2
 
 
@@ -123,6 +161,16 @@ class Aliases:
             raise self.troubles.pop(0)
 
 
+def test_an_index_that_is_blocked_for_a_while_is_waited_for() -> None:
+    blocked = TransportError(403, "cluster_block_exception")
+    fake = FakeBulk()
+    fake.troubles = [blocked, 403]
+    assert Writer(fake, 60, unpaused).write([action("1", 1)]) == []
+    client = Aliases(blocked)
+    Indexes(client, pause=unpaused).change_aliases([{}])
+    assert not client.troubles
+
+
 def test_an_index_is_looked_after_with_patience() -> None:
     busy = TransportError(503, "unavailable")
     client = Aliases(busy, LostError("N/A", "gone", Exception()))
@@ -179,6 +227,18 @@ def test_a_refused_document_does_not_hold_up_others(place: tuple[Writer, str, St
     assert refused.place == bad.place
     assert "mapper_parsing_exception" in refused.sentence
     assert stored() == {"1": 1, "3": 3}
+
+
+def test_the_newest_good_version_is_stored_beside_refused_ones(place: tuple[Writer, str, Stored]) -> None:
+    writer, index, stored = place
+    bad = [
+        Action(index, "1", version, '{"text":"refuse me","n":"no number"}', Place("shop.things", 1, version))
+        for version in (7, 8)
+    ]
+    events = [action("1", 5, into=index), bad[1], action("2", 9, into=index), bad[0], action("1", 6, into=index)]
+    refused = writer.write(newest(events))
+    assert [one.place.offset for one in refused] == [8, 7]
+    assert stored() == {"1": 6, "2": 9}
 
 
 def test_an_index_that_is_gone_ends_the_job_instead_of_being_made_without_its_mapping(place: tuple[Writer, str, Stored]) -> None:

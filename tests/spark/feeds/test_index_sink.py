@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from cdc.local.opensearch import OpenSearch
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.index_sink import Change, SearchIndexSink, Writing
+from spark_jobs.feeds.made_indexes import NoNotes
 from spark_jobs.feeds.opensearch import Address, Indexes
-from spark_jobs.job import DeadLetters
+from spark_jobs.job import DeadLetters, FailAtOnce
 from spark_jobs.source import Topics
 from tests.spark.messages import (
     PREFIX,
@@ -59,11 +60,13 @@ class Bench:
         self.letters = Letters()
         self._spark = spark
         self._batch = 0
+        self.notes = NoNotes()
         self.sink = self.started()
 
     def started(self, **options: Any) -> SearchIndexSink:
         """The job as it is after a start."""
         document = options.pop("document", None)
+        options.setdefault("notes", self.notes)
         options = {"template": f"{self.name}-{{space}}", **options}
         writing = Writing(self.address, document, count_max=7, patience_seconds=30)
         self.sink = SearchIndexSink(self._spark, Topics("", PREFIX), writing, read_topic=self.topics.read, **options)
@@ -74,6 +77,16 @@ class Bench:
         """One batch."""
         self.sink.write(self.topics.send(*messages), self._batch, "query")
         self._batch += 1
+
+    def count(self, query: Mapping[str, Any]) -> int:
+        """How many documents of the index match, hidden ones too."""
+        index = f"{self.name}-space-{SPACE_ID}"
+        self.client.indices.refresh(index=index)
+        return int(self.client.count(index=index, body={"query": query})["count"])
+
+    def parts(self, space: str) -> list[int]:
+        """The partitions of a space's topic that have records."""
+        return [partition for topic, partition in self.topics.messages if topic == f"{PREFIX}.{space}"]
 
     def found(self, space: str = "users") -> dict[str, dict[str, Any]]:
         """What a search for everything finds: rows by id."""
@@ -119,23 +132,9 @@ def test_shuffled_repeated_and_delayed_events_end_in_what_the_space_has(bench: B
     # What the truncations have passed is removed, and not only hidden; late events don't bring it back.
     bench.send(put("c", {"id": 5, "name": "late"}, 109), put("c", {"id": 99, "name": "late"}, 59))
     assert bench.found() == by_key(*rows.values())
-    name = f"{bench.name}-space-{SPACE_ID}"
-    query = {"range": {"_cdc.seq": {"lte": 110}}}
-
-    def left() -> int:
-        Indexes(bench.client).remove_matching(name, query)
-        bench.client.indices.refresh(index=name)
-        return int(bench.client.count(index=name, body={"query": query})["count"])
-
-    wait_until_none(left)
-
-
-def wait_until_none(left: Callable[[], int]) -> None:
-    """The removal goes on by itself: ask until it is done."""
-    for _ in range(1000):
-        if not left():
-            return
-    raise AssertionError("it isn't removed")
+    bench.started().write(bench.topics.send(schema(0)), 9, "query")
+    bench.sink.finish()
+    assert bench.count({"range": {"_cdc.seq": {"lte": 110}}}) == 0
 
 
 def test_what_searches_can_do_with_the_types(bench: Bench) -> None:
@@ -220,12 +219,8 @@ def test_a_dropped_space_is_not_found_after_a_kill_between_floor_and_filter(
             bench.sink.write(batch, 1, "query")
     bench.started().write(batch, 1, "query")
     assert bench.found() == {}
-
-    def left() -> int:
-        bench.client.indices.refresh(index=f"{bench.name}-space-{SPACE_ID}")
-        return int(bench.client.count(index=f"{bench.name}-space-{SPACE_ID}")["count"])
-
-    wait_until_none(left)
+    bench.sink.finish()
+    assert bench.count({"match_all": {}}) == 0
 
 
 def test_a_completed_snapshot_sweeps(bench: Bench) -> None:
@@ -245,7 +240,8 @@ def test_what_can_not_be_a_document_is_told_with_its_place(bench: Bench) -> None
     )
     assert bench.found() == by_key({"id": 3, "name": 3})
     first, second = sorted(bench.letters.taken, key=lambda letter: letter[1])
-    assert "mapper_parsing_exception" in first[2]
+    assert "mapper_parsing_exception: failed to parse field [name] of type [integer])" in first[2]
+    assert "no number" not in first[2]
     assert '"name":"no number"' in first[1]
     assert first[2].startswith(f"topic {PREFIX}.users, partition ")
     assert 'state.images = "full"' in second[2]
@@ -275,11 +271,105 @@ def test_an_index_of_somebody_else_is_not_touched(bench: Bench) -> None:
     bench.client.indices.create(index=f"{bench.name}-space-{SPACE_ID}", body={"mappings": {"_meta": {"theirs": 1}}})
     with pytest.raises(JobError, match="isn't one of this job's"):
         bench.send(schema(0), put("c", {"id": 1}, 1))
-    taken = Bench(bench._spark, OpenSearchAt(bench.address.urls[0]))  # type: ignore[arg-type]
-    with pytest.raises(JobError, match="would both be called"):
-        taken.send(schema(0), schema(0, space="Users", space_id=513, version=2), put("c", {"id": 1}, 1))
 
 
-class OpenSearchAt:
-    def __init__(self, url: str) -> None:
-        self.url = url
+def test_a_space_that_can_not_be_indexed_does_not_stop_the_others(bench: Bench) -> None:
+    """Two names that differ in case only: the second space's records go to the dead letters, or end the job with the reason."""
+    other: dict[str, Any] = {"space": "Users", "space_id": 513, "version": 2}
+    records = [schema(0), schema(0, **other), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2, **other), put("c", {"id": 3}, 3)]
+    bench.send(*records)
+    assert bench.found() == by_key({"id": 1}, {"id": 3})
+    ((_, text, sentence),) = bench.letters.taken
+    assert '"id":2' in text
+    assert "the rows of space 'Users' can't be indexed: the spaces 'users' and 'Users' would both be called" in sentence
+    bench.started().dead_letters = FailAtOnce()
+    with pytest.raises(JobError, match=r"space 'Users' can't be indexed.*--on-error dead-letter"):
+        bench.sink.write(
+            bench.topics.slice({(f"{PREFIX}.Users", partition): (0, 1) for partition in bench.parts("Users")}), 1, ""
+        )
+    # A space without new records stops nobody.
+    bench.send(put("c", {"id": 4}, 4))
+    assert bench.found() == by_key({"id": 1}, {"id": 3}, {"id": 4})
+
+
+def test_fields_that_opensearch_can_not_take_have_other_names(bench: Bench) -> None:
+    names = ["id", "_id", "a", "a.b", "a.", "", "x.y.z", "x.y"]
+    form = schema(0, columns=[("id", "unsigned"), *((name, "string") for name in names[1:])])
+    bench.send(form, put("c", {name: 1 if name == "id" else f"w{name}" for name in names}, 1))
+    stored = ["id", "~5fid", "a", "a~2eb", "a~2e", "~", "x.y.z", "x~2ey"]
+    expected = {stored_name: 1 if name == "id" else f"w{name}" for name, stored_name in zip(names, stored, strict=True)}
+    assert bench.found() == {'{"id":1}': expected}
+    # An object in the mapping stays one: the field that takes the name of its first part is called otherwise.
+    renamed = [*((name, "string") for name in ("id", "_id", "b", "a.b", "a.", "", "x", "x.y")), ("n", "string")]
+    bench.send(schema(1, version=2, columns=renamed), put("c", {"id": 2, "x": "new"}, 2, version=2))
+    assert bench.found()['{"id":2}'] == {"id": 2, "~5fid": "new"}
+    bench.send(put("c", {name: 3 if name == "id" else f"w{name}" for name, _ in renamed}, 3, version=2))
+    found = bench.found()['{"id":3}']
+    assert list(found.values()) == [3, *(f"w{name}" for name, _ in renamed[1:])]
+    assert list(found) == ["id", "~5fid", "b", "a~2eb", "a~2e", "~", "x~", "x.y", "n"]
+
+
+def test_a_space_with_many_fields_is_indexed_and_gets_more(bench: Bench) -> None:
+    columns = [("id", "unsigned"), *((f"f{n}", "string") for n in range(600))]
+    bench.send(schema(0, columns=columns), put("c", {"id": 1, "f599": "last"}, 1))
+    more = [*columns, *((f"g{n}", "string") for n in range(700))]
+    bench.send(schema(1, version=2, columns=more), put("c", {"id": 2, "g699": "last"}, 2, version=2))
+    assert bench.found() == by_key({"id": 1, "f599": "last"}, {"id": 2, "g699": "last"})
+
+
+@pytest.mark.parametrize("is_noted", [True, False])
+def test_an_index_that_was_removed_is_not_made_again(bench: Bench, *, is_noted: bool) -> None:
+    index = f"{bench.name}-space-{SPACE_ID}"
+    bench.send(schema(0), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2))
+    bench.client.indices.delete(index=index)
+    if not is_noted:
+        bench.notes = NoNotes()  # a checkpoint of an earlier version
+    for _ in range(2):
+        bench.started()
+        with pytest.raises(JobError, match=rf"no index {index} any more.*new --checkpoint"):
+            bench.send(put("u", {"id": 1, "name": "new"}, 3))
+    assert not bench.client.indices.exists(index=index)
+
+
+def test_an_index_that_was_made_again_or_has_another_name_is_refused(bench: Bench) -> None:
+    bench.send(schema(0), put("c", {"id": 1}, 1))
+    bench.started(template="other-{space}")
+    with pytest.raises(JobError, match=r"would be written to other-space-512, which would lack the earlier rows"):
+        bench.send(put("c", {"id": 2}, 2))
+    bench.client.indices.delete(index=f"{bench.name}-space-{SPACE_ID}")
+    bench.started(notes=NoNotes()).write(bench.topics.read(f"{PREFIX}.schema"), 0, "another query")
+    bench.started()
+    with pytest.raises(JobError, match=r"isn't the one to which this job wrote.*If you know that the index has all these rows"):
+        bench.send(put("c", {"id": 2}, 3))
+
+
+def test_an_event_with_the_very_next_seq_after_a_removed_document_is_written(bench: Bench) -> None:
+    """The last change before a snapshot is of the row that the snapshot reads first, from a partition that is read late."""
+    bench.send(schema(0), put("c", {"id": 2}, 5), put("c", {"id": 1}, 10))
+    bench.send(snapshot("STARTED", 10), put("r", {"id": 2}, 12), snapshot("COMPLETED", 13, sweep_seq=10))
+    bench.sink.finish()
+    assert bench.count({"range": {"_cdc.seq": {"lte": 10}}}) == 0
+    bench.send(put("r", {"id": 1}, 11))
+    assert bench.found() == by_key({"id": 1}, {"id": 2})
+
+
+def test_a_good_event_is_kept_beside_a_refused_one_of_its_key(bench: Bench) -> None:
+    bench.started(body={"mappings": {"properties": {"name": {"type": "integer"}}}})
+    bench.send(
+        schema(0), put("c", {"id": 1, "name": "1"}, 1), put("u", {"id": 1, "name": "2"}, 2), put("u", {"id": 1, "name": "a"}, 3)
+    )
+    assert bench.found() == by_key({"id": 1, "name": "2"})
+    assert len(bench.letters.taken) == 1
+
+
+def test_two_jobs_for_different_spaces_leave_each_other_s_aliases_alone(bench: Bench) -> None:
+    orders: dict[str, Any] = {"space": "orders", "space_id": 513, "version": 2}
+    bench.topics.send(schema(0), schema(0, **orders), put("c", {"id": 1}, 1), put("c", {"id": 2}, 2, **orders))
+    for spaces in ("users", "orders", "users"):
+        topics = Topics("", PREFIX, spaces=spaces)
+        writing = Writing(bench.address, None, count_max=7, patience_seconds=30)
+        sink = SearchIndexSink(bench._spark, topics, writing, template=f"{bench.name}-{{space}}", read_topic=bench.topics.read)
+        batch = bench.topics.read(f"{PREFIX}.schema").unionByName(bench.topics.read(f"{PREFIX}.{spaces}"))
+        sink.write(batch, 0, spaces)
+    assert bench.found("users") == by_key({"id": 1})
+    assert bench.found("orders") == by_key({"id": 2})
