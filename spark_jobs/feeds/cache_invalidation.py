@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -130,6 +132,8 @@ class Report:
     unknown: set[Version] = field(default_factory=set)
     """Forms that the plan lacks; if there are any, the batch isn't complete."""
     has_control: bool = False
+    held: list[str] = field(default_factory=list)
+    """The invalidated keys, if the cache can lose their holds."""
 
     def merge(self, other: Report) -> None:
         """Merge another report into this one."""
@@ -138,6 +142,32 @@ class Report:
             self.truncated[space] = max(seq, self.truncated.get(space, -1))
         self.unknown |= other.unknown
         self.has_control |= other.has_control
+        self.held += other.held
+
+
+class RecentHolds:
+    """Keys whose holds may not have expired yet, for caches that lose holds when they are emptied. Pure."""
+
+    def __init__(self, hold_seconds: float, now: float) -> None:
+        """`now` is the time of the job's start, in seconds of a steady clock."""
+        self._hold_seconds = hold_seconds
+        self._earlier_end_at = now + hold_seconds
+        self._found: deque[tuple[float, list[str]]] = deque()
+
+    def add(self, keys: list[str], now: float) -> None:
+        """Note keys that have been invalidated, and forget those whose holds have expired."""
+        if keys:
+            self._found.append((now, keys))
+        while self._found and self._found[0][0] + self._hold_seconds < now:
+            self._found.popleft()
+
+    def pause_seconds(self, now: float) -> float:
+        """Return for how long holds of an earlier process, whose keys are unknown, may still be there."""
+        return max(self._earlier_end_at - now, 0)
+
+    def keys(self) -> list[str]:
+        """Return all keys, each once."""
+        return list(dict.fromkeys(key for _, keys in self._found for key in keys))
 
 
 class InvalidationSink(Sink):
@@ -160,8 +190,12 @@ class InvalidationSink(Sink):
         self._plan = Plan(dict(templates or {}), {})
         self._with_rows = sorted(space for space, template in self._plan.templates.items() if template.may_need_rows)
         self._topic = _topic_of(address.url)
+        self._holds: RecentHolds | None = None
         if self._topic is None:
-            address.connect().close()
+            cache = address.connect()
+            if cache.loses_holds:
+                self._holds = RecentHolds(address.hold_seconds, time.monotonic())
+            cache.close()
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
         """See `Sink.write`."""
@@ -184,6 +218,8 @@ class InvalidationSink(Sink):
             for space in self._topics.chosen(self._session, swept):
                 if swept[space] > 0:
                     report.truncated[space] = max(swept[space], report.truncated.get(space, -1))
+        if self._holds is not None:
+            self._holds.add(report.held, time.monotonic())
         if report.truncated:
             self._empty(report.truncated)
         give_up(self.dead_letters, self._session, records, report.refused)
@@ -221,9 +257,13 @@ class InvalidationSink(Sink):
             self._send(self._session.createDataFrame(found, _FOUND_SCHEMA))
             return
         cache = self._address.connect()
+        if self._holds is not None:
+            time.sleep(self._holds.pause_seconds(time.monotonic()))
         try:
             for space in truncated:
                 cache.empty(self._plan.template(space))
+            if self._holds is not None:
+                cache.invalidate(self._holds.keys())
         finally:
             cache.close()
 
@@ -337,7 +377,10 @@ class _CacheWorker:
         with ThreadPoolExecutor(1) as thread:
             pending: Future[None] | None = None
             for chunk in chunks(Invalidations(changes, self._plan, report)):
-                following = thread.submit(cache.invalidate, [stale.key for stale in chunk])
+                keys = [stale.key for stale in chunk]
+                following = thread.submit(cache.invalidate, keys)
+                if cache.loses_holds:
+                    report.held += keys
                 if pending is not None:
                     pending.result()
                 pending = following

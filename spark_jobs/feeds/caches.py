@@ -25,6 +25,8 @@ from spark_jobs.feeds.needs import needs
 HOLD: Final = "hold"
 """Lease that no filler owns."""
 
+_UNTRUSTED: Final = "CERTIFICATE_VERIFY_FAILED"
+_LOGIN: Final = "--user, --password and the certificates (--ca-file, --certificate-file). "
 _BATCH: Final = 1000
 _SCAN_COUNT: Final = 10_000
 _QUIET_ANSWERS: Final = frozenset({b"", b"HD", b"NF"})
@@ -63,18 +65,32 @@ class Cache(ABC):
     """A cache to invalidate."""
 
     def __init__(
-        self, kind: str, address: Address, passing: tuple[type[Exception], ...], lasting: tuple[type[Exception], ...]
+        self,
+        kind: str,
+        address: Address,
+        passing: tuple[type[Exception], ...],
+        lasting: tuple[type[Exception], ...],
+        denied: tuple[type[Exception], ...] = (),
     ) -> None:
-        """`passing` are the errors of a temporarily unavailable cache, `lasting` all errors that end a call."""
+        """`passing` are the errors of a temporarily unavailable cache, `lasting` all errors that end a call.
+
+        `denied` are those of a cache that refuses the job: waiting wouldn't help.
+        """
         self._kind = kind
         self._address = address
         self._passing = passing
         self._lasting = lasting
+        self._denied = denied
 
     def invalidate(self, keys: Sequence[str]) -> None:
         """Remove values and leases, and leave a hold if it is configured. Raises JobError."""
         for some in _batches(keys):
             self._patiently(partial(self._invalidate, some))
+
+    @property
+    def loses_holds(self) -> bool:
+        """Whether `empty` removes the holds, too."""
+        return False
 
     def empty(self, template: Template) -> None:
         """Remove all values and leases whose keys match the template, including values that are being written.
@@ -101,18 +117,20 @@ class Cache(ABC):
                 step()
                 return
             except self._lasting as error:
+                if isinstance(error, self._denied) or _UNTRUSTED in str(error):
+                    raise self._trouble(error, f"Check {_LOGIN}") from error
                 delay = next(waits, None) if isinstance(error, self._passing) else None
                 if delay is None:
                     raise self._trouble(error) from error
                 self.close()
                 time.sleep(delay)
 
-    def _trouble(self, error: object) -> JobError:
+    def _trouble(self, error: object, remedy: str = "") -> JobError:
         url = urlsplit(self._address.url)
         shown = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
         return JobError(
-            f"{self._kind} at {shown} doesn't accept invalidations: {error}. Nothing is lost: start the job again when it does, "
-            "and the job resumes here."
+            f"{self._kind} at {shown} doesn't accept invalidations: {str(error).rstrip('.')}. {remedy}Nothing is lost: start the "
+            "job again when it does, and the job resumes here."
         )
 
 
@@ -123,8 +141,8 @@ class RedisCache(Cache):
         """Create the client; it connects on first use."""
         with needs("redis"):
             import redis
+            from redis.exceptions import AuthenticationError, AuthorizationError, RedisError
             from redis.exceptions import ConnectionError as LostError
-            from redis.exceptions import RedisError
             from redis.exceptions import TimeoutError as SilentError
         tls: dict[str, Any] = {}
         if address.url.startswith("rediss:"):
@@ -141,7 +159,7 @@ class RedisCache(Cache):
             **{name: value for name, value in login.items() if value},
             **tls,
         )
-        super().__init__("Redis", address, (LostError, SilentError), (RedisError,))
+        super().__init__("Redis", address, (LostError, SilentError), (RedisError,), (AuthenticationError, AuthorizationError))
         self._hold_ms = round(address.hold_seconds * 1000)
 
     def _invalidate(self, keys: list[str]) -> None:
@@ -156,7 +174,7 @@ class RedisCache(Cache):
             pipeline.execute()
 
     def _empty(self, template: Template) -> None:
-        """Remove all leases, and then all values.
+        """Remove all leases but holds, and then all values.
 
         If a lease existed when this began, either the first pass removes it, or its value was written before that pass ended and
         the second pass finds the value: SCAN finds every key that exists from its beginning to its end. Leases that are taken
@@ -174,7 +192,12 @@ class RedisCache(Cache):
         found = (key.decode("utf-8", "surrogateescape") for key in self._client.scan_iter(match=glob, count=_SCAN_COUNT))
         matching = (key for key in found if any(map(template.matches, _leased(key) if is_lease else (key,))))
         for some in _batches(matching):
-            self._client.unlink(*(key.encode("utf-8", "surrogateescape") for key in some))
+            keys = [key.encode("utf-8", "surrogateescape") for key in some]
+            if is_lease:
+                # Holds stay: no filler may fill the keys of changes that the job has processed.
+                keys = [key for key, value in zip(keys, self._client.mget(keys), strict=True) if value != HOLD.encode()]
+            if keys:
+                self._client.unlink(*keys)
 
 
 class MemcachedCache(Cache):
@@ -224,6 +247,11 @@ class MemcachedCache(Cache):
             answers = client.raw_command(command, b"MN\r\n").split(b"\r\n")
             if wrong := set(answers) - _QUIET_ANSWERS:
                 raise self._trouble(f"it answers {min(wrong)!r}")
+
+    @property
+    def loses_holds(self) -> bool:
+        """See `Cache.loses_holds`."""
+        return bool(self._hold)
 
     def _empty(self, template: Template) -> None:  # noqa: ARG002 - its keys can't be listed
         """Flush all items, twice.

@@ -17,7 +17,7 @@ from spark_jobs import run
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import cache_invalidation, fill
 from spark_jobs.feeds.bulk import Place, Refused
-from spark_jobs.feeds.cache_invalidation import InvalidationSink, Stale, chunks
+from spark_jobs.feeds.cache_invalidation import InvalidationSink, RecentHolds, Stale, chunks
 from spark_jobs.feeds.caches import Address
 from spark_jobs.feeds.keys import Template
 from spark_jobs.source import Topics
@@ -190,6 +190,50 @@ def test_memcached_is_invalidated_and_flushed(spark: SparkSession, memcached_ser
     sink.write(topics.send(truncate(4)), 1, "query")
     assert client.get_many([*keys, b"elsewhere"]) == {}
     client.close()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+def test_holds_outlast_truncations(
+    spark: SparkSession, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    if kind == "redis":
+        url = request.getfixturevalue("redis_server").url
+        client: Any = redis.Redis.from_url(url)
+        fetch: Any = fill.from_redis
+    else:
+        address = request.getfixturevalue("memcached_server").address
+        url, client, fetch = f"memcached://{address}", Client(address), fill.from_memcached
+    waited: list[float] = []
+    with monkeypatch.context() as patched:
+        # A hold of an earlier process may be there for as long.
+        patched.setattr(cache_invalidation.RecentHolds, "pause_seconds", lambda _, now: waited.append(now) or 0)
+        topics, space = FakeTopics(spark), f"held{uuid.uuid4().hex[:8]}"
+        users: dict[str, Any] = {"space": space, "space_id": 513, "version": 2}
+        sink = InvalidationSink(spark, Topics("", PREFIX), Address(url, hold_seconds=60), read_topic=topics.read)
+        sink.write(topics.send(put("u", {"id": 1}, 1, **users)), 0, "query")
+        sink.write(topics.send(truncate(2, **users), put("c", {"id": 2}, 3, **users)), 1, "query")
+        sink.write(topics.send(truncate(4)), 2, "query")
+    for key in (f"{space}:1", f"{space}:2"):
+        assert [fetch(client, key, lambda row=row: row, ttl_seconds=60) for row in (b"of a replica", b"new")] == [
+            b"of a replica",
+            b"new",
+        ]
+    assert fetch(client, f"{space}:3", lambda: b"other", ttl_seconds=60) == b"other"
+    assert fetch(client, f"{space}:3", lambda: b"newer", ttl_seconds=60) == b"other"
+    assert bool(waited) == (kind == "memcached")
+    client.close()
+
+
+def test_keys_are_remembered_for_as_long_as_they_are_held() -> None:
+    holds = RecentHolds(10, 100)
+    assert (holds.pause_seconds(104), holds.pause_seconds(111)) == (6, 0)
+    holds.add(["a", "b"], 101)
+    holds.add([], 105)
+    holds.add(["b", "c"], 108)
+    assert holds.keys() == ["a", "b", "c"]
+    holds.add([], 112)
+    assert holds.keys() == ["b", "c"]
 
 
 @pytest.mark.spark

@@ -1,0 +1,33 @@
+"""How long the job waits for a cache."""
+
+from __future__ import annotations
+
+import socketserver
+import threading
+import time
+
+import pytest
+
+from spark_jobs.errors import JobError
+from spark_jobs.feeds.caches import Address
+
+
+class Refusing(socketserver.StreamRequestHandler):
+    """A Redis that wants a password."""
+
+    def handle(self) -> None:
+        while self.rfile.readline():
+            self.wfile.write(b"-WRONGPASS invalid username-password pair or user is disabled.\r\n")
+
+
+@pytest.mark.parametrize("password", ["wrong", None])
+def test_a_refused_login_ends_the_job_at_once(password: str | None) -> None:
+    with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        cache = Address(f"redis://127.0.0.1:{server.server_address[1]}", password=password, patience_seconds=300).connect()
+        began = time.monotonic()
+        with pytest.raises(JobError, match=r"invalid username-password pair.*--password"):
+            cache.invalidate(["a"])
+        assert time.monotonic() - began < 60
+        cache.close()
+        server.shutdown()
