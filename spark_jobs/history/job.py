@@ -161,7 +161,9 @@ class ShowHistory(Task):
             options.as_of_seq = history.seq_at(options.as_of_time)
         if options.as_of_seq is not None:
             found = as_of(found, options.as_of_seq)
-        for row in found.orderBy("_begin_seq", "_key").toLocalIterator():
+        # Only what is printed: Python can't hold the columns' times outside of the years 1 to 9999.
+        shown = found.orderBy("_begin_seq", "_key").select("_key", "_row", "_begin_seq", "_end_seq")
+        for row in shown.toLocalIterator():
             end = "null" if row["_end_seq"] is None else row["_end_seq"]
             print(f'{{"key":{row["_key"]},"row":{row["_row"]},"begin_seq":{row["_begin_seq"]},"end_seq":{end}}}')
         return 0
