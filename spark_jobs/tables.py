@@ -31,6 +31,7 @@ from pyspark.sql.types import DataType, StructType
 
 from spark_jobs.errors import JobError
 from spark_jobs.folders import catalog_name, folder
+from spark_jobs.lake import delta_log
 from spark_jobs.sql_text import literal, quoted
 
 DEFAULT_TEMPLATE: Final = "{prefix}_{table}"
@@ -177,7 +178,8 @@ def exists(session: SparkSession, table: Table) -> bool:
 def is_delta(session: SparkSession, table: Table) -> bool:
     """Return whether there is a table and it is a Delta table."""
     if isinstance(table, str):
-        return bool(DeltaTable.isDeltaTable(session, table))
+        # Delta's own function treats every folder inside a table as that table.
+        return delta_log.state(session, table) is not None
     if not session.catalog.tableExists(identifier(table)):
         return False
     provider = session.sql(f"DESCRIBE EXTENDED {identifier(table)}").where("col_name = 'Provider'").collect()

@@ -95,7 +95,9 @@ def last_rows(whole: DataFrame) -> DataFrame:
 
 def newest(stored: DataFrame) -> DataFrame:
     """Return the newest row of each key from rows of STORED_SCHEMA."""
-    last = F.max_by(F.struct("seq", "row", "schema_version"), "seq").alias("last")
+    # Of a row that has got another key, both versions have the same seq.
+    order = F.struct("seq", "schema_version")
+    last = F.max_by(F.struct("seq", "row", "schema_version"), order).alias("last")
     return stored.groupBy("space_id", "key").agg(last).select("space_id", "key", "last.*")
 
 

@@ -1,8 +1,8 @@
 """Job `materialize`: events with both rows, from topics whose UPDATEs and UPSERTs contain only operations.
 
 The job writes a table of events like that of `changes`, and `_control` beside it, so consumers of such a table can
-use this one. `_rows` beside them has the last row of each key. A batch is computed from the rows that earlier batches left,
-so a repeated batch makes the same events, which the table then has already.
+use this one. Events are processed in the order of `seq` (order.py). `_rows` beside them has the last row of each key. A batch is
+computed from the rows that earlier batches left, so a repeated batch makes the same events, which the table then has already.
 
 With --to the job also publishes the events (publishing.py), before it writes them to the table: every event in the table is on
 the topics.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Final
 
 from pyspark import StorageLevel
@@ -26,7 +27,10 @@ from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, ONCE, SOURCE_FIELDS_OF_CHANGES, record_rows
 from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
+from spark_jobs.lake.positions import KafkaPositions, Positions
+from spark_jobs.materialize.held import HeldEvents, check_order
 from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
+from spark_jobs.materialize.keys import key_changes, rekeyed
 from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
 from spark_jobs.source import Topics
 
@@ -64,7 +68,8 @@ class Materialize(Job):
         if options.to is not None:
             publisher = KafkaPublisher(session, topics, *destination(options.to, topics.prefix))
         skips = options.missing_row == "skip"
-        return MaterializeSink(session, topics, options.path, skip_missing=skips, publisher=publisher)
+        positions = KafkaPositions(session, topics, options.checkpoint)
+        return MaterializeSink(session, topics, options.path, skip_missing=skips, publisher=publisher, positions=positions)
 
 
 class MaterializeSink(Sink):
@@ -79,10 +84,11 @@ class MaterializeSink(Sink):
         skip_missing: bool = False,
         read_topic: Callable[[str], DataFrame] | None = None,
         publisher: Publisher | None = None,
+        positions: Positions | None = None,
     ) -> None:
         """`read_topic` returns all records of a topic; the default reads Kafka.
 
-        With a `publisher` the events are also published.
+        With a `publisher` the events are also published. Without `positions` events are processed as they are read.
         """
         self._session = session
         self._path = path.rstrip("/")
@@ -92,8 +98,11 @@ class MaterializeSink(Sink):
         self._topics = topics
         self._control = {kind: topics.control(kind) for kind in Materialize.control_topics}
         self._table = EventTable(session, self._path, topics.prefix, ("space",), spaces=topics.spaces)
+        self._held = HeldEvents(session, self._path, positions)
         self._forms: Forms | None = None
         self._has_learned = False
+        self._applied: set[str] = set()
+        self._settled: set[str] = set()
         self._publication = None if publisher is None else Publication(publisher, topics, self._read_topic)
 
     def tables(self) -> Mapping[str, str]:
@@ -109,28 +118,64 @@ class MaterializeSink(Sink):
         more = [] if self._publication is None else [self._publication.tail()]
         of_spaces = records.where(~F.col("topic").isin(*self._control.values()))
         events = parse(of_spaces, source_fields=fields, names=self._topics.names)
-        # One partition may be read ahead of another, so a truncation empties the keys of a partition at its position in that
-        # partition.
-        rows = record_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
-        whole = None
+        read = record_rows(events, CHANGES_COLUMNS, *more).persist(StorageLevel.MEMORY_AND_DISK)
+        rows = whole = None
         try:
+            ready, late = self._held.divide(read, batch, query)
+            rows = ready.persist(StorageLevel.MEMORY_AND_DISK)
             stored = self._stored(batch, query)
-            forms = self._needed(rows)
-            changed = with_images(rows, stored, self._endings(rows), forms, skip_missing=self._skip_missing)
+            self._check_late(late, stored)
+            changed, moved = self._changed(rows, stored)
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
             if self._publication is not None:
                 self._publication.publish(whole, records, has_control=self._has_learned)
             numbered = whole.where(ONCE).drop(TAIL).withColumn("batch", varying(batch))
             self._table.append(numbered, batch, query)
-            left = last_rows(whole).withColumns({"query": F.lit(query), "batch": varying(batch)})
+            left = last_rows(whole) if moved is None else last_rows(whole).unionByName(moved)
+            left = left.withColumns({"query": F.lit(query), "batch": varying(batch)})
             left = left.unionByName(self._emptied(rows, batch, query))
             if self._has_learned:
                 left = left.unionByName(self._swept(records, batch, query))
             tables.append_once(left, self._rows_path, partition_by=(), application=query, batch=batch)
+            self._settled |= self._applied
         finally:
-            rows.unpersist()
-            if whole is not None:
-                whole.unpersist()
+            for frame in (read, rows, whole):
+                if frame is not None:
+                    frame.unpersist()
+
+    def _check_late(self, late: DataFrame, stored: DataFrame) -> None:
+        if tables.exists(self._session, self._path) and not late.isEmpty():
+            check_order(late, stored, tables.read(self._session, self._path))
+
+    def _changed(self, rows: DataFrame, stored: DataFrame) -> tuple[DataFrame, DataFrame | None]:
+        """Return the events of keys with both rows, and the stored rows that have got other keys meanwhile."""
+        forms, endings = self._needed(rows), self._endings(rows)
+        of_spaces = {space_id for space_id, _ in forms}
+        histories = [history for history in self._known_forms().histories() if history[-1].space_id in of_spaces]
+        pending = key_changes(histories, self._settled)
+        if not pending:
+            return with_images(rows, stored, endings, forms, skip_missing=self._skip_missing), None
+        # Events up to such a change name the rows by the former keys, later ones by the new keys.
+        last = rows.agg(F.max("seq")).collect()[0][0]
+        changes = {seq: found for seq, found in pending.items() if seq < last}
+        self._applied = {form.point for found in changes.values() for form, _ in found}
+        bounds = [-1, *changes, last]
+        whole: DataFrame | None = None
+        moved: DataFrame | None = None
+        for after, up_to in pairwise(bounds):
+            if after in changes:
+                added = rekeyed(stored, endings, changes[after])
+                stored = newest(stored.unionByName(added))
+                moved = added if moved is None else moved.unionByName(added)
+            own = rows.where((F.col("seq") > after) & (F.col("seq") <= up_to))
+            changed = with_images(own, stored, endings, forms, skip_missing=self._skip_missing)
+            stored = newest(stored.unionByName(last_rows(changed)))
+            whole = changed if whole is None else whole.unionByName(changed)
+        assert whole is not None
+        return whole, moved
+
+    def _known_forms(self) -> Forms:
+        return self._forms or self._learn()
 
     def _learn(self) -> Forms:
         """Read the control topics, store their records beside the events, and return the forms."""
@@ -144,7 +189,7 @@ class MaterializeSink(Sink):
     def _needed(self, rows: DataFrame) -> dict[tuple[int, int], Form]:
         """Return the forms that events refer to, if they are known."""
         found = rows.select("space_id", "space", "schema_version").distinct().collect()
-        forms = self._forms or self._learn()
+        forms = self._known_forms()
         if not all(forms.has(row["space"], row["space_id"], row["schema_version"]) for row in found):
             forms = self._learn()
         known = {(form.space_id, form.schema_version): form for history in forms.histories() for form in history}
@@ -163,6 +208,7 @@ class MaterializeSink(Sink):
             kept = stored.withColumns({"query": F.lit(query), "batch": varying(batch - 1)})
             others = found.where(~before | F.col("key").isNull())
             tables.overwrite(kept.where("row is not null").unionByName(others), self._rows_path)
+            self._held.clean(batch, query)
         return stored
 
     def _endings(self, rows: DataFrame) -> DataFrame:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
+import random
 from argparse import Namespace
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from cdc.protocol.extensions import unpack
-from spark_jobs import json_text, run
+from spark_jobs import json_text, run, tables
 from spark_jobs.errors import JobError
 from spark_jobs.materialize import job
 from spark_jobs.materialize.images import Fold
@@ -25,6 +27,7 @@ from tests.spark.messages import (
     FakeTopics,
     compact,
     delete,
+    event,
     put,
     schema,
     snapshot,
@@ -167,6 +170,133 @@ def test_a_truncation_empties_its_keys_whichever_partition_is_read_ahead(spark: 
     for partition in (0, 1):
         seqs = [json.loads(row["value"])["source"]["seq"] for row in published.of("whole.users", partition)]
         assert seqs in ([1, 3, 4], [2, 3, 5])
+
+
+@pytest.mark.parametrize("is_renamed", [True, False])
+def test_patches_of_a_row_on_two_partitions_are_applied_in_order(
+    spark: SparkSession, tmp_path: Path, seed: int, *, is_renamed: bool
+) -> None:
+    """The events of a renamed space are on two topics, and a topic with another partition has a key's events on two."""
+    random_ = random.Random(seed)
+    topics = FakeTopics(spark)
+    keys = range(3)
+    later: dict[str, Any] = {"space": "people", "version": 2} if is_renamed else {}
+    topics.send(schema(0), *([schema(12, **later)] if is_renamed else []))
+    for seq, number in enumerate(range(24), 1):
+        options = later if number >= 12 else {}
+        identity = number % 3
+        topics.send(
+            put("c", {"id": identity, "name": "a", "balance": 0}, seq)
+            if number < 3
+            else update(identity, add(number), seq, **options)
+        )
+    if not is_renamed:
+        for partition in (0, 1):
+            log = topics.messages["shop.users", partition]
+            half = sum(json.loads(message.value or "")["source"]["seq"] <= 12 for message in log)
+            # The topic's third partition takes what comes later.
+            topics.messages.setdefault(("shop.users", 2), []).extend(log[half:])
+            del log[half:]
+        topics.messages["shop.users", 2].sort(key=lambda message: json.loads(message.value or "")["source"]["seq"])
+    done = dict.fromkeys(topics.messages, 0)
+    batch = 0
+    while any(done[place] < len(log) for place, log in topics.messages.items()):
+        ends = {place: min(len(log), done[place] + random_.randrange(5)) for place, log in topics.messages.items()}
+        records = topics.slice({place: (done[place], end) for place, end in ends.items()})
+        topics.took(records)
+        for _ in range(random_.choice((1, 2))):  # sometimes the first process was killed before Spark noted the batch as done
+            sink(spark, tmp_path / "whole", topics, positions=topics).write(records, batch, "query")
+        done, batch = ends, batch + 1
+    found = stored(spark, tmp_path / "whole")
+    assert [row["seq"] for row in found] == list(range(1, 25))
+    for key in keys:
+        own = [json.loads(row["after"])["balance"] for row in found if row["key"] == f'{{"id":{key}}}']
+        assert own == list(itertools.accumulate(range(key + 3, 24, 3), initial=0))
+
+
+def test_a_change_that_is_read_after_a_later_one_of_its_row_ends_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    begun = sink(spark, tmp_path / "whole", topics)
+    row = {"id": 1, "name": "a", "balance": 0}
+    first = topics.send(schema(0), schema(1, space="people", version=2), put("c", row, 5, space="people", version=2))
+    begun.write(first, 0, "query")
+    # Repeated, or of another row, an older event is no trouble.
+    begun.write(first.unionByName(topics.send(put("c", {**row, "id": 2}, 2))), 1, "query")
+    with pytest.raises(
+        JobError, match=r"topic shop.users, partition \d, offset \d: the change of seq 1 .* after the one of seq 5"
+    ):
+        begun.write(topics.send(put("c", row, 1)), 2, "query")
+    assert [row["seq"] for row in stored(spark, tmp_path / "whole")] == [2, 5]
+
+
+def test_rows_follow_their_space_to_another_key_and_back(spark: SparkSession, tmp_path: Path) -> None:
+    topics = FakeTopics(spark)
+    renamed = (("uid", "unsigned"), *COLUMNS[1:])
+    names: dict[str, Any] = {"version": 2, "columns": renamed, "key": ("uid",)}
+    balances: dict[str, Any] = {"version": 3, "columns": renamed, "key": ("balance",)}
+    back: dict[str, Any] = {"version": 4, "columns": renamed, "key": ("uid",)}
+    rows = [{"id": identity, "name": "a", "balance": identity * 10} for identity in range(1, 6)]
+    batches = [
+        topics.send(schema(0), *(put("c", row, seq) for seq, row in enumerate(rows, 1))),
+        topics.send(
+            schema(5, **names),
+            event("d", {"uid": 1}, 6, {}, version=2),
+            event("u", {"uid": 2}, 7, {"after": {"uid": 2, "name": "b", "balance": 20}}, version=2),
+            event("u", {"uid": 3}, 8, {"patch": add(5)}, version=2),
+        ),
+        topics.send(
+            schema(8, **balances),
+            event("d", {"balance": 35}, 9, {}, version=3),
+            event("u", {"balance": 40}, 10, {"patch": [{"op": "=", "field": "name", "value": "z"}]}, version=3),
+            event("d", {"balance": 20}, 11, {}, version=3),
+            schema(11, **back),
+            event("u", {"uid": 4}, 12, {"patch": add(1)}, version=4),
+        ),
+        topics.send(
+            event("u", {"uid": 2}, 13, {"patch": add(1), "upsert": {"uid": 2, "name": "new", "balance": 0}}, version=4),
+            event("d", {"uid": 5}, 14, {}, version=4),
+            event("d", {"uid": 3}, 15, {}, version=4),
+        ),
+    ]
+    for batch, records in enumerate(batches):
+        sink(spark, tmp_path / "whole", topics).write(records, batch, "query")
+    found = [(row["seq"], row["op"], row["before"], row["after"]) for row in stored(spark, tmp_path / "whole")][5:]
+
+    def shown(identity: int, name: str, balance: int) -> str:
+        return compact({"uid": identity, "name": name, "balance": balance})
+
+    assert found == [
+        (6, "d", shown(1, "a", 10), None),
+        (7, "u", shown(2, "a", 20), shown(2, "b", 20)),
+        (8, "u", shown(3, "a", 30), shown(3, "a", 35)),
+        (9, "d", shown(3, "a", 35), None),
+        (10, "u", shown(4, "a", 40), shown(4, "z", 40)),
+        (11, "d", shown(2, "b", 20), None),
+        (12, "u", shown(4, "z", 40), shown(4, "z", 41)),
+        (13, "c", None, shown(2, "new", 0)),
+        (14, "d", shown(5, "a", 50), None),
+    ]
+
+
+def test_a_first_batch_that_was_killed_half_way_is_repeated(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = FakeTopics(spark)
+    records = topics.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1}, 1))
+    append_once = tables.append_once
+
+    def killed(frame: DataFrame, table: tables.Table, **options: Any) -> None:
+        if str(table).endswith("_rows"):
+            raise KeyboardInterrupt
+        append_once(frame, table, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tables, "append_once", killed)
+        with pytest.raises(KeyboardInterrupt):
+            sink(spark, tmp_path / "whole", topics).write(records, 0, "query")
+    sink(spark, tmp_path / "whole", topics).write(records, 0, "query")
+    sink(spark, tmp_path / "whole", topics).write(topics.send(update(1, add(5), 2)), 1, "query")
+    assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [1, 6]
 
 
 @pytest.mark.parametrize("prefix", ["shop", "shop.whole", "sh"])
