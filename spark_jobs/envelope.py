@@ -278,6 +278,9 @@ def _is_null_or(begin: str, *names: str) -> Column:
 
 def _complaint() -> Column:
     what = F.concat(F.lit("the record's key isn't a JSON object: "), F.coalesce(F.substring("key", 1, 300), F.lit("null")))
+    # No message may show a row, and this may be a damaged event.
+    is_event = F.col("text").rlike('"(before|after|patch|upsert)"')
+    damaged = F.concat(F.lit("a damaged event of "), F.length("text").cast("string"), F.lit(" characters"))
     return F.concat(
         F.lit("topic "),
         F.col("topic"),
@@ -286,5 +289,7 @@ def _complaint() -> Column:
         F.lit(", offset "),
         F.col("offset").cast("string"),
         F.lit(f" {NO_CHANGE_EVENT}: "),
-        F.when(F.col("op").isin("c", "r", "u", "d") & ~_has_key(), what).otherwise(F.substring("text", 1, 300)),
+        F.when(F.col("op").isin("c", "r", "u", "d") & ~_has_key(), what)
+        .when(is_event, damaged)
+        .otherwise(F.substring("text", 1, 300)),
     )

@@ -7,7 +7,7 @@ library. Delta's Python package is only required on the driver.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
@@ -18,11 +18,14 @@ from spark_jobs.field_types import value_of
 from spark_jobs.forms import Form, Version
 from spark_jobs.patch import PatchError, key_of, update, upsert, version_of
 
+LONG_STRINGS: Final = {"maxStringLen": str(2**31 - 1)}
+"""Options of Spark's JSON reader, which otherwise reads no text with a string of more than 20,000,000 characters."""
+
 
 def typed(rows: DataFrame, form: Form) -> DataFrame:
     """Return rows that have `_row` with the form's columns added. A value that a column can't hold is null."""
     read = rows.withColumn("_fields", fields_of(F.col("_row")))
-    unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object: "), "_row")
+    unreadable = F.concat(F.lit("the row of "), "_key", F.lit(" at seq "), "_seq", F.lit(" isn't a JSON object"))
     checked = F.when(F.col("_row").isNotNull() & F.col("_fields").isNull(), F.raise_error(unreadable))
     columns = [F.expr(value).alias(name) for name, value in column_values(form, "_fields").items()]
     return read.withColumn("_fields", F.coalesce(checked, F.col("_fields"))).select(*rows.columns, *columns)
@@ -64,7 +67,7 @@ def rekey(form: Form, doomed_up_to: int) -> Any:
 
 def fields_of(text: Column) -> Column:
     """Return a map column: the values of a row's text, as texts, by field name."""
-    return F.from_json(text, "map<string,string>")
+    return F.from_json(text, "map<string,string>", LONG_STRINGS)
 
 
 def column_values(form: Form, fields: str) -> dict[str, str]:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE
 from spark_jobs.envelope import CONTROL
+from spark_jobs.transforms import fields_of
 
 SOURCE_FIELDS: Final = ("replica_id", "lsn", "server_version", "snapshot_id", "ts_ms")
 
@@ -65,7 +66,7 @@ def slim(changes: DataFrame) -> DataFrame:
 
 
 def _values_hash(row: str) -> Column:
-    return F.xxhash64(F.map_values(F.from_json(row, "map<string,string>")))
+    return F.xxhash64(F.map_values(fields_of(F.col(row))))
 
 
 def counts(changes: DataFrame) -> DataFrame:

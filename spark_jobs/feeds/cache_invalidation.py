@@ -344,7 +344,7 @@ class Invalidations:
         for text in (before, after):
             row = {} if text is None else _members(text)
             if row is None:
-                return Trouble(f"a row of the change isn't JSON: {str(text)[:200]}. {_SKIP}")
+                return Trouble(f"a row of the change isn't JSON. {_SKIP}")
             rows.append(with_names(row, renamed))
         return stale_keys(template, key, rows)
 

@@ -29,7 +29,7 @@ from typing import Final
 
 from spark_jobs.forms import META_COLUMNS, Form
 from spark_jobs.sql_text import literal, quoted
-from spark_jobs.transforms import column_values
+from spark_jobs.transforms import LONG_STRINGS, column_values
 
 _SNAPSHOT: Final = "struct<status: string, seq: bigint, spaces: array<struct<space_id: bigint, sweep_seq: bigint>>>"
 """The members of a record of the snapshot topic (control_topics.py) that sweeps need."""
@@ -38,7 +38,8 @@ _OUT_OF_DATE: Final = (
     "This view is out of date: `maintain` has removed events that it needs. Start the job `current` with --catalog, which makes "
     "the view again."
 )
-_UNREADABLE: Final = "raise_error(concat('the row of ', key, ' at seq ', image.seq, ' isn\\'t a JSON object: ', image.row))"
+_OPTIONS: Final = f"map({', '.join(literal(text) for option in LONG_STRINGS.items() for text in option)})"
+_UNREADABLE: Final = "raise_error(concat('the row of ', key, ' at seq ', image.seq, ' isn\\'t a JSON object'))"
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ newest AS (
   FROM shown WHERE op <> 't' GROUP BY key
 ),
 changed AS (
-  SELECT key, image, coalesce(from_json(image.row, 'map<string,string>'), {_UNREADABLE}) AS fields
+  SELECT key, image, coalesce(from_json(image.row, 'map<string,string>', {_OPTIONS}), {_UNREADABLE}) AS fields
   FROM newest WHERE NOT image.is_deleted
 )
 SELECT * FROM (

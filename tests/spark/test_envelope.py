@@ -112,6 +112,15 @@ def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession, valu
     )
 
 
+def test_a_damaged_event_is_told_without_its_row(spark: SparkSession) -> None:
+    change = put("c", {"id": 1, "name": "secret"}, 1)
+    text = str(change.value)[:-1]
+    (told,) = with_fault_column(FakeTopics(spark).send(Message(change.topic, change.key, text))).collect()
+    assert told["sentence"].endswith(
+        f"offset 0 holds something that is no change event: a damaged event of {len(text)} characters"
+    )
+
+
 @pytest.mark.parametrize("key", [None, "", "5", "null", "[1]", "abc", '"{}"', '{"id":1'])
 def test_a_change_whose_key_is_no_json_object_is_refused_with_its_place(spark: SparkSession, key: str | None) -> None:
     change = put("c", {"id": 1}, 1)
