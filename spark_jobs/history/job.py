@@ -92,6 +92,7 @@ class HistorySink(Sink):
     def _publish(self) -> None:
         for name in self._history.spaces():
             self._published[name] = self._history.bring_up_to_date(name)
+        self._history.empty_former()
         self._unpublished = 0
 
 
@@ -131,6 +132,7 @@ class HistoryOf(Task):
         history.prepare()
         for name in history.spaces():
             history.bring_up_to_date(name)
+        history.empty_former()
         return 0
 
 

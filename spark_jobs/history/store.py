@@ -90,8 +90,7 @@ class History:
 
     def spaces(self) -> dict[str, Space]:
         """Return all spaces by their last names."""
-        records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
-        forms = Forms("<prefix>.schema", [row["row"] for row in records])
+        forms = self._forms()
         found: dict[str, list[list[Form]]] = {}
         for forms_of_id in forms.histories():
             found.setdefault(forms_of_id[-1].space, []).append(forms_of_id)
@@ -103,6 +102,17 @@ class History:
             )
             for name, histories in found.items()
         }
+
+    def empty_former(self) -> None:
+        """Remove the intervals from the tables of former names: a renamed space has all of them under its last name."""
+        names = self._forms().names() - self.spaces().keys()
+        for path in (f"{self._path}/{folder(name, (_VERSIONS,))}" for name in sorted(names)):
+            if tables.exists(self._session, path) and tables.describe(self._session, path)[1]:
+                tables.delete(self._session, path, "true")
+
+    def _forms(self) -> Forms:
+        records = self.versions().where("space = '~schema' and op = 'schema'").orderBy("seq").collect()
+        return Forms("<prefix>.schema", [row["row"] for row in records])
 
     def space(self, name: str) -> Space:
         """Return a space by its last name. Raises JobError if there is none."""

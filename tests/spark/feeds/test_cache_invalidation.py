@@ -205,9 +205,14 @@ def test_holds_outlast_truncations(
         address = request.getfixturevalue("memcached_server").address
         url, client, fetch = f"memcached://{address}", Client(address), fill.from_memcached
     waited: list[float] = []
+
+    def paused(_: RecentHolds, now: float) -> float:
+        waited.append(now)
+        return 0
+
     with monkeypatch.context() as patched:
         # A hold of an earlier process may be there for as long.
-        patched.setattr(cache_invalidation.RecentHolds, "pause_seconds", lambda _, now: waited.append(now) or 0)
+        patched.setattr(cache_invalidation.RecentHolds, "pause_seconds", paused)
         topics, space = FakeTopics(spark), f"held{uuid.uuid4().hex[:8]}"
         users: dict[str, Any] = {"space": space, "space_id": 513, "version": 2}
         sink = InvalidationSink(spark, Topics("", PREFIX), Address(url, hold_seconds=60), read_topic=topics.read)

@@ -165,3 +165,26 @@ def test_intervals_are_made_of_all_versions_where_those_appended_last_were_vacuu
     published = spark.read.format("delta").load(str(tmp_path / "users"))
     assert sorted(map(str, published.collect())) == sorted(map(str, History(spark, path).intervals("users").collect()))
     assert published.count() == len(WHOLE)
+
+
+def test_a_renamed_space_has_its_intervals_under_the_last_name_alone(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path = FakeTopics(spark), str(tmp_path)
+    sink = HistorySink(spark, Topics("k", "shop"), path, publish_every=1)
+    sink.write(topics.send(schema(0), put("c", {"id": 1}, 1)), 0, "query")
+    sink.write(topics.send(schema(1, space="people", version=2), put("u", {"id": 1}, 2, space="people", version=2)), 1, "query")
+    found = {
+        name: spark.read.format("delta").load(f"{path}/{name}").select("_begin_seq", "_end_seq").collect()
+        for name in ("users", "people")
+    }
+    assert (found["users"], sorted(found["people"])) == ([], [(1, 2), (2, None)])
+
+
+def test_rows_of_any_year_are_printed(spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    topics, path = FakeTopics(spark), str(tmp_path)
+    columns = [("id", "unsigned"), ("at", "datetime")]
+    rows = [{"id": 1, "at": "+12000-01-01T00:00:00Z"}, {"id": 2, "at": "2024-01-01T00:00:00Z"}]
+    records = topics.send(schema(0, columns=columns), *(put("c", row, seq) for seq, row in enumerate(rows, 1)))
+    HistorySink(spark, Topics("k", "shop"), path, publish_every=0).write(records, 0, "query")
+    capsys.readouterr()
+    assert run.main(["show_history", "--path", path, "--space", "users"]) == 0
+    assert [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()] == rows
