@@ -350,8 +350,13 @@ class SearchIndexSink(Sink):
         index = self._indexes.describe([name]).get(name)
         if index is None:
             return
+        assert self._plan is not None
         known = index.meta.get("floor", _NEVER)
         seq = max(seq, known)
+        if (target := self._plan.targets.get(space_id)) is not None:
+            # Another job for the same index may have written an older floor after this one's, or a newer one.
+            seq = max(seq, target.floor)
+            self._plan = replace(self._plan, targets={**self._plan.targets, space_id: replace(target, floor=seq)})
         visible = documents.visible(seq)
         aliases = [alias for alias in index.meta.get("aliases", []) if alias in index.aliases]
         # A job that was killed in this method may have left an alias with an older floor.
@@ -362,10 +367,6 @@ class SearchIndexSink(Sink):
             self._indexes.put_mapping(name, {"_meta": {"tarantool_cdc": {**index.meta, "floor": seq}}})
         self._indexes.change_aliases([{"add": {"index": name, "alias": alias, "filter": visible}} for alias in behind])
         self._removals.ask(name, documents.write_alias(name), documents.expired(seq, 0))
-        assert self._plan is not None
-        if space_id in self._plan.targets:
-            raised = replace(self._plan.targets[space_id], floor=seq)
-            self._plan = replace(self._plan, targets={**self._plan.targets, space_id: raised})
 
     def _forget(self) -> None:
         now = time.monotonic()

@@ -373,3 +373,31 @@ def test_two_jobs_for_different_spaces_leave_each_other_s_aliases_alone(bench: B
         sink.write(batch, 0, spaces)
     assert bench.found("users") == by_key({"id": 1})
     assert bench.found("orders") == by_key({"id": 2})
+
+
+def test_two_jobs_with_floors_on_one_index_end_in_what_the_space_has(bench: Bench, seed: int) -> None:
+    """Jobs with checkpoints of their own, each as far as it happens to be, for example while an index is moved to another."""
+    random_ = random.Random(seed)
+    rows: dict[int, dict[str, Any]] = {}
+    bench.topics.send(schema(0))
+    for seq in range(1, 61):
+        identity = random_.randrange(6)
+        if seq in (20, 45):
+            bench.topics.send(truncate(seq))
+            rows.clear()
+        elif identity in rows and random_.random() < 0.4:
+            bench.topics.send(event("d", {"id": identity}, seq, {"before": rows.pop(identity)}))
+        else:
+            rows[identity] = {"id": identity, "name": f"n{seq}"}
+            bench.topics.send(put("u", rows[identity], seq))
+    jobs = [(bench.started(notes=NoNotes()), dict.fromkeys(bench.topics.messages, 0)) for _ in range(2)]
+    batch = 0
+    while any(done[place] < len(log) for _, done in jobs for place, log in bench.topics.messages.items()):
+        sink, done = random_.choice(jobs)
+        ends = {place: min(len(log), done[place] + random_.randrange(25)) for place, log in bench.topics.messages.items()}
+        sink.write(bench.topics.slice({place: (done[place], end) for place, end in ends.items()}), batch, "query")
+        done.update(ends)
+        batch += 1
+    for sink, _ in jobs:
+        sink.finish()
+    assert bench.found() == by_key(*rows.values())
