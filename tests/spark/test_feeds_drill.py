@@ -1,0 +1,224 @@
+"""Sinks against random histories, killed, repeated, removed and read in any order: they have what the topics say.
+
+Or the job ends with a sentence. Kills are interruptions of the process at a random step of the sink.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from cdc.local.caches import Redis
+from cdc.local.opensearch import OpenSearch
+from spark_jobs import state_files, tables
+from spark_jobs.errors import JobError
+from spark_jobs.feeds.cache_invalidation import InvalidationSink
+from spark_jobs.feeds.caches import Address as CacheAddress
+from spark_jobs.feeds.caches import RedisCache
+from spark_jobs.feeds.index_sink import SearchIndexSink, Writing
+from spark_jobs.feeds.keys import Template
+from spark_jobs.feeds.made_indexes import NoNotes
+from spark_jobs.feeds.opensearch import Address, Indexes, Writer
+from spark_jobs.history.job import HistorySink
+from spark_jobs.history.store import History
+from spark_jobs.job import Sink
+from spark_jobs.materialize.job import MaterializeSink
+from spark_jobs.source import Topics
+from tests.spark.histories import Story, ends_of_batch
+from tests.spark.messages import PREFIX, FakeTopics
+
+pytestmark = [pytest.mark.spark, pytest.mark.soak]
+
+STORIES = 5
+CHANGES = 120
+MOST = 12
+"""Records of a partition in one batch."""
+
+
+class Killed(BaseException):
+    """End of a process that no part of it can handle."""
+
+
+@contextmanager
+def kills(random_: random.Random, *steps: tuple[Any, str]) -> Iterator[None]:
+    """Sometimes end the process before or after one of these steps (an object and the name of its function)."""
+    left = random_.randrange(8) if random_.random() < 0.4 else None
+
+    def step() -> None:
+        nonlocal left
+        if left is not None:
+            left -= 1
+            if left < 0:
+                raise Killed
+
+    with pytest.MonkeyPatch.context() as patched:
+        for owner, name in steps:
+            patched.setattr(owner, name, _stepped(getattr(owner, name), step))
+        yield
+
+
+def _stepped(function: Callable[..., Any], step: Callable[[], None]) -> Callable[..., Any]:
+    def carried_out(*arguments: Any, **options: Any) -> Any:
+        step()
+        answer = function(*arguments, **options)
+        step()
+        return answer
+
+    return carried_out
+
+
+def lead(
+    random_: random.Random,
+    topics: FakeTopics,
+    story: Story,
+    started: Callable[[], Sink],
+    steps: tuple[tuple[Any, str], ...],
+    between: Callable[[], None] = lambda: None,
+) -> None:
+    """Let a job read a story, in batches that its lives begin, repeat and finish."""
+    done: Mapping[tuple[str, int], int] = {}
+    sink, batch = started(), 0
+    story.go_on(CHANGES)
+    left = list(story.messages)
+    while left or any(done.get(place, 0) < len(log) for place, log in topics.messages.items()):
+        count = random_.randrange(40)
+        topics.send(*left[:count])
+        del left[:count]
+        ends = ends_of_batch(random_, done, {place: len(log) for place, log in topics.messages.items()}, MOST)
+        records = topics.slice({place: (done.get(place, 0), end) for place, end in ends.items()})
+        topics.took(records)
+        while True:
+            try:
+                with kills(random_, *steps):
+                    sink.write(records, batch, "query")
+                break
+            except Killed:
+                sink = started()
+        done, batch = ends, batch + 1
+        if random_.random() < 0.2:
+            sink = started()
+            between()
+    sink.finish()
+
+
+_TABLES = ((tables, "append_once"), (tables, "overwrite"), (state_files, "write_whole"))
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_materialize_has_every_change_with_both_rows(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=False)
+    path = str(tmp_path / "whole")
+    lead(
+        random_,
+        topics,
+        story,
+        lambda: MaterializeSink(spark, Topics("k", PREFIX), path, read_topic=topics.read, positions=topics),
+        _TABLES,
+    )
+    found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
+    assert [tuple(row) for row in found] == story.expected
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_history_has_every_version(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    path = str(tmp_path)
+    lead(
+        random_,
+        topics,
+        story,
+        lambda: HistorySink(spark, Topics("k", PREFIX), path, publish_every=random_.choice((1, 3))),
+        _TABLES,
+    )
+    published = spark.read.format("delta").load(f"{path}/{story.space}").collect()
+    assert sorted(map(str, published)) == sorted(map(str, History(spark, path).intervals(story.space).collect()))
+    open_rows = {row["_key"]: row["_row"] for row in published if row["_end_seq"] is None}
+    assert open_rows == {key: story.shown(row.values()) for key, row in story.fold().items()}
+    begun = sorted((row["_begin_seq"], row["_begin_op"]) for row in published)
+    assert begun == [(seq, op) for seq, op, _, after in story.expected if after is not None]
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_search_index_has_the_rows_or_ends(spark: SparkSession, opensearch: OpenSearch, seed: int, number: int) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    name, notes = f"t{uuid.uuid4().hex[:8]}", NoNotes()
+    client = Address((opensearch.url,)).connect()
+    removed: list[str] = []
+
+    def started() -> SearchIndexSink:
+        writing = Writing(Address((opensearch.url,)), None, count_max=random_.choice((3, 1000)), patience_seconds=30)
+        template = f"{name}-{{space}}"
+        return SearchIndexSink(
+            spark, Topics("", PREFIX), writing, template=template, read_topic=topics.read, notes=notes, forget_after_hours=0
+        )
+
+    def between() -> None:
+        index = f"{name}-space-512"
+        if number == 0 and client.indices.exists(index=index):
+            client.indices.delete(index=index)
+            removed.append(index)
+
+    steps = ((Indexes, "create"), (Indexes, "put_mapping"), (Indexes, "change_aliases"), (Writer, "write"))
+    if number == 0:
+
+        def lose() -> None:
+            lead(random_, topics, story, started, steps, between)
+            between()
+            started().write(topics.slice({}), 1000, "query")
+
+        with pytest.raises(JobError, match="new --checkpoint"):
+            lose()
+        assert removed
+        return
+    lead(random_, topics, story, started, steps, between)
+    client.indices.refresh(index=f"{name}-{story.space}")
+    hits = client.search(index=f"{name}-{story.space}", body={"size": 1000})["hits"]["hits"]
+    rows = {hit["_id"]: {field: value for field, value in hit["_source"].items() if field != "_cdc"} for hit in hits}
+    assert rows == story.fold()
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redis, seed: int, number: int) -> None:
+    """Before each batch the cache has all rows; after it, none that the batch has changed."""
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    client = redis.Redis.from_url(redis_server.url)
+    mark = uuid.uuid4().hex[:8]
+    template = Template.parsed(f"{mark}:{{key}}")
+    templates = {space: template.of(space) for space in ("users", "people", "humans")}
+    story.go_on(CHANGES)
+    left, batch = list(story.messages), 0
+    while left:
+        count = random_.randrange(1, 20)
+        some, left = left[:count], left[count:]
+        for identity in range(8):
+            client.set(f"{mark}:{identity}", "old")
+        records = topics.send(*some)
+        while True:
+            sink = InvalidationSink(spark, Topics("", PREFIX), CacheAddress(redis_server.url), templates, read_topic=topics.read)
+            try:
+                with kills(random_, (RedisCache, "_empty")):
+                    sink.write(records, batch, "query")
+                break
+            except Killed:
+                continue
+        batch += 1
+        changed: set[int] = set()
+        for message in some:
+            if not message.topic.endswith(".schema"):
+                changed |= set(range(8)) if message.key is None else {json.loads(message.key)["id"]}
+        kept = {int(key.rpartition(b":")[2]) for key in client.scan_iter(match=f"{mark}:*", count=1000)}
+        assert kept == set(range(8)) - changed
+    client.close()
