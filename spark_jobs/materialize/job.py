@@ -168,7 +168,8 @@ class MaterializeSink(Sink):
                 stored = newest(stored.unionByName(added))
                 moved = added if moved is None else moved.unionByName(added)
             own = rows.where((F.col("seq") > after) & (F.col("seq") <= up_to))
-            changed = with_images(own, stored, endings, forms, skip_missing=self._skip_missing)
+            # Computed at once: each part is needed for the next one, and such plans would grow.
+            changed = with_images(own, stored, endings, forms, skip_missing=self._skip_missing).localCheckpoint()
             stored = newest(stored.unionByName(last_rows(changed)))
             whole = changed if whole is None else whole.unionByName(changed)
         assert whole is not None
