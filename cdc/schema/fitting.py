@@ -133,7 +133,7 @@ def check_types(form: SpaceForm) -> None:
         if field.type not in FIELD_TYPES:
             raise ConfigurationError(
                 f"the field {field.name!r} of space {form.name!r} (space id {form.space_id}) is of type {field.type!r}, which "
-                "this version of tarantool-cdc doesn't know, so it can't compute the rows after UPDATEs and UPSERTs",
+                "this version doesn't know, so it can't compute the rows after UPDATEs and UPSERTs",
                 "Install a newer version. Until then leave the space out (spaces.exclude), or do without images "
                 '(state.images = "none").',
             )

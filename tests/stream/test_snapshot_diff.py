@@ -47,6 +47,7 @@ class Life:
     def follow(self) -> list[Sent]:
         """Everything that the master has, committed; its events."""
         self.replica.relay.relay()
+        self.replica.relay.heartbeat()  # it ends a transaction whose last row isn't relayed
         self.replica.receive()
         self.replica.commit()
         return self.news()
