@@ -147,7 +147,8 @@ class _Library(logging.Handler):
 
 
 def _tell_loss(count: int, total: int) -> None:
-    structlog.get_logger().warning(
+    # An error, because that passes every log.level: the missing lines may be errors, too.
+    structlog.get_logger().error(
         "log lines before this one are missing: stderr could not be written, or nobody read it", lines=count, since_start=total
     )
 

@@ -96,3 +96,13 @@ def test_faults(capfd: pytest.CaptureFixture[str]) -> None:
     lines = written(capfd)
     assert [(line["level"], line["event"]) for line in lines] == [("critical", "a fault of this program")] * 2
     assert all("nobody has expected this" in line["exception"] for line in lines)
+
+
+@pytest.mark.parametrize("level", ["info", "error"])
+@pytest.mark.usefixtures("_as_before")
+def test_lost_lines_are_told_at_each_level(capfd: pytest.CaptureFixture[str], level: str) -> None:
+    log.configure("json", level)
+    assert log._lines is not None
+    log._lines.lost_count = 7
+    structlog.get_logger().error("stderr can be written again")
+    assert [line.get("lines") for line in written(capfd)] == [None, 7]
