@@ -82,7 +82,8 @@ class Kept:
     def decode(cls, content: bytes, name: str, prefix: str) -> Kept:
         """Read the content of the file. That of another daemon or prefix, and unreadable content, says nothing."""
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            found: dict[str, Any] = json.loads(content)
+            # Where the names fill a sector, the end of a longer content may follow.
+            found: dict[str, Any] = json.loads(content.partition(b"\n")[0])
             if (found["name"], found["topic_prefix"]) == (name, prefix):
                 committed = Numbers(int(found["seq"]), int(found["snapshot_id"]), int(found["schema_version"]))
                 return cls(committed, int(found["reserved_seq"]), found["cluster_id"], found["delivery"])

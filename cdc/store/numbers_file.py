@@ -29,7 +29,7 @@ RESERVED_SEQS: Final = 10_000
 RECORD_SECONDS: Final = 1.0
 """Interval between two records of the committed numbers."""
 _BYTES: Final = 512
-"""Size of the file: every write has this size, so that no rest of a longer one stays behind it."""
+"""Size of the file and of every write, unless the names are so long that the content is larger."""
 
 
 def read(directory: Path, name: str, prefix: str) -> Kept:

@@ -49,6 +49,15 @@ def test_seqs_are_reserved_before_they_are_given_and_synced_at_the_end(
     assert len(synced) == 1
 
 
+@pytest.mark.parametrize("name", ["n" * 600, "магазин" * 12])
+def test_names_that_fill_a_sector(tmp_path: Path, name: str) -> None:
+    """The content becomes shorter, and the end of the former one stays behind it."""
+    file = NumbersFile(tmp_path / "state", name, "shop")
+    file.reserve(1)
+    file.close(at(9))
+    assert read(tmp_path / "state", name, "shop") == file.kept == Kept(Numbers(9, 2, 3), 9)
+
+
 def test_committed_numbers_are_recorded_now_and_then(file: NumbersFile, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
