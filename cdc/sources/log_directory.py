@@ -14,9 +14,9 @@ Only text headers are cached, as files appear and disappear while the directory 
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -117,9 +117,10 @@ class LogDirectory:
         found: dict[str, Path] = {}
         for directory in self._paths:
             for path in _named_files(directory):
-                if found.setdefault(path.name, path) != path:
+                if not _is_same(found.setdefault(path.name, path), path):
                     raise ConfigurationError(
-                        f"{path} and {found[path.name]} have the same name, so one is a copy", "Remove the copy."
+                        f"{path} and {found[path.name]} have the same name, so one is a copy",
+                        "Leave out the directory with the copies, or move them away.",
                     )
         self._known = {path: file for path in found.values() if (file := self._known.get(path) or self._read(path)) is not None}
         instances = {file.meta.instance_uuid for file in self._known.values()}
@@ -159,7 +160,16 @@ def _named_files(directory: Path) -> list[Path]:
         raise ConfigurationError(f"{directory} can't be read: {error.strerror}", "Name a directory of .xlog files.") from error
 
 
-@contextmanager
+def _is_same(one: Path, other: Path) -> bool:
+    """Return whether two paths are one file: a directory may be named twice, also by a link. A removed file is no copy."""
+    if one == other:
+        return True
+    with contextlib.suppress(FileNotFoundError):
+        return one.samefile(other)
+    return True
+
+
+@contextlib.contextmanager
 def name_file_in_errors(path: Path) -> Iterator[None]:
     """Add the file's path to LogFileErrors, and turn errors of the system into ConfigurationError."""
     try:

@@ -204,9 +204,18 @@ def test_a_copy_in_the_second_directory(tmp_path: Path) -> None:
     for directory in (first, second):
         directory.mkdir()
         write(directory, 0, None, 1)
-    with pytest.raises(ConfigurationError, match=r"have the same name, so one is a copy. Remove the copy\."):
+    with pytest.raises(ConfigurationError, match=r"have the same name, so one is a copy. Leave out the directory"):
         LogDirectory(first, second).logs()
-    assert len(LogDirectory(first, first).logs()) == 1
+
+
+def test_a_directory_that_is_named_twice(tmp_path: Path) -> None:
+    """Its files aren't copies, and nobody is told to remove them: they may be the only ones."""
+    first, link = tmp_path / "one", tmp_path / "link"
+    first.mkdir()
+    write(first, 0, None, 1)
+    link.symlink_to(first)
+    for again in (first, link, tmp_path / "one" / ".." / "one"):
+        assert len(LogDirectory(first, again).logs()) == 1
 
 
 def test_damage_names_file_and_offset(tmp_path: Path) -> None:
