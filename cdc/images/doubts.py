@@ -53,7 +53,7 @@ def _remedy(form: SpaceForm, before: bytes) -> str:
     """Return the command that writes the key's row once more."""
     key = ", ".join([lua_value(value) for value in _key_values(form, before)])
     space = f"local s = box.space[{lua_text(form.name)}]"
-    if form.has_notations:
+    if form.hides_equal_keys:
         # REQ is the iterator that finds the row in every notation, because it doesn't ask the bloom filters.
         return (
             f"box.atomic(function() {space} local t = s:select({{{key}}}, {{iterator = 'REQ'}})[1] "

@@ -244,7 +244,7 @@ class ImageChanges:
     def _is_beside(self, before: bytes, after: bytes) -> bool:
         """Return whether vinyl may have accepted an INSERT beside an equal key in another notation, which it didn't find."""
         notation = self._notation
-        if notation is None or not self.space.form.has_notations:
+        if notation is None or not self.space.form.hides_equal_keys:
             return False
         return not notation.is_same(notation.parts_of_tuple(before), notation.parts_of_tuple(after))
 

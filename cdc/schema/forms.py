@@ -16,6 +16,8 @@ WRITTEN_DIFFERENTLY: Final = frozenset(
 """Types in which a value has several notations. A HASH index, and a file of vinyl, find a key by the hash of its bytes as they
 were sent (src/box/tuple_hash.cc). In all versions, 1 and 1.0 are the same number there, but each notation of a decimal or of a
 point in time, and each NaN, is a separate key. A TREE index compares the values."""
+_COMPARED_BY_VALUE: Final = WRITTEN_DIFFERENTLY | {"integer", "int8", "int16", "int32", "int64", "varbinary"}
+"""Types of which a TREE takes differently encoded values for equal; `unsigned` and `uuid` are compared by their bytes."""
 
 
 _TYPE_NAMES: Final = {"*": "any", "num": "unsigned", "str": "string"}
@@ -112,6 +114,14 @@ class SpaceForm:
     def has_notations(self) -> bool:
         """Whether a request may miss its row because it writes the same key differently (cdc.images.notations)."""
         return self.is_vinyl and any(part.type in WRITTEN_DIFFERENTLY for part in self.key_parts)
+
+    @property
+    def hides_equal_keys(self) -> bool:
+        """Whether an INSERT of vinyl may hide a row with an equal key that is encoded differently, instead of finding it.
+
+        Clients write such keys on purpose in a space that `has_notations`; in others only by longer encodings than need be.
+        """
+        return self.is_vinyl and any(part.type in _COMPARED_BY_VALUE for part in self.key_parts)
 
     @property
     def primary_key(self) -> tuple[tuple[str, KeyPart], ...]:

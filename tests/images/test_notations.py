@@ -12,9 +12,12 @@ import pytest
 
 from cdc.errors import ImageError
 from cdc.images.doubts import lua_text, lua_value
+from cdc.images.image_events import ImageChanges
 from cdc.images.notations import notation_of
+from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.extensions import Datetime, pack
 from cdc.schema.forms import KeyPart, SpaceForm
+from tests.fakes import wire
 from tests.fakes.shop import Sent, Shop
 
 OLD: tuple[int, ...] = (2, 6)
@@ -105,6 +108,13 @@ def ask(target: Shop, request: str, key: Any) -> None:
             target.master._write({"insert": 2, "replace": 3}[request], {0x10: 513, 0x21: [key, "new"]})
 
 
+def framed(body: bytes) -> tuple[dict[int, Any], bytes]:
+    """A frame, and its body as the decoder gives it."""
+    frame = wire.raw_frame(wire.pack({0: 3, 2: 1, 3: 9, 4: 1.5}) + body)
+    (decoded,) = FrameDecoder().feed(frame).bodies
+    return decoded, frame
+
+
 def content(sent: list[Sent]) -> list[tuple[str | None, Any]]:
     return [(event.op, event.value["after"] and event.value["after"]["v"]) for event in sent if event.op]
 
@@ -186,6 +196,20 @@ def test_an_insert_that_did_not_find_the_row(*, is_stored: bool) -> None:
     ask(target, "insert", Decimal("1.50"))
     with pytest.raises(ImageError, match="an INSERT of a key that already exists"):
         target.follow()
+
+
+@pytest.mark.parametrize(("kind", "key", "long"), [("integer", 0, b"\xcc\x00"), ("varbinary", b"a", b"\xc5\x00\x01a")])
+def test_an_insert_with_a_longer_encoding(kind: str, key: Any, long: bytes) -> None:
+    """Vinyl compares these types by value too: it has no second row, and the remedy finds the row in either encoding."""
+    target = shop(kind, key)
+    images = target.replica.pipeline.images
+    assert images is not None
+    (form,) = [form for form in target.replica.pipeline.published_forms() if form.name == "v"]
+    changes = ImageChanges(target.replica.pipeline._spaces.events_of(form), images)
+    changes.changes[2](*framed(b"\x82\x10" + pack(513) + b"\x21\x92" + long + pack("new")))
+    with pytest.raises(ImageError, match=f"bytes {long.hex(' ')}") as raised:
+        changes.changes[5](*framed(b"\x82\x10" + pack(513) + b"\x20" + pack([key])))
+    assert "iterator = 'REQ'" in raised.value.hint
 
 
 def test_an_insert_ends_a_doubt() -> None:
