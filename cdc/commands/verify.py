@@ -2,7 +2,7 @@
 
 store at S ──▶ Images ◀── connection B: the stream from S up to V exactly, kept over the store and never written
                  │
-                 ▼ compared by key, byte by byte
+                 ▼ compared by key, as events show the rows
     connection A: FETCH_SNAPSHOT; its first answer contains V, its rows are read once B has reached V
 
 The snapshot's keys are written to a separate store on disk as they arrive, so memory stays constant. If a space has more

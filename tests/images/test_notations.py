@@ -253,6 +253,8 @@ def test_an_update_never_changes_its_key(engine: str, operation: list[Any]) -> N
     assert content(sent) == []
     (letter,) = letters(sent)
     assert letter.startswith("the UPDATE would change the row's primary key, which the server refuses")
+    # In vinyl the row may be gone, and only there a DELETE of nothing is logged, which ends the doubt.
+    assert ("if t then s:replace(t) else s:delete({1}) end" in letter) == (engine == "vinyl")
     ask(target, "update", 1)
     assert "an earlier row of this key" in letters(target.follow())[0]
 
