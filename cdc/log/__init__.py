@@ -85,17 +85,31 @@ def lost_count() -> int:
 
 
 def unblocked_stderr() -> int:
-    """Return a file descriptor of stderr for code that writes outside of the log, where possible one that never blocks.
+    """Return a file descriptor for code that writes to stderr from outside of the log. A write to it never waits for a reader.
 
-    If nobody reads a pipe or a terminal, a write to this descriptor fails at once. The stderr of other processes isn't affected.
+    A pipe or a terminal is opened once more, so that its other users aren't affected. A socket (that of systemd's journal)
+    can't be opened again: there the log's queue takes what is written, from a pipe. The log must have been set up.
     """
     mode = os.fstat(STDERR).st_mode
-    if stat.S_ISFIFO(mode) or os.isatty(STDERR):
+    if stat.S_ISREG(mode):
+        return STDERR
+    if not stat.S_ISSOCK(mode):
         try:
             return os.open(f"/proc/self/fd/{STDERR}", os.O_WRONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         except OSError:
             pass  # no reader, no right to open it again, or no /proc
-    return STDERR
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    threading.Thread(target=_pass_on, args=(reader,), name="log of stacks", daemon=True).start()
+    return writer
+
+
+def _pass_on(reader: int) -> None:
+    """Put into the log's queue the lines that arrive in a pipe."""
+    assert _lines is not None
+    with open(reader, encoding="utf-8", errors="backslashreplace") as pipe:
+        for line in pipe:
+            _lines.put(line)
 
 
 class _Logger:

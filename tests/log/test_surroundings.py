@@ -91,6 +91,9 @@ def descriptor(kind: str) -> Iterator[int]:
     """A stderr that can't be written, or that nobody reads."""
     if kind == "full disk":
         opened = [os.open("/dev/full", os.O_WRONLY)]
+    elif kind == "journal stands still":  # its stderr is a socket
+        opened = [end.detach() for end in socket.socketpair()]
+        fill(opened[0])
     else:
         reader, writer = os.pipe()
         opened = [writer, reader]
@@ -113,7 +116,7 @@ def fill(writer: int) -> None:
     os.set_blocking(writer, True)
 
 
-KINDS = ["nobody reads", "reader gone", "full disk"]
+KINDS = ["nobody reads", "reader gone", "full disk", "journal stands still"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -121,10 +124,21 @@ def test_the_daemon_runs_and_stops(runs: Callable[..., Run], kind: str) -> None:
     with descriptor(kind) as stderr:
         run = runs(stderr=stderr)
         run.wait_until_up()
-        if kind != "nobody reads":
+        if kind in ("reader gone", "full disk"):
             run.wait_until(lambda found: found["log_lines_lost"] > 0)
         run.process.send_signal(signal.SIGUSR2)
         run.wait_until_up()
+        assert run.end() == 0
+
+
+def test_stacks_go_to_a_socket(runs: Callable[..., Run]) -> None:
+    ours, theirs = socket.socketpair()
+    with ours, ours.makefile() as lines:
+        with theirs:
+            run = runs(stderr=theirs.fileno())
+        run.wait_until_up()
+        run.process.send_signal(signal.SIGUSR2)
+        assert any("most recent call first" in line for line in lines)
         assert run.end() == 0
 
 
