@@ -38,7 +38,9 @@ Say = Callable[[str], object]
 PATIENCE_SECONDS: Final = 2.0
 """Time, in seconds, after which the wait for a snapshot is reported."""
 SNAPSHOT_SECONDS: Final = 15.0
-"""Maximum time, in seconds, to wait for a snapshot to begin, and for each of its next rows."""
+"""Maximum time, in seconds, to wait for a snapshot to begin, and for data of its next rows."""
+CONTENTS_SECONDS: Final = 60.0
+"""Maximum time, in seconds, to read the system spaces of a snapshot that has begun."""
 
 _WRITE: Final = 2
 
@@ -203,13 +205,13 @@ def may_write(user: str, space_id: int, users: Iterable[Sequence[Any]], privileg
 def _read_contents(connection: Connection, say: Say) -> Contents:
     """Return the contents of the system spaces, from a snapshot that is read no further than these.
 
-    Raises SilenceError if the snapshot doesn't begin or doesn't go on within SNAPSHOT_SECONDS.
+    Raises SilenceError if the snapshot doesn't begin or doesn't go on within SNAPSHOT_SECONDS, or takes CONTENTS_SECONDS.
     """
     connection.session.fetch_snapshot(keeps_logs=False)
     connection.send()
     _await_snapshot(connection, say)
     found = Contents()
-    for frames in contents.rows(connection, SNAPSHOT_SECONDS):
+    for frames in contents.rows(connection, SNAPSHOT_SECONDS, CONTENTS_SECONDS):
         _fold(frames, found)
         if frames.bodies[-1].get(Key.SPACE_ID, 0) > SYSTEM_SPACE_MAX:
             break

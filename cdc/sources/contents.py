@@ -5,6 +5,7 @@ The daemon does other work while it reads a snapshot, so it reads the snapshot i
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Final
@@ -19,12 +20,24 @@ SNAPSHOT_TIMEOUT_SECONDS: Final = 300.0
 disk."""
 
 
-def rows(connection: Connection, silence_seconds: float = SNAPSHOT_TIMEOUT_SECONDS) -> Iterator[Frames]:
-    """Yield the rows of the requested snapshot. Raises SilenceError if no data arrives for `silence_seconds`."""
-    last_heard = time.monotonic()
+def rows(
+    connection: Connection, silence_seconds: float = SNAPSHOT_TIMEOUT_SECONDS, seconds_max: float = math.inf
+) -> Iterator[Frames]:
+    """Yield the rows of the requested snapshot.
+
+    Raises SilenceError if no data arrives for `silence_seconds`, or if more rows are wanted after `seconds_max`.
+    """
+    began = last_heard = time.monotonic()
     while True:
+        now = time.monotonic()
+        if now >= began + seconds_max:
+            raise SilenceError(
+                f"the server {connection.address} sends its snapshot so slowly that the wanted rows haven't arrived within "
+                f"{seconds_max:.0f} s",
+                "Look into the network between the two, and into the server's log.",
+            )
         received = connection.received_bytes
-        events = connection.receive(max(0.0, last_heard + silence_seconds - time.monotonic()))
+        events = connection.receive(max(0.0, min(last_heard + silence_seconds, began + seconds_max) - now))
         if events or connection.received_bytes > received:
             last_heard = time.monotonic()
         elif time.monotonic() - last_heard >= silence_seconds:

@@ -82,6 +82,6 @@ def expect(connection: Connection, wanted: type[_E], timeout_seconds: float = HA
             "Either this isn't Tarantool's binary port, which source.uris must name, or the server hangs.",
         )
     raise ConnectionLostError(
-        f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s",
-        "Check that source.uris names Tarantool's binary port.",
+        f"the server {connection.address} didn't answer in {timeout_seconds:.0f} s, after it had sent its greeting",
+        "It hangs or is overloaded: look into its log.",
     )

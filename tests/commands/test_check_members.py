@@ -54,6 +54,25 @@ def behind(master: Master) -> Serve:
     return serve
 
 
+def dripping(master: Master) -> Serve:
+    """A server that sends a snapshot byte by byte."""
+
+    def serve(connection: socket.socket) -> None:
+        server = MasterConnection(master)
+        connection.sendall(server.data_to_send())
+        while data := connection.recv(4096):
+            server.receive_data(data)
+            answer = server.data_to_send()
+            if len(answer) < 400:
+                connection.sendall(answer)
+                continue
+            for place in range(len(answer)):
+                connection.sendall(answer[place : place + 1])
+                time.sleep(0.05)
+
+    return serve
+
+
 Checked = Callable[..., tuple[list[str], list[Remedy]]]
 
 
@@ -127,6 +146,13 @@ def test_a_synchronous_transaction_is_not_waited_for_without_end(checked: Checke
     lines, remedies = checked(behind(master), position=at(master.vclock))
     assert remedies == [], "with a checkpoint it needs none"
     assert any("would resume from" in line for line in lines)
+
+
+def test_a_snapshot_that_never_gets_on(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check_members, "CONTENTS_SECONDS", 0.6)
+    lines, remedies = checked(dripping(member()))
+    assert any(line.startswith("m0: warning: the server m0 sends its snapshot so slowly") for line in lines)
+    assert remedies == [Remedy.WAIT]
 
 
 def test_a_server_of_another_replica_set(checked: Checked) -> None:

@@ -68,3 +68,13 @@ def test_a_server_that_falls_silent_is_left(clock: list[float]) -> None:
     next(found)
     with pytest.raises(ConnectionLostError, match=r"m:3301 has been silent for 300 s within a snapshot"):
         next(found)
+
+
+def test_a_server_that_sends_byte_by_byte_is_left(clock: list[float]) -> None:
+    """Data keeps arriving, and no row is ever whole."""
+    server = Server([[SnapshotStarted(VClock()), SnapshotRows(frames(1))], *[[]] * 100], clock)
+    found = contents.rows(cast(Connection, server), 15, 60)
+    next(found)
+    with pytest.raises(ConnectionLostError, match=r"m:3301 sends its snapshot so slowly .* within 60 s"):
+        next(found)
+    assert clock[0] == 1060
