@@ -142,8 +142,8 @@ def test_the_watermark_moves_from_one_renaming_to_the_next(
         found = {name: read_current(spark, f"{tmp_path}/{name}", mark).count() for name in set(names)}
         return {name: count for name, count in found.items() if count}
 
-    def publish_and_read(lake: Lake, mark: int) -> None:
-        publish(lake, mark)
+    def publish_and_read(lake: Lake, mark: int, *more: Any) -> None:
+        publish(lake, mark, *more)
         shown.append((mark, rows_at(mark)))
 
     def apply_and_read(table: BaseTable, *arguments: Any) -> None:
