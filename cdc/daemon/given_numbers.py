@@ -48,18 +48,19 @@ class GivenNumbers:
         ConnectionLostError.
         """
         if self._topics is None:
-            is_exact = "at_least_once" not in (self._config.kafka.delivery, self.file.kept.delivery)
-            self._topics = publisher.newest_numbers() if is_exact else Numbers()
-            self._note_cluster(stored)
+            newest = publisher.newest_numbers() if self._config.kafka.delivery == "exactly_once" else Numbers()
+            was_ahead = self.file.may_be_passed and newest.seq > Numbers.of(stored.position).seq
+            self._topics = Numbers() if self.file.may_be_passed else newest
+            self._note_cluster(stored, ahead_until=newest.seq if was_ahead else 0)
         self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics)
 
-    def _note_cluster(self, stored: Checkpoint) -> None:
+    def _note_cluster(self, stored: Checkpoint, *, ahead_until: int) -> None:
         kafka, admin = self._config.kafka, KafkaClients(self._config.name, self._config.kafka).admin()
         cluster = cluster_id(admin, kafka.bootstrap_servers)
         warning = other_kafka(self.file.kept, cluster)
         if warning is not None:
             structlog.get_logger().warning(warning, name=self._config.name)
-        self.file.begin(cluster, kafka.delivery)
+        self.file.begin(cluster, kafka.delivery, ahead_until=ahead_until)
         known_topics.report(self._config, stored, admin, self.file.kept.cluster_id)
         known_topics.remember(self._config, stored, admin, self.file.kept.cluster_id)
 

@@ -38,6 +38,7 @@ from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.limbo_watch import OverdueQuorum
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import schema_reports
+from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan
 
@@ -125,13 +126,18 @@ class PipelineRunner:
         """
         position = self._checkpoint.position
         has_published = position is not None and position.snapshot is not None
-        is_ahead = self._config.kafka.delivery == "at_least_once" or not has_published
-        newest = self._newest_numbers() if is_ahead else Numbers()
+        newest = self._newest_numbers() if self._may_be_passed or not has_published else Numbers()
         if self._writer is not None and newest.seq > (position.seq if position is not None else 0):
             # Consumers have events after the checkpoint, so the store's rows aren't the consumers' rows.
             self._plan = replace(self._plan, clears_store="Kafka has events that the checkpoint doesn't know of")
             self.pipeline = self._begin()
         return newest | self._plan.given
+
+    @property
+    def _may_be_passed(self) -> bool:
+        """Whether consumers may have events after the checkpoint, from this or a former run with at_least_once delivery."""
+        numbers = self._observations.numbers
+        return self._config.kafka.delivery == "at_least_once" or (numbers is not None and numbers.may_be_passed)
 
     def _seq_after_published(self, position: Position | None) -> Position | None:
         """Return `position` with its `seq` raised above all events that consumers may have.
@@ -139,15 +145,16 @@ class PipelineRunner:
         With at_least_once delivery, consumers may have events after the checkpoint, and new events must not get lower seqs.
         The `seq` isn't raised if the stream repeats exactly the same events under the same seqs. For that, no backfill may have
         been running, as its events aren't repeated. Also the same server must send the log, as another server may order the rows
-        of several origins differently.
+        of several origins differently, and the same spaces must be published.
         """
-        if position is None or position.snapshot is None:
+        if position is None or position.snapshot is None or not self._may_be_passed:
             return position
+        spaces, is_included = self._checkpoint.spaces.values(), options_of(self._config).space_filter()
         is_same_log = len(self._config.source.uris) == 1 and position.server_uuid == self._server.server_uuid
-        if is_same_log and not position.snapshot.open_request:
+        has_same_spaces = not newly_published(spaces, is_included) and not no_longer_published(spaces, is_included)
+        if is_same_log and has_same_spaces and not position.snapshot.open_request:
             return position
-        newest = self._newest_numbers() if self._config.kafka.delivery == "at_least_once" else Numbers()
-        return replace(position, seq=max(position.seq, newest.seq))
+        return replace(position, seq=max(position.seq, self._newest_numbers().seq))
 
     def _newest_numbers(self) -> Numbers:
         """Return the newest numbers in Kafka; zeros if a stop is requested meanwhile. Waits while Kafka is unavailable.

@@ -56,7 +56,8 @@ class Kept:
     - `committed`: numbers that were committed in Kafka; they may be a second old.
     - `reserved_seq`: no event has a higher seq, committed or not. After an orderly stop it is the last seq.
     - `cluster_id`: Kafka's own id of the cluster, None if unknown.
-    - `delivery`: the daemon's kafka.delivery.
+    - `delivery`: the daemon's kafka.delivery. After a change it stays at_least_once as long as events may be newer than the
+      checkpoint.
     """
 
     committed: Numbers = field(default_factory=Numbers)

@@ -55,10 +55,25 @@ class NumbersFile:
         self._recorded: Position | None = None
         self._next_record = 0.0
         self._is_broken = False
+        # This run's way of delivery, recorded once the seq `_ahead_until` is committed.
+        self._delivery: str | None = self.kept.delivery
+        self._ahead_until = 0
 
-    def begin(self, cluster_id: str | None, delivery: str) -> None:
-        """Record the cluster and the way of delivery of this run."""
+    @property
+    def may_be_passed(self) -> bool:
+        """Whether a former run with at_least_once delivery may have published events that are newer than the checkpoint."""
+        return self.kept.delivery == "at_least_once"
+
+    def begin(self, cluster_id: str | None, delivery: str, *, ahead_until: int = 0) -> None:
+        """Record the cluster and the way of delivery of this run.
+
+        Until a position with the seq `ahead_until` is committed, events of a former run with at_least_once delivery may be newer
+        than the checkpoint. Until then its way of delivery stays recorded.
+        """
         cluster_id = cluster_id or self.kept.cluster_id
+        self._delivery, self._ahead_until = delivery, ahead_until
+        if ahead_until and self.kept.delivery is not None:
+            delivery = self.kept.delivery
         if (cluster_id, delivery) != (self.kept.cluster_id, self.kept.delivery):
             self._write(replace(self.kept, cluster_id=cluster_id, delivery=delivery))
 
@@ -76,12 +91,16 @@ class NumbersFile:
         if now >= self._next_record:
             self._next_record = now + RECORD_SECONDS
             self._recorded = committed
-            self._write(replace(self.kept, committed=self.kept.committed | Numbers.of(committed)))
+            self._write(self._with(committed))
 
     def close(self, committed: Position) -> None:
         """Record that nothing is published beyond `committed`, at an orderly stop."""
-        numbers = self.kept.committed | Numbers.of(committed)
-        self._write(replace(self.kept, committed=numbers, reserved_seq=numbers.seq), is_synced=True)
+        kept = self._with(committed)
+        self._write(replace(kept, reserved_seq=kept.committed.seq), is_synced=True)
+
+    def _with(self, committed: Position) -> Kept:
+        delivery = self._delivery if committed.seq >= self._ahead_until else self.kept.delivery
+        return replace(self.kept, committed=self.kept.committed | Numbers.of(committed), delivery=delivery)
 
     def _write(self, kept: Kept, *, is_synced: bool = False) -> None:
         self.kept = kept

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import PipelineRunner, Server
+from cdc.daemon.runner import Observations, PipelineRunner, Server
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, SchemaError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -21,6 +21,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
+from cdc.store.numbers_file import NumbersFile
 from cdc.stream.batch import Broadcast
 from cdc.stream.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import StartPlan
@@ -130,6 +131,47 @@ def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_mo
     ).pipeline.position
     assert (found.seq, found.vclock) == (seq, begin.vclock)
     assert found.snapshot == state
+
+
+@pytest.mark.parametrize(
+    ("former", "delivery_mode", "excluded", "seq"),
+    [
+        ("at_least_once", "exactly_once", [], 5),
+        ("at_least_once", "exactly_once", ["users"], 57),
+        ("at_least_once", "at_least_once", ["users"], 57),
+        ("exactly_once", "exactly_once", ["users"], 5),
+    ],
+)
+def test_other_spaces_and_another_delivery_than_in_the_run_before(
+    config: Config,
+    publisher: Publisher,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    former: str,
+    delivery_mode: str,
+    excluded: list[str],
+    seq: int,
+) -> None:
+    """The same rows don't get the same seqs if fewer spaces are published, and new ones would be below those seen already."""
+    monkeypatch.setattr(publisher, "newest_numbers", lambda: Numbers(57))
+    kafka = config.kafka.model_copy(update={"delivery": delivery_mode})
+    spaces = config.spaces.model_copy(update={"exclude": excluded})
+    config = config.model_copy(update={"kafka": kafka, "spaces": spaces})
+    begin = replace(BEGIN, seq=5, snapshot=SnapshotState(1, is_complete=True))
+    numbers = NumbersFile(tmp_path / "numbers", "shop", "shop")
+    numbers.begin(None, former)
+    server, stored = Server(SERVER, (2, 6, 0), "m"), Checkpoint(begin, {512: SPACE})
+    found = PipelineRunner(
+        config,
+        publisher,
+        stored,
+        StartPlan(begin),
+        server,
+        status=Status("x"),
+        is_stopping=threading.Event(),
+        observations=Observations(numbers=numbers),
+    ).pipeline.position
+    assert found.seq == seq
 
 
 @pytest.mark.parametrize(("is_bad", "error"), [(False, ConnectionLostError), (True, SchemaError)])

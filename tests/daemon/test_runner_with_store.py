@@ -89,10 +89,16 @@ def test_a_stop_ends_between_batches_and_waits_for_nothing(way: Way) -> None:
         runner.submit(Batch.pause(BEGIN))
 
 
-def test_with_events_beyond_the_checkpoint_a_snapshot_compares_with_nothing(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("former", "delivery"), [(None, "at_least_once"), ("at_least_once", "exactly_once")])
+def test_with_events_beyond_the_checkpoint_a_snapshot_compares_with_nothing(
+    way: Way, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, former: str | None, delivery: str
+) -> None:
     answers: list[Numbers | ConnectionLostError] = [ConnectionLostError("Kafka is away"), Numbers(57, 9, 4)]
-    way.config = way.config.model_copy(update={"kafka": way.config.kafka.model_copy(update={"delivery": "at_least_once"})})
+    way.config = way.config.model_copy(update={"kafka": way.config.kafka.model_copy(update={"delivery": delivery})})
     runner = way.runner()
+    if former is not None:
+        runner._observations.numbers = NumbersFile(tmp_path / "numbers", "shop", "shop")
+        runner._observations.numbers.begin(None, former)
 
     def newest() -> Numbers:
         answer = answers.pop(0)

@@ -58,6 +58,28 @@ def test_names_that_fill_a_sector(tmp_path: Path, name: str) -> None:
     assert read(tmp_path / "state", name, "shop") == file.kept == Kept(Numbers(9, 2, 3), 9)
 
 
+@pytest.mark.parametrize("is_closed", [False, True])
+def test_at_least_once_delivery_stays_recorded_until_its_events_are_passed(
+    file: NumbersFile, monkeypatch: pytest.MonkeyPatch, *, is_closed: bool
+) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    file.begin("a", "at_least_once")
+    again = NumbersFile(file._path.parent, "shop", "shop")
+    again.begin("b", "exactly_once", ahead_until=9)
+    again.reserve(5)
+    again.record(at(8))
+    assert again.may_be_passed
+    assert (kept(file).delivery, kept(file).cluster_id) == ("at_least_once", "b")
+    now[0] += 2
+    if is_closed:
+        again.close(at(9))
+    else:
+        again.record(at(9))
+    assert again.kept == kept(file)
+    assert kept(file).delivery == "exactly_once"
+
+
 def test_committed_numbers_are_recorded_now_and_then(file: NumbersFile, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
