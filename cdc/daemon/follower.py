@@ -171,6 +171,7 @@ class Follower:
             self._goal.target = resume.target(self._master_vclock, self._plan.ignored)
         try:
             if snapshot is not None:
+                self._report_cut_off_request()
                 self._log.info("taking a snapshot", reason=snapshot.reason)
                 if not self._take_snapshot(publish=snapshot.publish):
                     return False
@@ -301,13 +302,7 @@ class Follower:
         Returns False if a stop was requested, or everything up to `catches_up_with` is durable.
         """
         pipeline = self._pipeline
-        snapshot = pipeline.position.snapshot
-        if snapshot is not None and snapshot.open_request and not self._requests.has_current:
-            self._log.warning(
-                "a request for rows (`tarantool-cdc snapshot`) was cut off when the daemon ended: what it had published stays "
-                "valid, the rest isn't published; if you still need it, make the request again",
-                snapshot_id=str(snapshot.open_request),
-            )
+        self._report_cut_off_request()
         self._runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         while not self._is_stopping.is_set():
             events = self._receive(self._config.source.silence_timeout_ms / 1000)
@@ -333,6 +328,15 @@ class Follower:
                 self._acknowledge()
                 return True
         return False
+
+    def _report_cut_off_request(self) -> None:
+        snapshot = self._pipeline.position.snapshot
+        if snapshot is not None and snapshot.open_request and not self._requests.has_current:
+            self._log.warning(
+                "a request for rows (`tarantool-cdc snapshot`) was cut off when the daemon ended: what it had published stays "
+                "valid, the rest isn't published; if you still need it, make the request again",
+                snapshot_id=str(snapshot.open_request),
+            )
 
     def _republish(self, *, is_busy: bool) -> None:
         """Submit one chunk of a requested backfill, after the events of all transactions so far."""

@@ -20,7 +20,8 @@ Therefore the checkpoint records that a request is open before the request's fir
 The request takes the next snapshot number and stores it in the position, so no two requests or snapshots have the same number.
 The position still rests on the previous snapshot, which stays complete: a restart during the request forgets the request. But
 consumers may take a snapshot's rows as one unit, and mustn't wait for this one's end for ever. So the next connection begins with
-the record ABORTED (`abort`), whatever cut the request off: the end of the connection, of the process, or of the machine.
+the record ABORTED (`abort`), before the stream or before a snapshot's STARTED, whatever cut the request off: the end of the
+connection, of the process, or of the machine.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from cdc.protocol.constants import Key, Type
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
+from cdc.stream.backfill import abort
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
 from cdc.stream.spaces import Spaces
@@ -64,6 +65,8 @@ class Snapshot:
         row_path: native.CompiledRowPath | None = None,
     ) -> None:
         """Without `publish`, only the schema is taken from the rows."""
+        if position.snapshot is not None and position.snapshot.open_request:
+            position = abort(position, now_us, builder)
         previous = position.snapshot
         self._id = previous.snapshot_id + 1 if previous is not None else 1
         self._images = images

@@ -231,6 +231,21 @@ def test_a_snapshot_after_requests_has_the_next_number() -> None:
     assert shop.snapshot_state.snapshot_id == shop.snapshot_state.base_id == 3
 
 
+def test_a_request_that_was_cut_off_is_ended_before_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else nothing would end it: the stream begins with the snapshot's own state."""
+    monkeypatch.setattr(backfill, "CHUNK_ROWS", 2)
+    shop = Asking()
+    shop.chunk()
+    shop.replica.flush()
+    shop.replica.crash()
+    shop.replica.forced_snapshot = "for the test"
+    shop.replica.connect()
+    sent = [*shop.news(), *shop.follow()]
+    said = [(one.key["snapshot_id"], one.value["status"]) for one in sent if one.topic == "shop.snapshot"]
+    assert said == [("2", "ABORTED"), ("3", "STARTED"), ("3", "COMPLETED")]
+    assert not shop.snapshot_state.open_request
+
+
 def test_store_that_lacks_a_snapshot_is_told_from_one_that_lacks_a_request() -> None:
     def at(snapshot: SnapshotState) -> Position:
         return Position(vclock=VClock({1: 5}), snapshot=snapshot)
