@@ -140,8 +140,9 @@ def _read_checkpoint(config: Config) -> tuple[Checkpoint, dict[str, int], Witnes
     # Read before the checkpoint, which a running daemon moves: so they can't be ahead of it, unless it was thrown back.
     kept = numbers_file.read(config.state.path, config.name, kafka.topic_prefix)
     is_exact = "at_least_once" not in (kafka.delivery, kept.delivery)
-    witnesses = Witnesses(kept=kept, topics=admission.newest_numbers(config) if is_exact else Numbers())
+    newest = admission.newest_numbers(config) if is_exact else Numbers()
     stored = admission.read(config)
+    witnesses = Witnesses(kept=kept, topics=newest, others=stored.others)
     if ownership.owner(stored) not in (None, config.name):
         witnesses = Witnesses(kept=kept)  # the events are another daemon's
     return stored, existing, witnesses

@@ -52,7 +52,7 @@ class GivenNumbers:
             was_ahead = self.file.may_be_passed and newest.seq > Numbers.of(stored.position).seq
             self._topics = Numbers() if self.file.may_be_passed else newest
             self._note_cluster(stored, ahead_until=newest.seq if was_ahead else 0)
-        self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics)
+        self.witnesses = Witnesses(kept=self.file.kept, process=committed, topics=self._topics, others=stored.others)
 
     def _note_cluster(self, stored: Checkpoint, *, ahead_until: int) -> None:
         kafka, admin = self._config.kafka, KafkaClients(self._config.name, self._config.kafka).admin()

@@ -25,6 +25,7 @@ from typing import Any, Final
 
 from cdc.errors import ConfigurationError
 from cdc.events.json_values import encode
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.protocol.extensions import pack, unpack
 from cdc.schema.forms import SpaceForm, StoredSpace
@@ -61,7 +62,8 @@ class Checkpoint:
     `has_store`: whether the writer kept a state store; `transactional_id`: its id in Kafka. They are None if the writer was too
     old to record that. The other fields cover all daemons on the topic, by name: `owners` have claimed the prefix, in this order,
     each with the time of its claim; `published` have published events, each with the time of its last write; `signs` are their
-    signs of life. Times are in milliseconds since the epoch.
+    signs of life. Times are in milliseconds since the epoch. `others` are the highest numbers that daemons of other names have
+    given, which have owned the prefix before.
     """
 
     position: Position | None = None
@@ -72,6 +74,7 @@ class Checkpoint:
     owners: dict[str, int] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     signs: dict[str, Sign] = field(default_factory=dict)
+    others: Numbers = field(default_factory=Numbers)
 
     def restore_forms(self, store: Checkpoint) -> list[int]:
         """Add the forms that the topic has lost and the state store has at the same position. Return the ids of their spaces.
@@ -135,7 +138,7 @@ def numbers_record(numbers: Mapping[int, int]) -> tuple[bytes, bytes]:
 
 
 def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> None:
-    """Fold one record of the topic into `checkpoint`. Of daemons with other names, only their existence is recorded.
+    """Fold one record of the topic into `checkpoint`. Of daemons with other names, only their existence and numbers are recorded.
 
     Raises ConfigurationError for a record that isn't a checkpoint record.
     """
@@ -149,6 +152,8 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             content = json.loads(value) if value is not None else None
             _fold_published(identity["name"], content, checkpoint)
         if identity["name"] != name:
+            if space_id is None and content is not None:
+                checkpoint.others |= _numbers_of(content)
             return
         if space_id is None:
             checkpoint.position = Position.from_json(content) if content is not None else None
@@ -167,6 +172,12 @@ def fold(name: str, key: bytes, value: bytes | None, checkpoint: Checkpoint) -> 
             f"the checkpoint topic holds a record that isn't a checkpoint's: {key[:200]!r}",
             "kafka.topic_prefix must not be shared with another program's topics.",
         ) from error
+
+
+def _numbers_of(content: Mapping[str, Any]) -> Numbers:
+    """Return the numbers of another daemon's position, whose version may be a newer one than this program's."""
+    snapshot = content.get("snapshot") or {}
+    return Numbers(content.get("seq", 0), snapshot.get("snapshot_id", 0), content.get("schema_version", 0))
 
 
 def _fold_published(name: str, content: dict[str, Any] | None, checkpoint: Checkpoint) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from cdc.errors import ConfigurationError
 from cdc.positions.last_row import LastRow
+from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -155,9 +156,17 @@ def test_a_format_whose_default_value_is_a_decimal() -> None:
 def test_records_of_other_daemons_are_passed_over() -> None:
     space = StoredSpace(512, [512, 1, "x"], {}, 1)
     records = [position_record("other", Position(seq=5), THEM, 1), space_record("other", 512, space)]
-    assert folded(*records) == Checkpoint()
+    assert folded(*records) == Checkpoint(others=Numbers(5))
     mine = position_record("shop", Position(seq=6), ME, 1)
     assert folded(mine, *records).position == Position(seq=6)
+
+
+def test_the_highest_numbers_of_other_daemons_are_known() -> None:
+    found = Checkpoint()
+    for name, seq, snapshot in (("me", 900, None), ("them", 7, SnapshotState(3, is_complete=True)), ("old", 5, None)):
+        fold("me", *position_record(name, Position(seq=seq, schema_version=seq, snapshot=snapshot), THEM, 1), found)
+    fold("me", position_record("them", Position(), THEM, 1)[0], None, found)
+    assert found.others == Numbers(7, 3, 7)
 
 
 def test_a_position_that_was_deleted() -> None:

@@ -36,6 +36,17 @@ def test_any_of_them_may_be_ahead(what: str) -> None:
     assert witnesses.given(at(181)).seq == 181
 
 
+def test_another_daemon_of_the_prefix_may_have_gone_further() -> None:
+    """It was renamed, and renamed back; or the topics have lost all events, as nothing happened for a week."""
+    witnesses = Witnesses(others=Numbers(180, 9, 7), topics=Numbers(180))
+    reason = "a daemon of another name has published events under this prefix up to seq 180"
+    assert witnesses.thrown_back(at(20)) == f"the checkpoint is at seq 20, but {reason}"
+    assert witnesses.thrown_back(None) == f"there is no checkpoint, but {reason}"
+    assert witnesses.given(None) == witnesses.given(at(20)) == Numbers(180, 9, 7)
+    assert witnesses.thrown_back(at(180)) is None
+    assert witnesses.given(at(180)) == Numbers(180, 9, 7)
+
+
 def test_what_was_only_reserved_counts_where_the_newest_is_lost() -> None:
     """Else the next seq would not follow the last one."""
     assert Witnesses(kept=KEPT).given(at(180, 7)) == Numbers(180, 7, 5)
