@@ -1,4 +1,7 @@
-"""Reader of a whole control topic."""
+"""Reader of a whole control topic.
+
+The daemon creates these topics with one partition. An operator may have created them with more, or have added some.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ def newest(consumer: Consumer, topic: str) -> dict[bytes, bytes]:
 
 
 def values(consumer: Consumer, topic: str) -> list[bytes]:
-    """Return all values of an existing topic, in order.
+    """Return all values of an existing topic, in the order of each partition.
 
     The `consumer` must be read_committed and report the ends of partitions; it is closed. Raises ConnectionLostError and
     ForbiddenError.
@@ -35,9 +38,9 @@ def _records(consumer: Consumer, topic: str) -> list[tuple[bytes, bytes | None]]
     what = f"{topic} can't be read"
     try:
         # Without this request librdkafka looks for the partition's leader half a second later.
-        consumer.list_topics(topic, _TIMEOUT_SECONDS)
-        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
-        while True:
+        missing = set(consumer.list_topics(topic, _TIMEOUT_SECONDS).topics[topic].partitions) or {0}
+        consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in sorted(missing)])
+        while missing:
             message = consumer.poll(_TIMEOUT_SECONDS)
             if message is None:
                 raise ConnectionLostError(f"{what}: Kafka didn't answer for {_TIMEOUT_SECONDS:.0f} s")
@@ -45,9 +48,10 @@ def _records(consumer: Consumer, topic: str) -> list[tuple[bytes, bytes | None]]
             if error is None:
                 found.append((message.key() or b"", message.value()))
             elif error.code() == KafkaError._PARTITION_EOF:
-                return found
+                missing.discard(message.partition() or 0)
             elif not error.retriable() and error.code() != KafkaError._ALL_BROKERS_DOWN:
                 raise reading_error(error, what)
+        return found
     except KafkaException as error:
         raise reading_error(error.args[0], what) from error
     finally:

@@ -115,7 +115,8 @@ class LostTopics:
         return control_records.newest(self._clients.consumer("read_committed"), topic) if topic in existing else {}
 
     def _first_offsets(self, existing: Mapping[str, int]) -> dict[Place, int]:
-        there = [(topic, 0) for topic in (self._schema_topic, self._snapshot_topic) if topic in existing]
+        control = [topic for topic in (self._schema_topic, self._snapshot_topic) if topic in existing]
+        there = [(topic, number) for topic in control for number in range(existing[topic])]
         return first_offsets(self._clients.admin(), there) if there else {}
 
 

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Final
 
 from cdc.events import topics
 from cdc.events.topics import TopicNames
 from cdc.kafka import control_records
 from cdc.kafka.clients import Admin, KafkaClients
-from cdc.kafka.hanging import first_offsets, open_partitions
+from cdc.kafka.hanging import Place, first_offsets, open_partitions
 from cdc.stream.owned_topics import NOTHING, Owned, owned
 
-_Bounds = tuple[int, int]
+_Bounds = tuple[dict[Place, int], dict[Place, int]]
 
 
 class OwnedTopics:
@@ -22,14 +22,14 @@ class OwnedTopics:
         self._clients: Final = clients
         self._known: dict[str, tuple[_Bounds, Owned]] = {}
 
-    def of(self, prefix: str, admin: Admin, existing: Collection[str]) -> Owned:
-        """Return what a prefix owns, given the existing topics. Raises ConnectionLostError."""
+    def of(self, prefix: str, admin: Admin, existing: Mapping[str, int]) -> Owned:
+        """Return what a prefix owns, given the existing topics' partition counts. Raises ConnectionLostError."""
         topic = TopicNames(prefix).control(topics.SCHEMA)
         if topic not in existing:
             return NOTHING
-        place = topic, 0
-        open_, closed = open_partitions(admin, {topic: 1})
-        bounds = first_offsets(admin, [place])[place], (open_ | closed)[place]
+        open_, closed = open_partitions(admin, {topic: existing[topic]})
+        ends = open_ | closed
+        bounds = first_offsets(admin, ends), ends
         known = self._known.get(prefix)
         if known is None or known[0] != bounds:
             consumer = self._clients.consumer("read_committed")

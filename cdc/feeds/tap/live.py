@@ -91,7 +91,8 @@ class Topics:
         # Also those that an earlier record named: somebody may have deleted records of the schema topic.
         self._rows |= {f"{self.prefix}.{suffix}" for suffix in suffixes}
         rows = {topic: count for topic, count in found.items() if topic in self._rows}
-        return Listed(rows, {(topic, 0) for topic in (self.snapshots, self.schemas) if topic in found})
+        control = [topic for topic in (self.snapshots, self.schemas) if topic in found]
+        return Listed(rows, {(topic, number) for topic in control for number in range(found[topic])})
 
     def counts(self, admin: Admin) -> dict[str, int]:
         """Return the topics that may have rows, with their numbers of partitions."""
