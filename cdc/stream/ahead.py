@@ -23,12 +23,15 @@ class Ahead:
     def __bool__(self) -> bool:
         return bool(self._queue)
 
-    def check(self, origin: int, known: Mapping[int, int], published: Mapping[int, int]) -> None:
-        """Check an origin's first transaction. Raises StoreBehindError if published ones are missing before it."""
-        if origin not in self._received and known.get(origin, 0) != published.get(origin, 0):
+    def check(self, origin: int, known_lsn: int, published: Mapping[int, int]) -> None:
+        """Check an origin's first transaction, which follows lsn `known_lsn`.
+
+        Raises StoreBehindError if published ones are missing before it.
+        """
+        if origin not in self._received and known_lsn != published.get(origin, 0):
             raise StoreBehindError(
                 f"this server's log can't bring the state store to the checkpoint {published}: its next row of replica id "
-                f"{origin} follows lsn {known.get(origin, 0)}, but rows up to lsn {published.get(origin, 0)} are published"
+                f"{origin} follows lsn {known_lsn}, but rows up to lsn {published.get(origin, 0)} are published"
             )
 
     def put(self, transaction: Transaction) -> None:

@@ -268,13 +268,13 @@ class Pipeline:
     def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle the transactions that can be handled now that this one has arrived.
 
-        During the replay, a transaction past the published events is set aside. But it may be a control row that decides over a
-        published transaction.
+        During the replay, a transaction past the published events is set aside; as a control row it may decide over earlier ones.
         """
-        until = self._catch_up_to
-        if until is not None and transaction.lsn > until.vclock.get(transaction.replica_id, 0):
-            self._ahead.check(transaction.replica_id, self._events.vclock | self._limbo.received, until.vclock)
-            if is_control(transaction) and not self._limbo.is_empty:
+        until, limbo, origin = self._catch_up_to, self._limbo, transaction.replica_id
+        if until is not None and transaction.lsn > until.vclock.get(origin, 0):
+            known_lsn = limbo.received.get(origin, self._events.vclock.get(origin, 0))
+            self._ahead.check(origin, known_lsn, until.vclock)
+            if is_control(transaction) and not limbo.is_empty:
                 for ready in self._decided(transaction):
                     yield from self._handle_certain(ready, suffix)
             self._ahead.put(transaction)
