@@ -11,6 +11,7 @@ import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import create_autospec
 from urllib.error import URLError
 
 import pytest
@@ -83,6 +84,12 @@ def free_port() -> int:
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         return int(found.getsockname()[1])
+
+
+@pytest.fixture(autouse=True)
+def _own_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Kafka nobody can say whose a topic is, or which cluster it is."""
+    monkeypatch.setattr(run, "OwnTopics", create_autospec(run.OwnTopics))
 
 
 @pytest.fixture
