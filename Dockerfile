@@ -27,6 +27,8 @@ CMD ["run", "--config", "/etc/tarantool-cdc.toml"]
 
 # The Spark jobs: docker build --target spark . The jars are fetched here and not at each start.
 FROM source AS spark
+# The jobs run from these sources: the wheel leaves out what fetches the jars and sets Java up.
+ENV PYTHONPATH=/app
 ENV TARANTOOL_CDC_CACHE=/opt/tarantool-cdc
 RUN apt-get update \
     && apt-get install -y --no-install-recommends default-jre-headless maven procps \

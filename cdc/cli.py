@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
@@ -192,6 +193,8 @@ _LOGGING: Final = frozenset({_run, _replay, _tap})
 
 
 def _demo(options: argparse.Namespace) -> int:
-    from cdc.commands.demo import demo
+    if find_spec("cdc.local") is None:
+        raise CdcError("The demo's servers aren't part of an installed package: run `make demo` in a checkout of the sources.")
+    from cdc.local.demo import demo
 
     return 0 if demo(keep=options.keep) else 1

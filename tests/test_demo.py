@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+from setuptools import find_packages  # type: ignore[import-untyped] # it has no types
 
-from cdc.commands import demo
+from cdc import cli
+from cdc.local import demo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,3 +39,15 @@ def test_without_pyspark_the_demo_starts_nothing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(demo, "local_servers", lambda _: pytest.fail("something was started"))
     with pytest.raises(demo.DemoError, match=r"The Spark jobs need PySpark: pip install '\.\[spark\]'"):
         demo.demo(keep=False)
+
+
+def test_an_installed_package_leaves_the_servers_out_and_says_where_the_demo_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]
+    packages = find_packages(str(ROOT), include=found["include"], exclude=found["exclude"])
+    assert {"cdc", "cdc.daemon", "spark_jobs", "spark_jobs.lake"} <= set(packages)
+    assert not [name for name in packages if name.startswith(("cdc.local", "tests"))]
+    monkeypatch.setattr(cli, "find_spec", lambda _: None)
+    assert cli.main(["demo"]) == 1
+    assert "run `make demo` in a checkout of the sources" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from spark_jobs import run
 from spark_jobs.errors import JobError
 from spark_jobs.job import Job, Sink
+from spark_jobs.own_topics import OwnTopics
 from spark_jobs.progress import Batch
 from spark_jobs.report import Log
 from spark_jobs.source import Topics
@@ -89,7 +90,7 @@ def free_port() -> int:
 @pytest.fixture(autouse=True)
 def _own_topics(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without Kafka nobody can say whose a topic is, or which cluster it is."""
-    monkeypatch.setattr(run, "OwnTopics", create_autospec(run.OwnTopics))
+    monkeypatch.setattr(run, "OwnTopics", create_autospec(OwnTopics))
 
 
 @pytest.fixture
