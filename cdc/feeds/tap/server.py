@@ -24,6 +24,7 @@ from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, ProtocolError
 from cdc.feeds.tap.connection import Greeter
 from cdc.feeds.tap.feed import Feed
+from cdc.feeds.tap.listener import Listener
 from cdc.feeds.tap.session import ClientPosition, ControlPosition, Cursor, Session
 from cdc.feeds.tap.session_store import SessionStore
 from cdc.feeds.tap.sink import Sink
@@ -38,7 +39,6 @@ _WATCH_SECONDS: Final = 0.5
 _READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
 """Maximum size of one client's data that waits in this process, in bytes; a single message may be larger."""
-_BACKLOG: Final = 1024
 _BYTES_ACKED: Final = slice(120, 128)
 """Position of `tcpi_bytes_acked` in Linux's tcp_info."""
 _ENDED_MAX: Final = 100
@@ -113,15 +113,15 @@ class TapServer:
             known_version = max((session.begun_version for session in self._sessions.values()), default=0)
             if not await self.feed.start(self._stopping, known_version):
                 return
-            server = await self._listen()
+            listener = await self._listen()
             if self._sink_address is not None:
                 await self._start_sink(*self._sink_address)
             housekeeping = asyncio.create_task(self._keep_house())
             try:
                 await self._stopping.wait()
             finally:
-                if server is not None:
-                    server.close()
+                if listener is not None:
+                    await listener.close()
                 housekeeping.cancel()
                 for task in list(self._tasks):
                     task.cancel()
@@ -147,7 +147,7 @@ class TapServer:
         task = asyncio.create_task(self.sink.run())
         self._tasks.add(task)
 
-    async def _listen(self) -> asyncio.Server | None:
+    async def _listen(self) -> Listener | None:
         address = self._config.address
         if address is None:
             self.is_listening.set()
@@ -162,15 +162,15 @@ class TapServer:
                 ) from error
         try:
             # TLS begins in `_connected`: asyncio itself would neither count nor log connections before their handshake.
-            server = await asyncio.start_server(self._connected, address[0], address[1], limit=_READ_BYTES, backlog=_BACKLOG)
+            listener = await Listener.opened(*address, self._connected)
         except OSError as error:
             raise ConfigurationError(
                 f"tap.listen = {self._config.listen} can't be used: {error.strerror}", "Choose another port."
             ) from error
-        self.port = server.sockets[0].getsockname()[1]
+        self.port = listener.addresses[0][1]
         self._log.info("clients can connect", address=address[0], port=self.port)
         self.is_listening.set()
-        return server
+        return listener
 
     async def _keep_house(self) -> None:
         """Each second, save sessions, end expired ones, release old views, and send a NOOP to idle clients."""
