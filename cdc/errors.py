@@ -11,6 +11,8 @@ import reprlib
 from enum import Enum
 from typing import Final
 
+OUT_OF_FILES: Final = "Raise the limit of open files: `ulimit -n`, or LimitNOFILE in systemd's unit."
+"""Remedy if the process, or the machine, has no descriptor left: nothing is wrong with the peer or its address."""
 _EXCERPTS: Final = reprlib.Repr()
 _EXCERPTS.maxlevel = 8
 _EXCERPTS.maxlist = _EXCERPTS.maxtuple = _EXCERPTS.maxdict = 50

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
 import threading
 import time
@@ -14,7 +16,7 @@ from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined] 
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
+from cdc.errors import OUT_OF_FILES, CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.events import topics
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import FORBIDDEN, ProducerLostError, operator_error, reading_error
@@ -85,7 +87,10 @@ def _metadata(admin: Admin, bootstrap_servers: str, report_delay: Callable[[str]
                 found_wrong = "; ".join(admin.troubles.values()) or error.args[0].str()
                 raise ConnectionLostError(
                     f"Kafka can't be reached at {bootstrap_servers}: {found_wrong}",
-                    "Check kafka.bootstrap_servers, and that the brokers run.",
+                    # librdkafka gives no error's number, only the system's text.
+                    OUT_OF_FILES
+                    if os.strerror(errno.EMFILE) in found_wrong
+                    else "Check kafka.bootstrap_servers, and that the brokers run.",
                 ) from error
 
 

@@ -8,13 +8,14 @@ are wanted. While the stream is quiet, the first byte wakes the reader.
 
 from __future__ import annotations
 
+import errno
 import select
 import socket
 import threading
 import time
 from typing import Final
 
-from cdc.errors import CdcError, ConnectionLostError
+from cdc.errors import OUT_OF_FILES, CdcError, ConnectionLostError
 from cdc.protocol.session import Event, Session
 
 RECEIVE_BYTES: Final = 64 * 1024
@@ -40,7 +41,9 @@ class Connection:
         except OSError as error:
             raise ConnectionLostError(
                 f"can't connect to Tarantool at {self.address}: {error}",
-                "Check that the server runs, and the host and port in source.uris.",
+                OUT_OF_FILES
+                if error.errno in (errno.EMFILE, errno.ENFILE)
+                else "Check that the server runs, and the host and port in source.uris.",
             ) from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket.setblocking(False)

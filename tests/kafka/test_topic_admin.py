@@ -8,15 +8,16 @@ import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from types import SimpleNamespace
-from typing import cast
+from typing import ClassVar, cast
 
 import pytest
 import structlog
 from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import ClusterMetadata  # type: ignore[attr-defined]  # it is documented
 from confluent_kafka.cimpl import NewTopic
 
 from cdc.config import KafkaSection
-from cdc.errors import CdcError, ConnectionLostError, PublishAborted, PublishError
+from cdc.errors import OUT_OF_FILES, CdcError, ConnectionLostError, PublishAborted, PublishError
 from cdc.kafka import topic_admin
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.errors import ProducerLostError
@@ -311,6 +312,30 @@ def test_replicas_in_sync_are_not_left_to_the_brokers(settings: dict[str, int], 
     admin(cluster, **settings).ensure(["shop.users", "shop.checkpoint"])
     (created,) = cluster.created
     assert [topic.config and topic.config["min.insync.replicas"] for topic in created] == [in_sync, in_sync]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "remedy"),
+    [
+        ("Connect to x:1 failed: Connection refused", "Check kafka.bootstrap_servers, and that the brokers run."),
+        ("Failed to create socket: Too many open files", OUT_OF_FILES),
+    ],
+)
+def test_what_helps_where_no_broker_can_be_reached(monkeypatch: pytest.MonkeyPatch, trouble: str, remedy: str) -> None:
+    class Unreachable:
+        refusals: ClassVar[list[KafkaError]] = []
+        troubles: ClassVar[dict[str, str]] = {"x:1": trouble}
+
+        def list_topics(self, **_: object) -> ClusterMetadata:
+            raise KafkaException(KafkaError(KafkaError._TRANSPORT))
+
+        def poll(self, _: float) -> int:
+            return 0
+
+    monkeypatch.setattr(topic_admin, "ADMIN_TIMEOUT_SECONDS", 0.0)
+    with pytest.raises(ConnectionLostError) as raised:
+        list_topics(cast(Admin, Unreachable()), "x:1")
+    assert str(raised.value) == f"Kafka can't be reached at x:1: {trouble}. {remedy}"
 
 
 def talker() -> socket.socket:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -9,6 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
+from cdc.errors import ConnectionLostError
 from cdc.kafka.wake_pipe import WakePipe
 from cdc.protocol.session import Session
 from cdc.sources import connection as module
@@ -91,3 +94,24 @@ def test_much_is_read_before_it_is_wanted(line: Line) -> None:
     found = receive(line, wanted_in_seconds=LONG_SECONDS)
     assert sum(map(len, found)) == module.RECEIVE_BYTES
     assert time.monotonic() - began < LONG_SECONDS / 2
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ECONNREFUSED, "that the server runs"),
+        (errno.EMFILE, "the limit of open files"),
+        (errno.ENFILE, "the limit of open files"),
+    ],
+)
+def test_what_helps_where_nothing_can_be_connected_to(monkeypatch: pytest.MonkeyPatch, number: int, remedy: str) -> None:
+    """Without descriptors nothing is wrong with the server."""
+
+    def refuse(*_: object, **__: object) -> socket.socket:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with pytest.raises(ConnectionLostError, match=os.strerror(number)) as raised:
+        Connection("m1", 3301, cast(Session, Echo()))
+    assert remedy in raised.value.hint
+    assert ("source.uris" in raised.value.hint) is (number == errno.ECONNREFUSED)

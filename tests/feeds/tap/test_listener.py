@@ -76,7 +76,7 @@ def test_a_name_of_several_addresses() -> None:
     async def found_addresses() -> list[tuple[Any, ...]]:
         return [
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.2", 0)),
-            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0)),
+            (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("203.0.113.1", 0)),
             (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
         ]
 
@@ -103,7 +103,7 @@ def test_a_name_of_several_addresses() -> None:
     assert asyncio.run(heard()) == ["127.0.0.2", "127.0.0.1"]
 
 
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+@pytest.mark.parametrize("host", ["203.0.113.1", "no-such-host.invalid"])
 def test_an_address_that_cannot_be_used(host: str) -> None:
     async def connected(_: asyncio.StreamReader, __: asyncio.StreamWriter) -> None:
         raise AssertionError
