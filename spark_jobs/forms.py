@@ -174,8 +174,9 @@ class Forms:
         except KeyError:
             raise JobError(
                 f"The topic {self._topic} has no form of space {space_id} at schema_version {schema_version}, which events refer "
-                "to. This topic must be compacted; its records must not be deleted by retention. Let the daemon take a new "
-                "snapshot, which writes the form again."
+                "to. This topic must be compacted; its records must not be deleted by retention. The daemon writes a present "
+                "form again, at its start or within a minute. It can't write former forms, which `current` no longer needs once "
+                "the space has been truncated, or swept by a later snapshot of all rows (its sweep_seq isn't 0)."
             ) from None
 
     def latest(self, space: str) -> Form | None:

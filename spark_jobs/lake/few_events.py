@@ -56,10 +56,10 @@ def unmerged(session: SparkSession, rows: Sequence[Row], swept: int, control: Co
     if not rows:
         return None
     floor = max([swept, *(row["seq"] for row in rows if row["op"] == "t")])
-    versions = {(row["space_id"], row["schema_version"]) for row in rows}
-    forms = {version: control.forms.of(*version) for version in versions}
     has_patches = any(row["patch"] is not None for row in rows)
     changes = [row for row in rows if row["op"] != "t" and row["seq"] > floor]
+    # The forms of other events may be lost: the daemon can't write former forms again.
+    forms = {version: control.forms.of(*version) for version in {(row["space_id"], row["schema_version"]) for row in changes}}
     if not has_patches:
         changes = list({row["key"]: row for row in sorted(changes, key=lambda row: int(row["seq"]))}.values())
     events = _frame(session, changes).withColumn("source_ts", F.timestamp_micros(_TIME)).drop(_TIME)

@@ -301,10 +301,13 @@ def _unmerged(asked: DataFrame, events: DataFrame, swept: int, control: Control)
         F.max(F.when(F.col("op") == "t", F.col("seq"))).alias("truncated"),
         F.count("patch").alias("patches"),
         F.count("*").alias("events"),
+        F.max("seq").alias("last"),
     )
     found = summary.collect()
     floor = max([swept, *(row["truncated"] for row in found if row["truncated"] is not None)])
-    forms = {(row["space_id"], row["schema_version"]): control.forms.of(row["space_id"], row["schema_version"]) for row in found}
+    # As in few_events, the forms of events up to the floor may be lost.
+    needed = [(row["space_id"], row["schema_version"]) for row in found if row["last"] > floor]
+    forms = {version: control.forms.of(*version) for version in needed}
     has_patches, count = any(row["patches"] for row in found), sum(row["events"] for row in found)
     return Unmerged(above(events, floor), floor, forms, has_patches=has_patches, count=count)
 

@@ -289,6 +289,19 @@ def test_a_form_that_is_not_there_is_an_error(job: Job) -> None:
         job.send(put("c", {"id": 1}, 1))
 
 
+@pytest.mark.parametrize("few", [few_events.FEW, 0])
+def test_a_lost_form_is_not_needed_for_events_below_a_snapshot(job: Job, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
+    """The daemon can write only present forms again; a snapshot that sweeps leaves no row of a former one."""
+    monkeypatch.setattr(few_events, "FEW", few)
+    former, present = put("c", {"id": 1, "name": "a"}, 1), put("c", {"id": 2, "name": "b"}, 3, version=2)
+    begun = (schema(2, version=2), former, present, snapshot("STARTED", 4), put("r", {"id": 1, "name": "a"}, 5, version=2))
+    with pytest.raises(JobError, match="no form of space 512 at schema_version 1"):
+        job.send(*begun)
+    again = Job(job.session, job.path.with_name("again"))
+    again.send(*begun, put("r", {"id": 2, "name": "b"}, 6, version=2), snapshot("COMPLETED", 6, sweep_seq=4))
+    assert again.rows() == {'{"id":1}': '{"id":1,"name":"a"}', '{"id":2}': '{"id":2,"name":"b"}'}
+
+
 def test_new_and_renamed_fields(job: Job) -> None:
     job.send(schema(0), put("c", {"id": 1, "name": "a", "balance": 1, "field_4": "Oslo"}, 1), put("c", {"id": 2, "name": "b"}, 2))
     longer = [*COLUMNS, ("city", "string")]
