@@ -172,7 +172,13 @@ class AuditSink(Sink):
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
         state, stored_batch, stored = self._load(query)
-        if stored_batch >= batch:
+        if stored_batch not in (batch - 1, batch):
+            raise JobError(
+                f"The state of this checkpoint's audit in {self._path}/state is that after batch {stored_batch}, and the"
+                f" checkpoint goes on with batch {batch}: one of them is an older copy, and some events would not be examined. Put"
+                " the newest copy back, or start with an empty --checkpoint, which examines everything again."
+            )
+        if stored_batch == batch:
             self._publish(stored, batch, query)
             return
         cached = self._source.changes(records).persist(StorageLevel.MEMORY_AND_DISK)
