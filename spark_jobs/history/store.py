@@ -74,8 +74,9 @@ class History:
 
     def add_control(self, records: DataFrame) -> None:
         """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
-        known = self.versions().select("space", "seq")
-        missing = records.join(known, ["space", "seq"], "left_anti").select(*self.versions().columns)
+        # Not by their positions, which change when the schema topic is compacted.
+        known = self.versions().where("op in ('schema', 'snapshot')").select("space", "row")
+        missing = records.join(known, ["space", "row"], "left_anti").select(*self.versions().columns)
         missing.write.format("delta").mode("append").save(self.versions_path)
 
     def exists(self) -> bool:

@@ -15,6 +15,8 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from delta.exceptions.captured import ConcurrentTransactionException
@@ -69,12 +71,14 @@ class EventTable:
         gets_columns: bool = False,
         may_begin_late: bool = False,
         properties: Mapping[str, str] | None = None,
+        identity: Sequence[str] = ("seq",),
     ) -> None:
         """Name the table, and create nothing yet.
 
         `spaces` is the regular expression of `--spaces` for the query's events. With `looks_for_all` each event is looked up in
         the table before it is written. With `gets_columns` rows may have columns that the table lacks. With `may_begin_late` the
-        table may be created after a query's first batch. A new table gets `properties`.
+        table may be created after a query's first batch. A new table gets `properties`. Rows with the same `identity` in the same
+        partition of the table are the same event.
         """
         self.path = path
         self._session = session
@@ -85,6 +89,7 @@ class EventTable:
         self._gets_columns = gets_columns
         self._may_begin_late = may_begin_late
         self._properties = properties or {}
+        self._identity = tuple(identity)
         self._lane = lanes.lane(spaces)
         self._claim: _Claim | None = None
         self._location: str | None = None
@@ -231,8 +236,10 @@ class EventTable:
 
     def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
         """Return the rows whose event isn't in the table. The table has no events with a seq above `known`."""
-        same = [*self._partition_by, "seq"]
-        written = tables.read(self._session, self.path).select(*same)
+        same = [*self._partition_by, *self._identity]
+        written = tables.read(self._session, self.path)
         if known is not None:
             written = written.where(F.col("seq") <= known)
-        return rows.join(written, same, "left_anti")
+        written = written.select(*(F.col(name).alias(f"written {name}") for name in same))
+        is_same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"`written {name}`")) for name in same))
+        return rows.join(written, is_same, "left_anti")

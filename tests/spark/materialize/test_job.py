@@ -407,3 +407,15 @@ def test_a_repeated_batch_that_compacts_the_rows_keeps_what_it_has_appended(
         for _ in range(2):  # the first process was killed before Spark noted the batch as done
             sink(spark, tmp_path / "whole", topics).write(records, batch, "query")
     assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [0, 100, 101]
+
+
+def test_a_history_has_the_forms_that_came_after_the_schema_topic_was_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")
+    command = ["history_of", "--changes", str(whole), "--path", history, "--checkpoint", str(tmp_path / "read")]
+    carts: dict[str, Any] = {"space": "carts", "space_id": 514, "version": 3}
+    sink(spark, whole, topics).write(topics.send(schema(0), schema(0), put("c", {"id": 1}, 1)), 0, "query")
+    assert run.main(command) == 0
+    del topics.messages["shop.schema", 0][0]
+    sink(spark, whole, topics).write(topics.send(schema(1, **carts), put("c", {"id": 9}, 2, **carts)), 1, "query")
+    assert run.main(command) == 0
+    assert [row["_key"] for row in spark.read.format("delta").load(f"{history}/carts").collect()] == ['{"id":9}']
