@@ -419,3 +419,18 @@ def test_a_history_has_the_forms_that_came_after_the_schema_topic_was_compacted(
     sink(spark, whole, topics).write(topics.send(schema(1, **carts), put("c", {"id": 9}, 2, **carts)), 1, "query")
     assert run.main(command) == 0
     assert [row["_key"] for row in spark.read.format("delta").load(f"{history}/carts").collect()] == ['{"id":9}']
+
+
+def test_events_of_a_deleted_row_that_come_again_are_not_in_the_table_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+    topics, published = FakeTopics(spark), Published()
+    whole, repeated = tmp_path / "whole", [put("c", {"id": 1, "name": "a", "balance": 1}, 1), delete(1, 2), truncate(3)]
+    batches = [[schema(0), *repeated], [put("c", {"id": 2}, 4)], [*repeated, put("c", {"id": 3}, 5)]]
+    for batch, messages in enumerate(batches):
+        records = topics.send(*messages)
+        topics.took(records)
+        for _ in range(2):  # the first process was killed before Spark noted the batch as done
+            sink(spark, whole, topics, positions=topics, publisher=published).write(records, batch, "query")
+    assert [(row["seq"], row["op"]) for row in stored(spark, whole)] == [(1, "c"), (2, "d"), (3, "t"), (4, "c"), (5, "c")]
