@@ -175,8 +175,8 @@ class AuditSink(Sink):
         if stored_batch not in (batch - 1, batch):
             raise JobError(
                 f"The state of this checkpoint's audit in {self._path}/state is that after batch {stored_batch}, and the"
-                f" checkpoint goes on with batch {batch}: one of them is an older copy, and some events would not be examined. Put"
-                " the newest copy back, or start with an empty --checkpoint, which examines everything again."
+                f" checkpoint goes on with batch {batch}: one of them is an older copy, and some events would not be examined."
+                " Put the newest copy back, or start with an empty --checkpoint, which examines everything again."
             )
         if stored_batch == batch:
             self._publish(stored, batch, query)
