@@ -199,7 +199,8 @@ def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redi
     template = Template.parsed(f"{mark}:{{key}}")
     templates = {space: template.of(space) for space in ("users", "people", "humans")}
     story.go_on(CHANGES)
-    left, batch, space = list(story.messages), 0, None
+    left, batch = list(story.messages), 0
+    space: str | None = None
     while left:
         count = random_.randrange(1, 20)
         some, left = left[:count], left[count:]
