@@ -194,7 +194,8 @@ def test_control_records_of_topics_that_were_created_again_are_not_taken_for_for
     spark: SparkSession, tmp_path: Path
 ) -> None:
     """The daemon has kept its state, so an empty checkpoint is enough."""
-    path, carts = str(tmp_path), {"space": "carts", "space_id": 514, "version": 3}
+    path = str(tmp_path)
+    carts: dict[str, Any] = {"space": "carts", "space_id": 514, "version": 3}
     begun = [schema(0), schema(0, space="orders", space_id=513, version=2), put("c", row(1, "a"), 1), put("c", row(2, "a"), 2)]
     again = [
         schema(2),
