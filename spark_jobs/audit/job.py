@@ -246,8 +246,10 @@ class AuditSink(Sink):
     def _begin(self) -> State:
         """Return the initial state. Seqs begin with 1, unless the beginning of some partitions was deleted."""
         state = State()
+        # Topics of others under the prefix have none of the seqs, whatever was deleted from them.
+        others = {*self._control, *self._topics.known.foreign}
         for topic, offsets in self._source.first_offsets().items():
-            if topic not in self._control:
+            if topic not in others:
                 for partition, offset in offsets.items():
                     where = place(topic, int(partition))
                     state.last_in[where] = (-1, offset - 1)

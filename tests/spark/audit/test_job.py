@@ -423,3 +423,11 @@ def test_an_older_copy_of_the_checkpoint_or_of_the_state_is_refused(auditor: Aud
     auditor.batch = 2
     with pytest.raises(JobError, match="is that after batch 1, and the checkpoint goes on with batch 3"):
         auditor.take(put("c", row(4), 4))
+
+
+def test_a_topic_of_another_daemon_whose_beginning_was_deleted_excuses_no_gap(spark: SparkSession, tmp_path: Path) -> None:
+    auditor = Auditor(spark, tmp_path, first_offsets=lambda: {"shop.users": {"0": 0, "1": 0}, "shop.eu.users": {"0": 5}})
+    auditor.sink._topics.known.foreign = frozenset({"shop.eu.users"})
+    auditor.take(put("c", row(1), 1), put("c", row(3), 3))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 2)]
