@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc.local.caches import Redis
 from cdc.local.opensearch import OpenSearch
-from spark_jobs import state_files, tables
+from spark_jobs import run, state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
 from spark_jobs.feeds.caches import Address as CacheAddress
@@ -127,6 +127,13 @@ def test_materialize_has_every_change_with_both_rows(spark: SparkSession, tmp_pa
     )
     found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
     assert [tuple(row) for row in found] == story.expected
+    # No event tells that a row has got another key, and a history of these events has each row under its present key.
+    history, checkpoint = str(tmp_path / "history"), str(tmp_path / "checkpoint")
+    assert run.main(["history_of", "--changes", path, "--path", history, "--checkpoint", checkpoint]) == 0
+    rows = spark.read.format("delta").load(f"{history}/{story.space}").where("_end_seq is null").collect()
+    assert sorted((row["_key"], row["_row"]) for row in rows) == sorted(
+        (key, story.shown(row.values())) for key, row in story.fold().items()
+    )
 
 
 @pytest.mark.parametrize("number", range(STORIES))
