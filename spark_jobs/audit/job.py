@@ -172,7 +172,13 @@ class AuditSink(Sink):
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""
         state, stored_batch, stored = self._load(query)
-        if stored_batch >= batch:
+        if stored_batch not in (batch - 1, batch):
+            raise JobError(
+                f"The state of this checkpoint's audit in {self._path}/state is that after batch {stored_batch}, and the"
+                f" checkpoint goes on with batch {batch}: one of them is an older copy, and some events would not be examined."
+                " Put the newest copy back, or start with an empty --checkpoint, which examines everything again."
+            )
+        if stored_batch == batch:
             self._publish(stored, batch, query)
             return
         cached = self._source.changes(records).persist(StorageLevel.MEMORY_AND_DISK)
@@ -240,8 +246,10 @@ class AuditSink(Sink):
     def _begin(self) -> State:
         """Return the initial state. Seqs begin with 1, unless the beginning of some partitions was deleted."""
         state = State()
+        # Topics of others under the prefix have none of the seqs, whatever was deleted from them.
+        others = {*self._control, *self._topics.known.foreign}
         for topic, offsets in self._source.first_offsets().items():
-            if topic not in self._control:
+            if topic not in others:
                 for partition, offset in offsets.items():
                     where = place(topic, int(partition))
                     state.last_in[where] = (-1, offset - 1)

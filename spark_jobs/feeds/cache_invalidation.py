@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 from urllib.parse import urlsplit
 
@@ -43,7 +44,7 @@ class CacheInvalidation(Job):
 
     name = "cache_invalidation"
     summary = "remove changed rows from Redis or memcached, or write their keys to a topic"
-    control_topics = ("snapshot",)
+    control_topics = ("schema", "snapshot")
     has_tables = False
 
     def add_options(self, parser: argparse.ArgumentParser) -> None:
@@ -199,9 +200,9 @@ class InvalidationSink(Sink):
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:  # noqa: ARG002 - repeated invalidations do no harm
         """See `Sink.write`."""
-        snapshots = self._topics.control("snapshot")
+        control = [self._topics.control(name) for name in CacheInvalidation.control_topics]
         has_row = F.col("source.table").isin(*self._with_rows) if self._with_rows else F.lit(False)
-        changes = parse(records, source_fields=(), control=[snapshots], names=self._topics.names).select(
+        changes = parse(records, source_fields=(), control=control, names=self._topics.names).select(
             "op",
             "key",
             F.when(has_row, F.col("before")),
@@ -213,16 +214,35 @@ class InvalidationSink(Sink):
             self._reload_forms(report.unknown)
             report = self._invalidated(changes)
         if report.has_control:
-            ended = control_topics.values(records.where(F.col("topic") == snapshots))
-            swept = control_topics.swept(ended, snapshots, "space")
-            for space in self._topics.chosen(self._session, swept):
-                if swept[space] > 0:
-                    report.truncated[space] = max(swept[space], report.truncated.get(space, -1))
+            forms, ends = (control_topics.values(records.where(F.col("topic") == topic)) for topic in control)
+            swept = control_topics.swept(ends, control[1], "space")
+            gone = {space: seq for space, seq in swept.items() if seq > 0}
+            for space, seq in self._moved(forms).items():
+                gone[space] = max(seq, gone.get(space, -1))
+            for space in self._topics.chosen(self._session, gone):
+                report.truncated[space] = max(gone[space], report.truncated.get(space, -1))
         if self._holds is not None:
             self._holds.add(report.held, time.monotonic())
         if report.truncated:
             self._empty(report.truncated)
         give_up(self.dead_letters, self._session, records, report.refused)
+
+    def _moved(self, records: list[str]) -> dict[str, int]:
+        """Return the spaces whose rows have got another name or another primary key with these records of the schema topic.
+
+        Each comes with the seq before the change. No event names the keys that have other rows, or none, since then: two spaces
+        may have swapped their names.
+        """
+        if not records:
+            return {}
+        topic = self._topics.control("schema")
+        told = {form.point for history in Forms(topic, records).histories() for form in history}
+        forms = Forms(topic, [*control_topics.values(self._read_topic(topic)), *records])
+        found: dict[str, int] = {}
+        for former, form in chain.from_iterable(forms.identity_changes()):
+            if form.point in told:
+                found |= {space: max(form.seq, found.get(space, -1)) for space in (former.space, form.space)}
+        return found
 
     def _invalidated(self, changes: DataFrame) -> Report:
         """Let the workers invalidate the keys of a batch, and return their merged report."""

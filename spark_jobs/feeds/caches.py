@@ -49,6 +49,12 @@ class Address:
     timeout_seconds: float = 60
     patience_seconds: float = 300
 
+    @property
+    def shown(self) -> str:
+        """The URL without the login that may be in it, for messages."""
+        head, _, tail = self.url.rpartition("@")
+        return f"{head.partition('//')[0]}//{tail}" if "//" in head else tail
+
     def connect(self) -> Cache:
         """Connect to the cache. Raises JobError."""
         scheme = urlsplit(self.url).scheme
@@ -57,7 +63,7 @@ class Address:
         if scheme in ("memcached", "memcacheds"):
             return MemcachedCache(self)
         raise JobError(
-            f"--to {self.url}: it must begin with redis://, rediss://, unix://, memcached://, memcacheds:// or kafka://."
+            f"--to {self.shown}: it must begin with redis://, rediss://, unix://, memcached://, memcacheds:// or kafka://."
         )
 
 
@@ -126,11 +132,9 @@ class Cache(ABC):
                 time.sleep(delay)
 
     def _trouble(self, error: object, remedy: str = "") -> JobError:
-        url = urlsplit(self._address.url)
-        shown = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
         return JobError(
-            f"{self._kind} at {shown} doesn't accept invalidations: {str(error).rstrip('.')}. {remedy}Nothing is lost: start the "
-            "job again when it does, and the job resumes here."
+            f"{self._kind} at {self._address.shown} doesn't accept invalidations: {str(error).rstrip('.')}. {remedy}Nothing is"
+            " lost: start the job again when it does, and the job resumes here."
         )
 
 

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from spark_jobs import json_text
+from spark_jobs.errors import JobError
 from spark_jobs.feeds.bulk import IndexRefusedError
 from spark_jobs.feeds.field_names import META, stored_names
 from spark_jobs.forms import Form
@@ -157,9 +158,11 @@ def relabelled_source(source: Mapping[str, Any], names: Sequence[str], form: int
 
 
 def of_function(made: object, seq: int, form: int) -> str:
-    """Return the document that a user's function made of a row. Raises ValueError."""
+    """Return the document that a user's function made of a row. Raises JobError."""
     if not isinstance(made, Mapping) or META in made:
-        raise ValueError(f"it must return a dict without {META!r}, or None, not {made!r:.200}")
+        # No message may show what the function has returned: it has values of the row.
+        what = f"a dict with {META!r}" if isinstance(made, Mapping) else type(made).__name__
+        raise JobError(f"--document must return a dict without {META!r}, or None, not {what}")
     return document(json.dumps(made, separators=(",", ":"), ensure_ascii=False, allow_nan=False), seq, form)
 
 

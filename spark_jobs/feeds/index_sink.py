@@ -12,9 +12,11 @@ import contextlib
 import importlib
 import json
 import time
+import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -458,7 +460,7 @@ class Actions:
                 try:
                     body = self._document(row, Change(space, key, seq), target, form)
                 except Exception as error:  # noqa: BLE001 - a user's function may raise anything
-                    sentence = f"{where(Place(*place))}: no document can be made of the row: {type(error).__name__}: {error}"
+                    sentence = f"{where(Place(*place))}: no document can be made of the row: {_fault(error)}"
                     report.refused.append(Refused(Place(*place), sentence))
                     continue
             yield Action(target.index, documents.document_id(key), seq, body, Place(*place))
@@ -473,6 +475,14 @@ class Actions:
         if made is None:
             return documents.mark(change.seq, target.form, self._now_ms)
         return documents.of_function(made, change.seq, target.form)
+
+
+def _fault(error: Exception) -> str:
+    """Return what is wrong, and where, without the texts of other errors than this package's: they may quote the row."""
+    if isinstance(error, JobError):
+        return str(error)
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} in {last.name}, {Path(last.filename).name} line {last.lineno}"
 
 
 def named_function(name: str) -> Callable[[dict[str, Any], Change], object]:

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.envelope import CONTROL
 from spark_jobs.forms import Form, same_name
+from spark_jobs.history.keys import MOVED, PLACE
 from spark_jobs.transforms import relabel, typed
 
 SOURCE_FIELDS: Final = ("ts_us",)
@@ -82,13 +83,14 @@ def _checked(seq: Column, space: Column) -> Column:
 
 
 def intervals(found: DataFrame, endings: DataFrame) -> DataFrame:
-    """Return META_COLUMNS, space_id and schema_version of all versions among rows of `versions`. `endings` is as ENDING_SCHEMA.
+    """Return META_COLUMNS, space_id and schema_version of all versions among the rows of `with_moves`.
 
-    A repeated event counts once.
+    `endings` is as ENDING_SCHEMA. A repeated event counts once.
     """
-    of_key = Window.partitionBy("space_id", "key").orderBy("seq")
-    once = found.where("key is not null").dropDuplicates(["space_id", "key", "seq"])
-    linked = once.withColumn("following", F.lead(F.struct("seq", "ts", "op")).over(of_key)).where("op <> 'd'")
+    of_key = Window.partitionBy("space_id", "key").orderBy("seq", PLACE)
+    once = found.where("key is not null").dropDuplicates(["space_id", "key", "seq", PLACE])
+    is_version = (F.col("op") != "d") & ((F.col("op") != MOVED) | F.col("row").isNotNull())
+    linked = once.withColumn("following", F.lead(F.struct("seq", "ts", "op")).over(of_key)).where(is_version)
     ended = endings.groupBy("space_id").agg(F.sort_array(F.collect_list(F.struct("at", "up_to", "ts", "op"))).alias("ended"))
     both = linked.join(F.broadcast(ended), "space_id", "left")
     emptied = F.expr("try_element_at(filter(ended, one -> one.at >= seq and one.up_to >= seq), 1)")

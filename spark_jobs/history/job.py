@@ -58,7 +58,11 @@ class HistorySink(Sink):
     def __init__(self, session: SparkSession, topics: Topics, path: str, *, publish_every: int = _PUBLISH_EVERY) -> None:
         """If `publish_every` is 0, no tables of intervals are written."""
         self._history = History(session, path)
-        self._table = EventTable(session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces)
+        # A control record's `seq` is its offset, at which a topic that was created again has another record.
+        identity = ("seq", "row")
+        self._table = EventTable(
+            session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces, identity=identity
+        )
         self._topics = topics
         self._control = [topics.control(name) for name in HistoryJob.control_topics]
         self._publish_every = publish_every

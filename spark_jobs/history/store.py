@@ -23,10 +23,13 @@ from spark_jobs.errors import JobError
 from spark_jobs.folders import folder
 from spark_jobs.forms import Form, Forms
 from spark_jobs.history.intervals import ENDING_SCHEMA, intervals, seq_at, shown, shown_columns
+from spark_jobs.history.keys import Move, moves, with_moves
 
 _VERSIONS: Final = "_versions"
 _FORM: Final = "tarantool_cdc.form"
 _APPENDED: Final = "tarantool_cdc.appended"
+_MOVES: Final = "tarantool_cdc.moves"
+"""Table property with the number of changes of keys that no event tells (keys.py)."""
 _FEED: Final = "delta.enableChangeDataFeed"
 _SAME: Final = "stored._key = new._key and stored._begin_seq = new._begin_seq"
 _OTHER_END: Final = "not stored._end_seq <=> new._end_seq"
@@ -74,8 +77,9 @@ class History:
 
     def add_control(self, records: DataFrame) -> None:
         """Append those control records (`intervals.control_versions`) that the table doesn't have yet."""
-        known = self.versions().select("space", "seq")
-        missing = records.join(known, ["space", "seq"], "left_anti").select(*self.versions().columns)
+        # Not by their positions, which change when the schema topic is compacted.
+        known = self.versions().where("op in ('schema', 'snapshot')").select("space", "row")
+        missing = records.join(known, ["space", "row"], "left_anti").select(*self.versions().columns)
         missing.write.format("delta").mode("append").save(self.versions_path)
 
     def exists(self) -> bool:
@@ -130,7 +134,12 @@ class History:
         space = self.space(name)
         own = self.versions().where(F.col("space_id").isin(*space.ids))
         found = own if keys is None else own.join(keys, ["space_id", "key"], "left_semi")
-        return shown(intervals(found, self._endings(own, space)), space.form, space.stale())
+        endings = self._endings(own, space)
+        return shown(intervals(with_moves(found, endings, self._moves(space)), endings), space.form, space.stale())
+
+    def _moves(self, space: Space) -> list[Move]:
+        histories = [[form for form in space.forms if form.space_id == space_id] for space_id in space.ids]
+        return moves(self.versions().where(F.col("space_id").isin(*space.ids)), histories)
 
     def seq_at(self, moment: Any) -> int:
         """Return the seq of the last event at a moment; see intervals.seq_at."""
@@ -146,7 +155,9 @@ class History:
             return path
         # An earlier version of the job has written other columns for the same form.
         is_current = known.get(_FORM) == space.form.to_json() and self._has_columns(path, space.form)
-        if not is_current:
+        # If rows have got other keys, an event may change versions of any of a row's keys, or tell that they haven't.
+        count = str(len(self._moves(space)))
+        if not is_current or known.get(_MOVES, "0") != "0" or count != "0":
             tables.overwrite(self.intervals(name), path)
         else:
             try:
@@ -155,7 +166,8 @@ class History:
                 if not (_VACUUMED.search(str(error)) or _TAKEN_NAME in str(error)):
                     raise
                 tables.overwrite(self.intervals(name), path)
-        tables.set_properties(self._session, path, {_FORM: space.form.to_json(), _APPENDED: str(appended)})
+        properties = {_FORM: space.form.to_json(), _APPENDED: str(appended), _MOVES: count}
+        tables.set_properties(self._session, path, properties)
         return path
 
     def _has_columns(self, path: str, form: Form) -> bool:

@@ -15,6 +15,8 @@ import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_
 from typing import Final
 
 from delta.exceptions.captured import ConcurrentTransactionException
@@ -69,12 +71,14 @@ class EventTable:
         gets_columns: bool = False,
         may_begin_late: bool = False,
         properties: Mapping[str, str] | None = None,
+        identity: Sequence[str] = ("seq",),
     ) -> None:
         """Name the table, and create nothing yet.
 
         `spaces` is the regular expression of `--spaces` for the query's events. With `looks_for_all` each event is looked up in
         the table before it is written. With `gets_columns` rows may have columns that the table lacks. With `may_begin_late` the
-        table may be created after a query's first batch. A new table gets `properties`.
+        table may be created after a query's first batch. A new table gets `properties`. Rows with the same `identity` in the same
+        partition of the table are the same event.
         """
         self.path = path
         self._session = session
@@ -85,6 +89,7 @@ class EventTable:
         self._gets_columns = gets_columns
         self._may_begin_late = may_begin_late
         self._properties = properties or {}
+        self._identity = tuple(identity)
         self._lane = lanes.lane(spaces)
         self._claim: _Claim | None = None
         self._location: str | None = None
@@ -93,14 +98,14 @@ class EventTable:
     def append(self, rows: DataFrame, batch: int, query: str) -> None:
         """Append a micro-batch of a query; `rows` must have all of the table's columns.
 
-        Raises JobError if the table has another daemon's events, if it is gone, or if another query has taken it over.
+        Raises JobError if the table has another daemon's events, if it is gone, if another query has taken it over, or if the
+        checkpoint doesn't go on where the table ends.
         """
         claim = self._claim
         if claim is None or claim.query != query:
             self._check_there(batch)
             claim = self._claim = self._adopt(rows, query)
-        else:
-            self._check_own(claim)
+        self._check_goes_on(self._check_own(claim), batch)
         if self._looks_for_all:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
@@ -124,12 +129,37 @@ class EventTable:
         if batch and not self._may_begin_late and not self._is_there():
             raise table_is_gone(self.path)
 
-    def _check_own(self, claim: _Claim) -> None:
-        """Raise JobError if the table is gone, or if another query for the same events has taken it over."""
+    def _check_own(self, claim: _Claim) -> Mapping[str, int]:
+        """Return the table's transaction numbers.
+
+        Raises JobError if the table is gone, or if another query for the same events has taken it over.
+        """
         if isinstance(self.path, tables.CatalogTable) and not self._is_there():
             raise table_is_gone(self.path)
-        if not lanes.holds(claim.number, self._lane, self._transactions()):
+        found = self._transactions()
+        if not lanes.holds(claim.number, self._lane, found):
             raise self._taken_over()
+        return found
+
+    def _check_goes_on(self, transactions: Mapping[str, int], batch: int) -> None:
+        """Raise JobError unless the table ends with the batch before this one, or with this one, which is repeated.
+
+        Otherwise the table or the checkpoint is an older copy. Delta would take the new events of a former batch's number for
+        those of that batch, and leave them out.
+        """
+        last = lanes.last_batch(self._lane, transactions)
+        if last > batch:
+            raise JobError(
+                f"The table at {self.path} has the batches of this checkpoint up to number {last}, and the checkpoint goes on"
+                f" with number {batch}: it is an older copy, and the table would leave out new events. Put the newest checkpoint"
+                " back, or start with an empty --checkpoint. Events that the table has aren't written again."
+            )
+        # A claim begins with any batch. A table that gets columns is one of several, and only gets the batches with its rows.
+        if 0 <= last < batch - 1 and not self._gets_columns:
+            raise JobError(
+                f"The table at {self.path} lacks the batches {last + 1} to {batch - 1} of this checkpoint: the table is an older"
+                " copy. Put the newest one back, or start with an empty --checkpoint, which reads again what Kafka still has."
+            )
 
     def _taken_over(self) -> JobError:
         return JobError(
@@ -206,8 +236,10 @@ class EventTable:
 
     def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
         """Return the rows whose event isn't in the table. The table has no events with a seq above `known`."""
-        same = [*self._partition_by, "seq"]
-        written = tables.read(self._session, self.path).select(*same)
+        same = [*self._partition_by, *self._identity]
+        written = tables.read(self._session, self.path)
         if known is not None:
             written = written.where(F.col("seq") <= known)
-        return rows.join(written, same, "left_anti")
+        written = written.select(*(F.col(name).alias(f"written {name}") for name in same))
+        is_same = reduce(and_, (F.col(name).eqNullSafe(F.col(f"`written {name}`")) for name in same))
+        return rows.join(written, is_same, "left_anti")

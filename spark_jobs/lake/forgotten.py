@@ -16,6 +16,9 @@ from spark_jobs.lake import delta_log
 
 _COLUMNS: Final = "space string, seq bigint"
 
+_READ: Final[dict[str, tuple[tuple[str, int], dict[str, int]]]] = {}
+"""Cache of each table's contents, with the version that was read. The tables change rarely, and each read of a space asks."""
+
 
 class ForgottenTable:
     """Table with a row for each space of which events have been removed."""
@@ -32,9 +35,14 @@ class ForgottenTable:
 
     def seqs(self) -> dict[str, int]:
         """Return, by space, the seq up to which events have been removed."""
-        if delta_log.state(self._session, self.path) is None:
+        state = delta_log.state(self._session, self.path)
+        if state is None:
             return {}
-        return {row["space"]: row["seq"] for row in tables.read(self._session, self.path).collect()}
+        known = _READ.get(self.path)
+        if known is None or known[0] != state.identity:
+            rows = tables.read(self._session, self.path, state.version).collect()
+            known = _READ[self.path] = (state.identity, {row["space"]: row["seq"] for row in rows})
+        return dict(known[1])
 
     def record(self, seqs: Mapping[str, int]) -> None:
         """Record, by space, the seq up to which events are about to be removed."""

@@ -197,6 +197,24 @@ class Lake:
                 " start with a new --path and an empty --checkpoint."
             )
 
+    def _check_unmerged(self, space: str, up_to: int | None, merged: int, newest: int) -> None:
+        """Raise JobError if events after the seq `merged`, up to which a version of a space's table has them, were removed.
+
+        `newest` is that seq of the table's newest version.
+        """
+        removed = -1 if self.forgotten_table is None else self.forgotten_table.seqs().get(space, -1)
+        if removed > newest:
+            raise JobError(
+                f"The table of the space {space!r}, {self.table_path(space)}, lacks events up to seq {removed}, which `maintain`"
+                f" has removed from {self.changes_path} because they were in the table: it is an older copy, or gone. Put the"
+                " newest one back, or start with a new --path and an empty --checkpoint."
+            )
+        if removed > merged:
+            raise JobError(
+                f"The rows of the space {space!r} as of seq {up_to} can't be read any more: `maintain` has removed the events up"
+                f" to seq {removed} from {self.changes_path}. Read them as of seq {removed} or later."
+            )
+
     def space_rows(
         self, space: str, up_to: int | None = None, table: BaseTable | None = None, form: Form | None = None
     ) -> SpaceRows:
@@ -214,6 +232,7 @@ class Lake:
         version = self._changes_version()
         newest = table or self.table(space)
         table = newest if up_to is None else newest.as_of(up_to)
+        self._check_unmerged(space, up_to, table.merged, newest.merged)
         control = self.control_table.read()
         # Also for earlier rows, the table's newest version shows which changes of names and keys have been applied.
         known, bound = self.form_at(space, LAST if up_to is None else up_to, newest)

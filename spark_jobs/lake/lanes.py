@@ -49,6 +49,11 @@ def number(claim: int, batch: int) -> int:
     return (claim << _BATCH_BITS) + batch + 1
 
 
+def last_batch(name: str, transactions: Mapping[str, int]) -> int:
+    """Return the last batch that the lane's present claim has written; -1 if there is none yet."""
+    return (transactions.get(name, 0) & ((1 << _BATCH_BITS) - 1)) - 1
+
+
 def holds(claim: int, name: str, transactions: Mapping[str, int]) -> bool:
     """Return whether a claim is still the lane's last one."""
     return transactions.get(name, 0) >> _BATCH_BITS == claim

@@ -45,9 +45,11 @@ class KafkaPositions:
     _client: KafkaClient | None = None
 
     def ends(self, kinds: Sequence[str] = ()) -> Ends:
-        """See `Positions.ends`."""
+        """See `Positions.ends`. Topics of others under the prefix don't count: nothing waits for their events."""
         self._client = self._client or KafkaClient(self.session, self.topics)
-        return self._client.ends([self.topics.control(kind) for kind in kinds] if kinds else self._client.of_spaces())
+        if kinds:
+            return self._client.ends([self.topics.control(kind) for kind in kinds])
+        return self._client.ends([topic for topic in self._client.of_spaces() if topic not in self.topics.known.foreign])
 
     def last_batch(self) -> int | None:
         """See `Positions.last_batch`."""

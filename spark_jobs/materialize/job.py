@@ -122,9 +122,8 @@ class MaterializeSink(Sink):
         rows = whole = None
         try:
             ready, late = self._held.divide(read, batch, query)
-            rows = ready.persist(StorageLevel.MEMORY_AND_DISK)
             stored = self._stored(batch, query)
-            self._check_late(late, stored)
+            rows = self._without_repeated(ready, late, stored, batch).persist(StorageLevel.MEMORY_AND_DISK)
             changed, moved = self._changed(rows, stored)
             whole = changed.unionByName(rows.where("key is null")).persist(StorageLevel.MEMORY_AND_DISK)
             if self._publication is not None:
@@ -143,9 +142,17 @@ class MaterializeSink(Sink):
                 if frame is not None:
                     frame.unpersist()
 
-    def _check_late(self, late: DataFrame, stored: DataFrame) -> None:
-        if tables.exists(self._session, self._path) and not late.isEmpty():
-            check_order(late, stored, tables.read(self._session, self._path))
+    def _without_repeated(self, ready: DataFrame, late: DataFrame, stored: DataFrame, batch: int) -> DataFrame:
+        """Return the events without those that earlier batches have processed. Raises JobError for a late one (`check_order`).
+
+        If the row of such an event was deleted, nothing else tells: the stored rows are without it.
+        """
+        if not tables.exists(self._session, self._path) or late.isEmpty():
+            return ready
+        table = tables.read(self._session, self._path)
+        check_order(late, stored, table)
+        place = ["seq", "kafka_topic", "kafka_partition"]
+        return ready.join(table.where(F.col("batch") < batch).select(*place), place, "left_anti").select(*ready.columns)
 
     def _changed(self, rows: DataFrame, stored: DataFrame) -> tuple[DataFrame, DataFrame | None]:
         """Return the events of keys with both rows, and the stored rows that have got other keys meanwhile."""

@@ -71,12 +71,10 @@ def test_dates_are_those_of_utc(spark: SparkSession) -> None:
 def test_a_batch_that_comes_again_changes_nothing(spark: SparkSession, tmp_path: Path) -> None:
     topics = FakeTopics(spark)
     first, second = topics.send(*FIRST), topics.send(*SECOND)
-    ChangelogSink(spark, str(tmp_path), "shop").write(first, 0, "query")
-    for _ in range(2):
-        # As after a crash between the table's commit and the checkpoint's: a new process, the same query and batch.
-        sink = ChangelogSink(spark, str(tmp_path), "shop")
-        sink.write(first, 0, "query")
-        sink.write(second, 1, "query")
+    for batch, records in enumerate((first, second)):
+        for _ in range(2):
+            # As after a crash between the table's commit and the checkpoint's: a new process, the same query and batch.
+            ChangelogSink(spark, str(tmp_path), "shop").write(records, batch, "query")
     assert [row["seq"] for row in stored(spark, tmp_path)] == [1, 2, 3, 4, 5]
 
 
@@ -161,10 +159,9 @@ def test_the_table_may_be_one_of_a_catalog(spark: SparkSession) -> None:
         run.locate(spark, options)
         topics = FakeTopics(spark)
         first, second = topics.send(*FIRST), topics.send(*SECOND)
-        for _ in range(2):
+        for batch, records in enumerate((first, second, second)):
             sink = run.JOBS["changelog"].sink(spark, Topics.of(options), options)
-            sink.write(first, 0, "query")
-            sink.write(second, 1, "query")
+            sink.write(records, min(batch, 1), "query")
         (table,) = spark.sql("SHOW TABLES IN events").collect()
         assert re.fullmatch(r"shop__[0-9a-f]{12}_changelog_v2", table["tableName"])
         assert [row["seq"] for row in spark.table(f"events.{table['tableName']}").orderBy("seq").collect()] == [1, 2, 3, 4, 5]

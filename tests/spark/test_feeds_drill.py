@@ -19,7 +19,7 @@ from pyspark.sql import SparkSession
 
 from cdc.local.caches import Redis
 from cdc.local.opensearch import OpenSearch
-from spark_jobs import state_files, tables
+from spark_jobs import run, state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
 from spark_jobs.feeds.caches import Address as CacheAddress
@@ -127,6 +127,13 @@ def test_materialize_has_every_change_with_both_rows(spark: SparkSession, tmp_pa
     )
     found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
     assert [tuple(row) for row in found] == story.expected
+    # No event tells that a row has got another key, and a history of these events has each row under its present key.
+    history, checkpoint = str(tmp_path / "history"), str(tmp_path / "checkpoint")
+    assert run.main(["history_of", "--changes", path, "--path", history, "--checkpoint", checkpoint]) == 0
+    rows = spark.read.format("delta").load(f"{history}/{story.space}").where("_end_seq is null").collect()
+    assert sorted((row["_key"], row["_row"]) for row in rows) == sorted(
+        (key, story.shown(row.values())) for key, row in story.fold().items()
+    )
 
 
 @pytest.mark.parametrize("number", range(STORIES))
@@ -200,6 +207,7 @@ def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redi
     templates = {space: template.of(space) for space in ("users", "people", "humans")}
     story.go_on(CHANGES)
     left, batch = list(story.messages), 0
+    space: str | None = None
     while left:
         count = random_.randrange(1, 20)
         some, left = left[:count], left[count:]
@@ -217,7 +225,11 @@ def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redi
         batch += 1
         changed: set[int] = set()
         for message in some:
-            if not message.topic.endswith(".schema"):
+            if message.topic.endswith(".schema"):
+                assert message.value is not None
+                former, space = space, json.loads(message.value)["source"]["table"]
+                changed |= set(range(8)) if former not in (None, space) else set()
+            else:
                 changed |= set(range(8)) if message.key is None else {json.loads(message.key)["id"]}
         kept = {int(key.rpartition(b":")[2]) for key in client.scan_iter(match=f"{mark}:*", count=1000)}
         assert kept == set(range(8)) - changed

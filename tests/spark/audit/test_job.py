@@ -411,3 +411,23 @@ def test_only_a_table_of_changes_will_do(spark: SparkSession, tmp_path: Path) ->
     for path in (tmp_path / "other", tmp_path / "none"):
         with pytest.raises(JobError, match="There is no table of events in"):
             TableSource(spark, str(path)).prefix()
+
+
+def test_an_older_copy_of_the_checkpoint_or_of_the_state_is_refused(auditor: Auditor) -> None:
+    for seq in (1, 2):
+        auditor.take(put("c", row(seq), seq))
+        auditor.restart()
+    auditor.batch = -1
+    with pytest.raises(JobError, match="is that after batch 1, and the checkpoint goes on with batch 0"):
+        auditor.take(put("c", row(3), 3))
+    auditor.batch = 2
+    with pytest.raises(JobError, match="is that after batch 1, and the checkpoint goes on with batch 3"):
+        auditor.take(put("c", row(4), 4))
+
+
+def test_a_topic_of_another_daemon_whose_beginning_was_deleted_excuses_no_gap(spark: SparkSession, tmp_path: Path) -> None:
+    auditor = Auditor(spark, tmp_path, first_offsets=lambda: {"shop.users": {"0": 0, "1": 0}, "shop.eu.users": {"0": 5}})
+    auditor.sink._topics.known.foreign = frozenset({"shop.eu.users"})
+    auditor.take(put("c", row(1), 1), put("c", row(3), 3))
+    assert auditor.sink.finish() == 1
+    assert auditor.kinds() == [("gap", 2)]

@@ -22,7 +22,7 @@ from spark_jobs.feeds.caches import Address
 from spark_jobs.feeds.keys import Template
 from spark_jobs.source import Topics
 from tests.spark.feeds.test_index_sink import Letters
-from tests.spark.messages import PREFIX, FakeTopics, Message, delete, event, put, schema, snapshot, truncate
+from tests.spark.messages import COLUMNS, PREFIX, FakeTopics, Message, delete, event, put, schema, snapshot, truncate
 
 REQUIRED = ["--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", "c"]
 
@@ -265,3 +265,35 @@ def test_a_topic_is_told_keys_alone(spark: SparkSession, monkeypatch: pytest.Mon
     ]
     with pytest.raises(JobError, match="names no topic"):
         InvalidationSink(spark, Topics("", PREFIX), Address("kafka://127.0.0.1:9"))
+
+
+@pytest.mark.spark
+def test_spaces_that_swap_their_names_or_get_another_key_leave_no_row_of_before(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics = FakeTopics(spark)
+    sent: list[tuple[Any, ...]] = []
+
+    def collect(_: InvalidationSink, told: DataFrame) -> None:
+        sent.extend((row["key"], *(json.loads(row["value"])[name] for name in ("key", "op", "seq"))) for row in told.collect())
+
+    monkeypatch.setattr(InvalidationSink, "_send", collect)
+
+    def taken(*messages: Message, spaces: str = ".*") -> list[tuple[Any, ...]]:
+        sent.clear()
+        options = Topics("", PREFIX, spaces)
+        sink = InvalidationSink(spark, options, Address("kafka://127.0.0.1:9/invalidations"), read_topic=topics.read)
+        sink.write(topics.send(*messages), 0, "query")
+        return sorted(sent, key=str)
+
+    assert taken(schema(0), schema(0, space="new", space_id=513, version=2), put("c", {"id": 1}, 1)) == [
+        ("users:1", "users:1", "c", 1)
+    ]
+    swapped = [schema(1, space="old", version=3), schema(1, space="users", space_id=513, version=4)]
+    assert taken(*swapped) == [(None, f"{space}:*", "t", 1) for space in ("new", "old", "users")]
+    assert taken(*swapped, spaces="users") == [(None, "users:*", "t", 1)]
+    # Other names of fields that the key doesn't have are no such change.
+    renamed = [("id", "unsigned"), ("title", "string"), *COLUMNS[2:]]
+    named: dict[str, Any] = {"space": "users", "space_id": 513, "columns": renamed}
+    assert taken(schema(2, version=5, **named)) == []
+    assert taken(schema(3, version=6, key=("balance",), **named)) == [(None, "users:*", "t", 3)]

@@ -31,3 +31,20 @@ def test_a_refused_login_ends_the_job_at_once(password: str | None) -> None:
         assert time.monotonic() - began < 60
         cache.close()
         server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("redis://h:1/0", "redis://h:1/0"),
+        ("redi://:p@h:1/0", "redi://h:1/0"),
+        ("redis://u:p@h", "redis://h"),
+        ("redis//u:p@h", "redis//h"),
+        ("u:p@h", "h"),
+    ],
+)
+def test_no_message_shows_a_login_in_the_url(url: str, shown: str) -> None:
+    assert Address(url).shown == shown
+    if not url.startswith("redis:"):
+        with pytest.raises(JobError, match=f"^--to {shown}: it must begin with"):
+            Address(url).connect()

@@ -94,6 +94,7 @@ def test_swapped_names_are_swapped_once() -> None:
 
 @pytest.mark.parametrize("made", [None, [], "text", {"_cdc": 1}, {"x": float("nan")}])
 def test_what_a_function_makes_must_be_a_dict_that_is_json(made: Any) -> None:
-    with pytest.raises(ValueError, match=r"must return a dict|JSON compliant"):
+    with pytest.raises((JobError, ValueError), match=r"must return a dict|JSON compliant") as raised:
         documents.of_function(made, 1, 1)
+    assert "text" not in str(raised.value)
     assert json.loads(documents.of_function({"a": "é"}, 1, 2)) == {"_cdc": {"seq": 1, "form": 2}, "a": "é"}

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import run
 from spark_jobs.errors import JobError
+from spark_jobs.feeds.bulk import Place
+from spark_jobs.feeds.index_sink import Actions, Change, Plan, Report, Target
 from spark_jobs.source import Topics
 
 REQUIRED = ["--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", "c", "--to", "https://s:9200"]
@@ -42,3 +45,21 @@ def test_what_is_wrong_is_told_before_the_first_batch(
     monkeypatch.setitem(sys.modules, "spark_jobs.feeds.opensearch", None)
     with pytest.raises(JobError, match=r"needs opensearch-py.*pip install"):
         start()
+
+
+def test_what_a_function_says_of_a_row_is_in_no_message() -> None:
+    def failing(row: dict[str, Any], _: Change) -> dict[str, Any]:
+        return {"number": int(row["name"])}
+
+    changes: Any = [("c", '{"id":1}', '{"id":1,"name":"secret"}', "users", 512, 1, 1, False, "shop.users", 0, 7)]
+    plan = Plan({512: Target("i", -1, 1, {})}, frozenset({(512, 1)}))
+    for function, fault in (
+        (failing, "ValueError in failing, test_search_index.py line "),
+        (lambda *_: "secret", "None, not str"),
+    ):
+        report = Report()
+        assert list(Actions(changes, plan, function, report, 0)) == []
+        ((place, sentence),) = report.refused
+        assert place == Place("shop.users", 0, 7)
+        assert fault in sentence
+        assert "secret" not in sentence

@@ -188,3 +188,27 @@ def test_rows_of_any_year_are_printed(spark: SparkSession, tmp_path: Path, capsy
     capsys.readouterr()
     assert run.main(["show_history", "--path", path, "--space", "users"]) == 0
     assert [json.loads(line)["row"] for line in capsys.readouterr().out.splitlines()] == rows
+
+
+def test_control_records_of_topics_that_were_created_again_are_not_taken_for_former_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """The daemon has kept its state, so an empty checkpoint is enough."""
+    path = str(tmp_path)
+    carts: dict[str, Any] = {"space": "carts", "space_id": 514, "version": 3}
+    begun = [schema(0), schema(0, space="orders", space_id=513, version=2), put("c", row(1, "a"), 1), put("c", row(2, "a"), 2)]
+    again = [
+        schema(2),
+        schema(2, **carts),
+        snapshot("STARTED", 2),
+        put("r", row(1, "a"), 3),
+        put("c", {"id": 9}, 4, **carts),
+        snapshot("COMPLETED", 4, sweep_seq=2),
+    ]
+    ended = [snapshot("STARTED", 0, snapshot_id="1"), snapshot("COMPLETED", 0, snapshot_id="1")]
+    for query, messages in (("first", [*begun, *ended]), ("second", again), ("third", again)):
+        sink = HistorySink(spark, Topics("k", "shop"), path, publish_every=0)
+        sink.write(FakeTopics(spark).send(*messages), 0, query)
+    assert [one["_key"] for one in rows_as_of(spark, path, "users", seq=4).collect()] == ['{"id":1}']
+    assert [one["_key"] for one in rows_as_of(spark, path, "carts", seq=4).collect()] == ['{"id":9}']
+    assert History(spark, path).versions().count() == 6 + 6

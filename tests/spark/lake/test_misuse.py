@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import tables
+from spark_jobs import run, tables
 from spark_jobs.current import CurrentSink, read_current
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
@@ -154,3 +154,56 @@ def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: Spar
     shutil.rmtree(f"{path}/_changes")
     with pytest.raises(JobError, match="_changes is gone, but earlier batches"):
         CurrentSink(spark, TOPICS, path, topics).finish()
+
+
+def test_an_older_copy_of_the_checkpoint_or_of_the_table_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    topics, path = FakeTopics(spark), tmp_path / "lake"
+
+    def write(batch: int, records: Any, query: str = "query") -> None:
+        ChangesSink(spark, TOPICS, str(path), topics).write(records, batch, query)
+
+    batches = [topics.send(schema(0), *puts(1, 2)), topics.send(*puts(3, 4)), topics.send(*puts(5, 6))]
+    write(0, batches[0])
+    shutil.copytree(path, tmp_path / "copy")
+    write(1, batches[1])
+    write(1, batches[1])
+    write(2, batches[2])
+    # The checkpoint is that after the first batch. Its next batch has whatever is there now.
+    with pytest.raises(JobError, match="up to number 2, and the checkpoint goes on with number 1: it is an older copy"):
+        write(1, topics.send(*puts(7, 8)))
+    write(0, topics.read("shop.users"), "another")
+    assert seqs(spark, path) == list(range(1, 9))
+    shutil.rmtree(path)
+    shutil.copytree(tmp_path / "copy", path)
+    with pytest.raises(JobError, match="lacks the batches 1 to 2 of this checkpoint: the table is an older copy"):
+        write(3, topics.send(*puts(9, 9)))
+    write(0, topics.read("shop.users"), "a third one")
+    assert seqs(spark, path) == list(range(1, 10))
+
+
+def test_rows_whose_events_maintain_has_removed_are_not_read_as_if_nothing_had_happened(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    topics, path = FakeTopics(spark), str(tmp_path / "lake")
+
+    def process(batch: int, *messages: Any) -> None:
+        records = topics.send(*messages)
+        topics.took(records)
+        sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
+        sink.write(records, batch, "query")
+        sink.finish()
+
+    process(0, schema(0), *puts(1, 3))
+    shutil.copytree(f"{path}/users", tmp_path / "copy")
+    process(1, *puts(4, 6))
+    assert read_current(spark, f"{path}/users", 5).count() == 5
+    assert run.main(["maintain", "--path", path, "--no-vacuum", "--vacuum-hours", "0"]) == 0
+    assert read_current(spark, f"{path}/users", 6).count() == 6
+    with pytest.raises(JobError, match=r"as of seq 5 can't be read any more: .* as of seq 6 or later"):
+        read_current(spark, f"{path}/users", 5)
+    shutil.rmtree(f"{path}/users")
+    shutil.copytree(tmp_path / "copy", f"{path}/users")
+    with pytest.raises(JobError, match=r"lacks events up to seq 6, .* it is an older copy, or gone"):
+        read_current(spark, f"{path}/users")
+    with pytest.raises(JobError, match="lacks events up to seq 6"):
+        process(2, *puts(7, 7))

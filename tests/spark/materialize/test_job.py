@@ -407,3 +407,65 @@ def test_a_repeated_batch_that_compacts_the_rows_keeps_what_it_has_appended(
         for _ in range(2):  # the first process was killed before Spark noted the batch as done
             sink(spark, tmp_path / "whole", topics).write(records, batch, "query")
     assert [json.loads(row["after"])["balance"] for row in stored(spark, tmp_path / "whole")] == [0, 100, 101]
+
+
+def test_a_history_has_the_forms_that_came_after_the_schema_topic_was_compacted(spark: SparkSession, tmp_path: Path) -> None:
+    topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")
+    command = ["history_of", "--changes", str(whole), "--path", history, "--checkpoint", str(tmp_path / "read")]
+    carts: dict[str, Any] = {"space": "carts", "space_id": 514, "version": 3}
+    sink(spark, whole, topics).write(topics.send(schema(0), schema(0), put("c", {"id": 1}, 1)), 0, "query")
+    assert run.main(command) == 0
+    del topics.messages["shop.schema", 0][0]
+    sink(spark, whole, topics).write(topics.send(schema(1, **carts), put("c", {"id": 9}, 2, **carts)), 1, "query")
+    assert run.main(command) == 0
+    assert [row["_key"] for row in spark.read.format("delta").load(f"{history}/carts").collect()] == ['{"id":9}']
+
+
+def test_events_of_a_deleted_row_that_come_again_are_not_in_the_table_twice(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job, "_COMPACT_EVERY", 1)
+    topics, published = FakeTopics(spark), Published()
+    whole, repeated = tmp_path / "whole", [put("c", {"id": 1, "name": "a", "balance": 1}, 1), delete(1, 2), truncate(3)]
+    batches = [[schema(0), *repeated], [put("c", {"id": 2}, 4)], [*repeated, put("c", {"id": 3}, 5)]]
+    for batch, messages in enumerate(batches):
+        records = topics.send(*messages)
+        topics.took(records)
+        for _ in range(2):  # the first process was killed before Spark noted the batch as done
+            sink(spark, whole, topics, positions=topics, publisher=published).write(records, batch, "query")
+    assert [(row["seq"], row["op"]) for row in stored(spark, whole)] == [(1, "c"), (2, "d"), (3, "t"), (4, "c"), (5, "c")]
+
+
+def test_a_history_ends_versions_under_a_former_key_without_any_event(spark: SparkSession, tmp_path: Path) -> None:
+    topics, whole, history = FakeTopics(spark), tmp_path / "whole", str(tmp_path / "history")
+    command = ["history_of", "--changes", str(whole), "--path", history, "--checkpoint", str(tmp_path / "read")]
+    balance: dict[str, Any] = {"version": 2, "key": ("balance",)}
+    back: dict[str, Any] = {"version": 3, "key": ("id",)}
+    rows = [{"id": identity, "name": "a", "balance": identity * 10} for identity in (1, 2, 3)]
+    batches = [
+        [schema(0), *(put("c", row, seq) for seq, row in enumerate(rows, 1)), delete(3, 4)],
+        [
+            schema(4, **balance),
+            event("u", {"balance": 10}, 5, {"patch": [{"op": "=", "field": "name", "value": "b"}]}, version=2),
+            event("c", {"balance": 30}, 6, {"after": rows[2]}, version=2),
+        ],
+        [event("d", {"balance": 20}, 7, {}, version=2)],
+        [schema(7, **back), put("u", {**rows[0], "name": "c"}, 8, version=3)],
+    ]
+    for batch, messages in enumerate(batches):
+        sink(spark, whole, topics).write(topics.send(*messages), batch, "query")
+        assert run.main(command) == 0
+    found = spark.read.format("delta").load(f"{history}/users").orderBy("_begin_seq", "_key").collect()
+    names = ("_key", "name", "_begin_seq", "_begin_op", "_end_seq", "_end_op")
+    assert [tuple(row[name] for name in names) for row in found] == [
+        ('{"id":1}', "a", 1, "c", 4, "key"),
+        ('{"id":2}', "a", 2, "c", 4, "key"),
+        ('{"id":3}', "a", 3, "c", 4, "d"),
+        ('{"balance":10}', "a", 4, "key", 5, "u"),
+        ('{"balance":20}', "a", 4, "key", 7, "d"),
+        ('{"balance":10}', "b", 5, "u", 7, "key"),
+        ('{"balance":30}', "a", 6, "c", 7, "key"),
+        ('{"id":1}', "b", 7, "key", 8, "u"),
+        ('{"id":3}', "a", 7, "key", None, None),
+        ('{"id":1}', "c", 8, "u", None, None),
+    ]

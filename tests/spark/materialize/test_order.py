@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
+from typing import Any, cast
 
+from spark_jobs.lake.positions import KafkaPositions
 from spark_jobs.materialize.order import Order, Partition
+from spark_jobs.source import Topics
 
 
 def test_an_event_waits_for_partitions_that_are_behind() -> None:
@@ -57,3 +61,22 @@ def test_no_event_is_ready_before_an_older_one(seed: int) -> None:
             {place: len(log) for place, log in logs.items()},
         )
         assert order.complete == seq
+
+
+def test_no_event_waits_for_a_busy_topic_of_another_daemon() -> None:
+    class Client:
+        """Two topics under the prefix."""
+
+        def of_spaces(self) -> list[str]:
+            return ["shop.users", "shop.eu.users"]
+
+        def ends(self, topics: Collection[str]) -> dict[tuple[str, int], int]:
+            return {(topic, 0): 100 for topic in topics}
+
+    topics = Topics("k:9092", "shop")
+    positions = KafkaPositions(cast("Any", None), topics, "checkpoint", cast("Any", Client()))
+    read_up_to = {("shop.users", 0): 100, ("shop.eu.users", 0): 90}
+    found = {("shop.users", 0): 7}
+    assert Order().after(found, read_up_to, positions.ends()).complete == -1
+    topics.known.foreign = frozenset({"shop.eu.users"})
+    assert Order().after(found, read_up_to, positions.ends()).complete == 7
