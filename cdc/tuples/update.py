@@ -37,7 +37,7 @@ import msgpack
 from cdc.errors import SchemaError, excerpt
 from cdc.protocol import layout
 from cdc.protocol.extensions import unpack
-from cdc.tuples.arithmetic import INTEGER_MAX, INTEGER_MIN, NUMBERS, OperationRefusedError, integer, read
+from cdc.tuples.arithmetic import NUMBERS, OperationRefusedError, read
 from cdc.tuples.json_path import Mark, PathError, next_token
 from cdc.tuples.update_nodes import Instruction, UndefinedError, Version
 from cdc.tuples.update_tree import Tree
@@ -47,7 +47,6 @@ NEWEST: Final[Version] = (3, 9)
 
 _OPERATIONS_MAX: Final = 4000
 _COUNTS: Final = {**dict.fromkeys("=+-&|^!#", 3), ":": 5}
-_PLUS, _MINUS, _SET = b"+-="
 
 
 def update(
@@ -64,9 +63,7 @@ def update(
     `base` is the request's INDEX_BASE. `names` and `types` are those of the format's fields; `types` may be shorter.
     Raises SchemaError, whose message contains the operation, for operations that the server would have refused.
     """
-    return _fast_path(tuple_, operations, base, names) or _slow_path(
-        tuple_, operations, base, names, types, version, upserts=False
-    )
+    return _result(tuple_, operations, base, names, types, version, upserts=False)
 
 
 def upsert(
@@ -88,78 +85,10 @@ def upsert(
 
     Raises SchemaError for operations that can't be read, or whose outcome is undefined on a server of that version.
     """
-    return _fast_path(tuple_, operations, base, names) or _slow_path(
-        tuple_, operations, base, names, types, version, upserts=True
-    )
+    return _result(tuple_, operations, base, names, types, version, upserts=True)
 
 
-def _fast_path(tuple_: bytes, operations: bytes, base: int, names: Sequence[str]) -> bytes | None:
-    """Apply up to 15 operations `=`, and `+` and `-` of integers, on different existing fields, by number or name.
-
-    Returns None for all other operations.
-    """
-    try:
-        count = operations[0] - 0x90
-        if not 0 < count < 16:
-            return None
-        changes: dict[int, tuple[int, int, int]] = {}
-        position = 1
-        for _ in range(count):
-            if operations[position : position + 2] != b"\x93\xa1":
-                return None
-            number = operations[position + 3]
-            begin = position + 4
-            if number < 0x80:
-                field = number - base
-            elif 0xA0 <= number < 0xC0:
-                begin += number - 0xA0
-                field = names.index(operations[position + 4 : begin].decode())
-            else:
-                return None
-            if field < 0 or field in changes:
-                return None
-            end = begin + layout.SIZES[operations[begin]]
-            if end == begin:
-                end = layout.end_of(operations, begin)
-            changes[field] = operations[position + 2], begin, end
-            position = end
-        if position != len(operations):
-            return None
-        fields, position = layout.header(tuple_, 0)
-        last = max(changes)
-        # The server replaces a header that isn't the shortest; the slow path does that.
-        if last >= fields or not (0x90 <= tuple_[0] < 0xA0 or (tuple_[0] == 0xDC and fields > 15)):
-            return None
-        chunks: list[bytes] = []
-        done = 0
-        for field in range(last + 1):
-            begin = position
-            position += layout.SIZES[tuple_[position]] or layout.end_of(tuple_, position) - position
-            change = changes.get(field)
-            if change is not None:
-                code, first, behind = change
-                if code == _SET:
-                    value = operations[first:behind]
-                elif code in (_PLUS, _MINUS):
-                    operand = layout.integer(operations, first)
-                    result = layout.integer(tuple_, begin) + (operand if code == _PLUS else -operand)
-                    if not INTEGER_MIN <= result <= INTEGER_MAX:
-                        return None
-                    value = integer(result)
-                else:
-                    return None
-                chunks += (tuple_[done:begin], value)
-                done = position
-        if position > len(tuple_):
-            return None
-        chunks.append(tuple_[done:])
-        return b"".join(chunks)
-    except (IndexError, ValueError):
-        # Incomplete data, a number of another kind, or a path instead of a name.
-        return None
-
-
-def _slow_path(
+def _result(
     tuple_: bytes,
     operations: bytes,
     base: int,
