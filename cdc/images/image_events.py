@@ -28,11 +28,10 @@ from cdc.images.doubts import PASSED_OVER, REBUILD, in_another_notation, unappli
 from cdc.images.notations import KeyNotation, notation_of
 from cdc.images.overlay import Images
 from cdc.protocol import layout
-from cdc.protocol.codec import Body, body_values, header_end, tuple_values
+from cdc.protocol.codec import Body, body_values, tuple_values
 from cdc.protocol.constants import Key, Type
-from cdc.protocol.extensions import pack
 from cdc.schema.fitting import Fitting
-from cdc.schema.keys import KeyCodec, space_prefix
+from cdc.schema.keys import KeyCodec
 from cdc.tuples.update import update, upsert
 
 OPEN_DELETE_IMAGE: Final = b'{"op":"d","before":'
@@ -62,7 +61,6 @@ _LONG_KEYS_SINCE: Final = (2, 10)
 """First version that reads a request's keys if they are written with more than one byte; earlier servers ignore these keys."""
 
 _SPACE_ID: Final = Key.SPACE_ID
-_INDEX_ID: Final = Key.INDEX_ID
 _KEY: Final = Key.KEY
 _TUPLE: Final = Key.TUPLE
 _OPS: Final = Key.OPS
@@ -88,12 +86,6 @@ class ImageChanges:
         leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
         self._fitting = Fitting(space.form, images.version) if leaves_misfits else None
         self._notation = notation_of(space.form, images.version)
-        # The first bytes of bodies. An INSERT or REPLACE has the space's id, which in a snapshot always takes five bytes, and
-        # then the tuple, to the end of the frame. An UPDATE has the id and INDEX_BASE, then the key and the operations.
-        self._space_id = b"\x10" + pack(space.form.space_id)
-        self._opening = b"\x82" + self._space_id + b"\x21"
-        self._update_opening = b"\x84" + self._space_id + bytes([_INDEX_BASE])
-        self._long_opening = b"\x82\x10\xce" + space_prefix(space.form.space_id) + b"\x21"
         self.changes: dict[int, Change] = {
             Type.INSERT: self._insert,
             Type.REPLACE: self._put,
@@ -102,13 +94,8 @@ class ImageChanges:
             Type.UPSERT: self._upsert,
         }
 
-    def tuple_of(self, body: Body, frame: bytes) -> tuple[Sequence[Any], bytes]:
+    def tuple_of(self, frame: bytes) -> tuple[Sequence[Any], bytes]:
         """Return the tuple of an INSERT or REPLACE, decoded and as received. Raises SchemaError as `_read` does."""
-        start, opening = header_end(frame), self._opening
-        if frame.startswith(opening, start):
-            return body[_TUPLE], frame[start + len(opening) :]
-        if frame.startswith(self._long_opening, start):
-            return body[_TUPLE], frame[start + len(self._long_opening) :]
         body, values = self._read(frame)
         return body[_TUPLE], values[_TUPLE]
 
@@ -144,8 +131,8 @@ class ImageChanges:
         except EncodingError:
             return None
 
-    def _insert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        tuple_, found = self.tuple_of(body, frame)
+    def _insert(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_, found = self.tuple_of(frame)
         key = self.store_key(tuple_)
         # The server refuses an INSERT of an existing key, so the store isn't asked: it would have to be read for each INSERT.
         before = self._images.pending(key)
@@ -158,24 +145,25 @@ class ImageChanges:
         opening, content = self.put(key, before, found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
-    def _put(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        tuple_, found = self.tuple_of(body, frame)
+    def _put(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        tuple_, found = self.tuple_of(frame)
         key = self.store_key(tuple_)
         opening, content = self.put(key, self._images.current(key), found, tuple_)
         return self.space.key_of(tuple_), opening, content
 
-    def _delete(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        body = self._checked(body, frame)
+    def _delete(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, values = self._read(frame)
         key = self._key_of_key(body[_KEY])
         before = self._images.current(key)
         if before is None:
             return None
         if self._notation is not None:
-            self._check_key(self._notation, "a DELETE", key, before, frame)
+            self._check_parts(self._notation, "a DELETE", key, before, self._notation.parts_of_key(values[_KEY]))
         return self.delete(key, before)
 
-    def _update(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        body, operations = self._operations(body, frame)
+    def _update(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, values = self._read(frame)
+        operations = values[_TUPLE]
         key = self._key_of_key(body[_KEY])
         before = self._images.current(key)
         if before is None:
@@ -183,7 +171,7 @@ class ImageChanges:
         if key in self._images.doubtful:
             raise self._unappliable(key, before, PASSED_OVER)
         if self._notation is not None:
-            self._check_key(self._notation, "an UPDATE", key, before, frame)
+            self._check_parts(self._notation, "an UPDATE", key, before, self._notation.parts_of_key(values[_KEY]))
         try:
             after = update(before, operations, **self._rules(body))
         except SchemaError as error:
@@ -197,8 +185,8 @@ class ImageChanges:
             raise self._unappliable(key, before, _OTHER_KEY)
         return self._changed(key, before, after, result)
 
-    def _upsert(self, body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
-        body, values = self._checked(body, frame), self._values(frame)
+    def _upsert(self, _: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:
+        body, values = self._read(frame)
         tuple_ = body[_TUPLE]
         key = self.store_key(tuple_)
         before = self._images.current(key)
@@ -232,11 +220,8 @@ class ImageChanges:
 
     # Vinyl's keys in several notations.
 
-    def _check_key(self, notation: KeyNotation, request: str, key: bytes, before: bytes, frame: bytes) -> None:
-        """Raise ImageError if a request's KEY is equal to the key of the tuple `before` in another notation."""
-        self._check_parts(notation, request, key, before, notation.parts_of_key(self._values(frame)[_KEY]))
-
     def _check_parts(self, notation: KeyNotation, request: str, key: bytes, before: bytes, asked: Sequence[bytes]) -> None:
+        """Raise ImageError if a request's key is equal to the key of the tuple `before` in another notation."""
         stored = notation.parts_of_tuple(before)
         if not notation.is_same(asked, stored):
             raise self._unappliable(key, before, in_another_notation(self.space.form, request, asked, stored))
@@ -295,49 +280,9 @@ class ImageChanges:
 
     # A server logs a request's body as the client wrote it: with any keys, in any order, some of them twice.
 
-    def _checked(self, body: Body, frame: bytes) -> Body:
-        """Return the body as the server read it: the decoded body, unless the decoder used keys that the server ignores.
-
-        The server has found the keys that it requires. So if no key occurs twice, the only doubt is about an INDEX_BASE that the
-        server ignores. Raises SchemaError as `_read` does.
-        """
-        start = header_end(frame)
-        if frame[start] == 0x80 | len(body) and (_INDEX_BASE not in body or self._has_base(frame, start + 1)):
-            return body
-        return self._read(frame)[0]
-
-    def _operations(self, body: Body, frame: bytes) -> tuple[Body, bytes]:
-        """Return the body of an UPDATE as the server read it, and its operations as received.
-
-        Raises SchemaError as `_read` does.
-        """
-        start, opening = header_end(frame), self._update_opening
-        if frame.startswith(opening, start):
-            place = start + len(opening) + 1
-            if frame[place] == _KEY and frame[place - 1] < 0x80:
-                size = layout.SIZES[frame[place + 2]]
-                # Most keys have one part: an array of one.
-                end = place + 2 + size if size and frame[place + 1] == 0x91 else layout.end_of(frame, place + 1)
-                if frame[end] == _TUPLE:
-                    return body, frame[end + 1 :]
-        body, values = self._read(frame)
-        return body, values[_TUPLE]
-
-    def _has_base(self, frame: bytes, start: int) -> bool:
-        """Return whether a body begins with the space's id, at most an index id, and INDEX_BASE, as all known clients write."""
-        position = start + len(self._space_id)
-        if not frame.startswith(self._space_id, start):
-            return False
-        if frame[position] == _INDEX_ID and frame[position + 1] < 0x80:
-            position += 2
-        return frame[position] == _INDEX_BASE
-
-    def _values(self, frame: bytes) -> dict[int, bytes]:
-        return body_values(frame, only_short_keys=self._version < _LONG_KEYS_SINCE)
-
     def _read(self, frame: bytes) -> tuple[Body, dict[int, bytes]]:
         """Return the body's values as the server read them, decoded and as received. Raises SchemaError for another space's."""
-        values = self._values(frame)
+        values = body_values(frame, only_short_keys=self._version < _LONG_KEYS_SINCE)
         space_id = layout.integer(values[_SPACE_ID], 0)
         if space_id != self.space.form.space_id:
             raise SchemaError(f"a row of space {space_id} is made to look like one of space {self.space.form.space_id}")

@@ -41,14 +41,6 @@ LENGTH_BYTES: Final = 5
 _LENGTH_MARKER: Final = 0xCE
 _SHORT_KEY_MAX: Final = 0x7F
 
-# A header's first seven bytes determine where its fourth pair, the time, ends: the number of pairs, the first three keys, and
-# the first byte of the lsn (00 03 │ 02 01 │ 03 ce … │ 04 cb …). Few different beginnings occur, so the ends are cached by them.
-_HEAD_END: Final = 12
-_FOUR_PAIRS: Final = 0x84
-_TIME: Final = b"\x04\xcb"
-_TIME_BYTES: Final = 10
-_HEADS_MAX: Final = 1000
-_TIME_ENDS: Final[dict[bytes, int]] = {}
 _length_at: Final[Callable[..., tuple[int]]] = struct.Struct(">xI").unpack_from
 
 # Tarantool always writes the length as five bytes (0xce and a big-endian uint32), and so does this module.
@@ -224,42 +216,9 @@ def tuple_values(data: bytes) -> list[Any]:
     return values
 
 
-def header_end(frame: bytes) -> int:
-    """Return the offset at which a frame's header ends and its body begins. Raises IndexError if the frame is incomplete."""
-    head = frame[LENGTH_BYTES:_HEAD_END]
-    position = _TIME_ENDS.get(head, 0)
-    if not position or not frame.startswith(_TIME, position - _TIME_BYTES):
-        return _walk_header(frame)
-    return position if head[0] == _FOUR_PAIRS else _end_of_pairs(frame, position, (head[0] & 0x0F) - 4)
-
-
-def _walk_header(frame: bytes) -> int:
-    """Do as `header_end`, by walking the header from its beginning."""
-    if frame[LENGTH_BYTES] & 0xF0 != 0x80:
-        return layout.end_of(frame, LENGTH_BYTES)
-    count = frame[LENGTH_BYTES] & 0x0F
-    if count >= 4 and max(frame[6:11]) <= _SHORT_KEY_MAX:
-        position = 11 + layout.SIZES[frame[11]] + _TIME_BYTES
-        if position > 11 + _TIME_BYTES and frame.startswith(_TIME, position - _TIME_BYTES):
-            if len(_TIME_ENDS) > _HEADS_MAX:
-                _TIME_ENDS.clear()
-            _TIME_ENDS[frame[LENGTH_BYTES:_HEAD_END]] = position
-    return _end_of_pairs(frame, LENGTH_BYTES + 1, count)
-
-
-def _end_of_pairs(frame: bytes, position: int, count: int) -> int:
-    """Return the offset at which `count` pairs of the header, beginning at `position`, end."""
-    for _ in range(count):
-        size = layout.SIZES[frame[position + 1]]
-        if not size or frame[position] > _SHORT_KEY_MAX:
-            return layout.end_of(frame, LENGTH_BYTES)  # a header that no server writes
-        position += size + 1
-    return position
-
-
 def body_of(frame: bytes) -> bytes:
     """Return the encoded body of one frame, or b"" if it has none. Raises IndexError if the frame is incomplete."""
-    return frame[header_end(frame) :]
+    return frame[layout.end_of(frame, LENGTH_BYTES) :]
 
 
 def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, bytes]:
@@ -269,7 +228,7 @@ def body_values(frame: bytes, *, only_short_keys: bool = False) -> dict[int, byt
     `only_short_keys`, keys that are encoded in more than one byte are skipped too, as servers up to 2.8 do.
     Raises IndexError if the body is absent or incomplete.
     """
-    count, position = layout.header(frame, header_end(frame))
+    count, position = layout.header(frame, layout.end_of(frame, LENGTH_BYTES))
     values: dict[int, bytes] = {}
     for _ in range(count):
         start = layout.end_of(frame, position)

@@ -252,7 +252,7 @@ class Snapshot:
             try:
                 if space_id in image_changes:
                     counts[space_id] = counts.get(space_id, 0) + 1
-                    self._compared(image_changes[space_id], body, frame)
+                    self._compared(image_changes[space_id], frame)
                 elif publishes:
                     tuple_ = body[TUPLE]
                     key = space.key_of(tuple_)
@@ -267,10 +267,10 @@ class Snapshot:
             if builder.byte_count > bytes_max:
                 yield
 
-    def _compared(self, changes: ImageChanges, body: Body, frame: bytes) -> None:
+    def _compared(self, changes: ImageChanges, frame: bytes) -> None:
         """Make the event of a row whose space has images, if the row differs from its image."""
         assert self._images is not None
-        tuple_, found = changes.tuple_of(body, frame)
+        tuple_, found = changes.tuple_of(frame)
         key = changes.store_key(tuple_)
         if self._images.is_comparing:
             self._seen.append(key)
