@@ -138,7 +138,7 @@ class TapServer:
         if self._sessions and control.served != served:
             self._log.warning("other keys, values or spaces are served than before: all clients are filled again")
             self._forget()
-        self.feed.control = control._replace(served=served)
+        self.feed.removals.control = control._replace(served=served)
 
     async def _start_sink(self, host: str, port: int) -> None:
         session = self._sink_session = await self._session(TapRequest(f"memcached {host}:{port}"))
@@ -210,7 +210,7 @@ class TapServer:
         assert store is not None
         async with self._saving:
             if session is None or not store.has(session):
-                await asyncio.to_thread(store.save, list(self._sessions.values()), self.feed.control)
+                await asyncio.to_thread(store.save, list(self._sessions.values()), self.feed.removals.control)
 
     def _fail(self, failure: CdcError) -> None:
         self._failure = self._failure or failure
@@ -407,7 +407,7 @@ class TapServer:
             now,
             now,
             begun_seq=max(0, position.seq),
-            begun_version=self.feed.renamed_version,
+            begun_version=self.feed.removals.renamed_version,
             begun_offset=self.feed.swept_offset,
             # The client may still have keys that it was sent under this name. A client that gives a date says what it has.
             is_reset=former is not None

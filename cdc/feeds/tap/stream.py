@@ -358,14 +358,16 @@ class ClientStream:
             wanted = self._source.all_vbuckets
         await self._follow(self._source.last)
         # This client has missed changes of vbuckets that another client has taken over, so it can't have them any more.
-        await self._set_vbuckets(wanted - session.lost, VBucketState.PENDING)
+        pending = wanted - session.lost
+        await self._set_vbuckets(pending, VBucketState.PENDING)
         await self._follow(self._source.last)
-        active = wanted - session.lost
+        active = pending - session.lost
         await self._set_vbuckets(active, VBucketState.ACTIVE)
         await self._settle()
-        lost = active & session.lost
-        self._sessions.take_over(session, active - lost)
-        await self._set_vbuckets(lost, VBucketState.DEAD)
+        owned = active - session.lost
+        self._sessions.take_over(session, owned)
+        # Others were faster.
+        await self._set_vbuckets(pending - owned, VBucketState.DEAD)
 
     async def _set_vbuckets(self, vbuckets: frozenset[int], state: VBucketState) -> None:
         frames = [wire.vbucket_set(vbucket, state, self._next_opaque()) for vbucket in sorted(vbuckets)]

@@ -13,7 +13,7 @@ from cdc.feeds.tap import wire
 from cdc.feeds.tap.changes import Change, Kind, Renaming
 from cdc.feeds.tap.feed import Feed
 from cdc.feeds.tap.keys import vbucket_of
-from cdc.feeds.tap.merging import Batch, Ring, Selection
+from cdc.feeds.tap.merging import Batch, Selection
 from cdc.feeds.tap.rows import Rows
 from cdc.feeds.tap.server import TapServer
 from cdc.feeds.tap.session import Cursor, Session
@@ -45,7 +45,6 @@ class MadeUpFeed(Feed):
 
     async def start(self, stopping: asyncio.Event, known_version: int = 0) -> bool:  # noqa: ARG002 - there is nothing to wait for
         """The first change will be 1."""
-        self._ring = Ring(0, self._config.buffer_bytes_max)
         return True
 
     async def stop(self) -> None:
@@ -73,7 +72,7 @@ class MadeUpFeed(Feed):
     def rename(self, version: int, rows: Mapping[str, bytes]) -> None:
         """With this version of the schema a space has another name. For the loop's thread."""
         self.rows, self.version = rows, version
-        self.was_renamed(Renaming(version, self.last, "users", "people"))
+        self.removals.renamed(Renaming(version, self.last, "users", "people"))
 
     async def wait_stored(self, seq: int) -> None:
         """The rows are always there."""
@@ -81,8 +80,8 @@ class MadeUpFeed(Feed):
     def tell(self, changes: list[Change]) -> None:
         """These come next. For the loop's thread."""
         first = changes[0].seq
-        self._ring.append(Batch(first, changes[-1].seq, changes, sum(len(one.frame) for one in changes)))
-        self._wake_followers()
+        self.newest.ring.append(Batch(first, changes[-1].seq, changes, sum(len(one.frame) for one in changes)))
+        self.newest.wake()
 
 
 class Served:

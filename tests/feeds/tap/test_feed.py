@@ -70,12 +70,12 @@ def test_records_of_snapshots_that_nobody_has_read(tmp_path: Path, known: int, i
 
     async def follow() -> None:
         feed = _feed(broker, tmp_path, lambda: missed.append(True))
-        feed.control = ControlPosition(0, known)
+        feed.removals.control = ControlPosition(0, known)
         assert await feed.start(asyncio.Event())
         async with asyncio.timeout(30):
             await feed.wait_until_at_end()
             await asyncio.sleep(0)  # what the reader's thread has said by then
-        assert feed.control == ControlPosition(0 if is_expired else 1, 2, swept_offset=0 if is_expired else 2)
+        assert feed.removals.control == ControlPosition(0 if is_expired else 1, 2, swept_offset=0 if is_expired else 2)
         await feed.stop()
 
     asyncio.run(follow())
@@ -132,7 +132,7 @@ def test_a_store_that_was_removed_is_a_new_one_to_those_who_come_back(tmp_path: 
 
 
 def test_keys_of_an_emptied_space_are_found_once_kafka_answers_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.feeds.tap.feed._START_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cdc.feeds.tap.lookups.RETRY_SECONDS", 0.01)
     broker, trouble = _shop(), [ConnectionLostError("no broker answers"), ConnectionLostError("no broker answers")]
     with Served(tmp_path, broker=broker) as served, served.connect() as client:
         former_keys = served.server.feed._topics.former_keys
@@ -197,12 +197,12 @@ def test_another_name_concerns_those_who_get_the_space(tmp_path: Path) -> None:
         few, all_ = (
             Session(TapRequest(name), ClientPosition(5, None), 0.0, 0.0, begun_seq=5, begun_version=1) for name in ("few", "all")
         )
-        feed.was_renamed(Renaming(2, 6, "temporary", "other"))
+        feed.removals.renamed(Renaming(2, 6, "temporary", "other"))
         assert (feed.needs_refill(few), feed.needs_refill(all_)) == (False, False)
-        feed.was_renamed(Renaming(3, 7, "users", "people"))
-        feed.was_renamed(Renaming(3, 7, "users", "people"))  # each time the topic is read
+        feed.removals.renamed(Renaming(3, 7, "users", "people"))
+        feed.removals.renamed(Renaming(3, 7, "users", "people"))  # each time the topic is read
         assert (feed.needs_refill(few), feed.needs_refill(all_)) == (False, True)
-        feed.was_renamed(Renaming(4, 8, "others", "elsewhere"))
+        feed.removals.renamed(Renaming(4, 8, "others", "elsewhere"))
         assert feed.needs_refill(few)
 
     asyncio.run(follow())
@@ -216,7 +216,7 @@ def test_a_date_before_another_name_is_no_date(tmp_path: Path, monkeypatch: pyte
         found = 6
         monkeypatch.setattr(feed._topics, "since", lambda _: found)
         assert await feed.since(1) == 6
-        feed.was_renamed(Renaming(2, 6, "users", "people"))
+        feed.removals.renamed(Renaming(2, 6, "users", "people"))
         assert await feed.since(1) is None
         found = 7
         assert await feed.since(1) == 7
@@ -230,13 +230,13 @@ def test_a_sweep_at_the_very_number_of_a_clients_filling(tmp_path: Path) -> None
     async def follow() -> None:
         feed = _feed(Broker(), tmp_path)
         session = Session(TapRequest("a"), ClientPosition(5, None), 0.0, 0.0, begun_seq=5)
-        feed.was_swept(5, 3)
+        feed.removals.swept(5, 3)
         assert feed.needs_refill(session)
         session.begun_offset = feed.swept_offset  # as it is filled again
         assert not feed.needs_refill(session)
-        feed.was_swept(5, 3)
+        feed.removals.swept(5, 3)
         assert not feed.needs_refill(session), "records are read again at each start"
-        feed.was_swept(5, 4)
+        feed.removals.swept(5, 4)
         assert feed.needs_refill(session)
 
     asyncio.run(follow())
@@ -265,8 +265,8 @@ def test_changes_that_are_lost_are_made_good_from_the_daemons_store(tmp_path: Pa
 def test_what_has_been_read_is_nothing_new_though_it_is_still_gathered(tmp_path: Path) -> None:
     async def follow() -> None:
         feed = _feed(_shop(), tmp_path)
-        feed._store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
-        feed._follower_count, feed._appended_at = 5_000, asyncio.get_running_loop().time()
+        feed.stored.store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
+        feed.newest._follower_count, feed.newest._appended_at = 5_000, asyncio.get_running_loop().time()
         assert await feed.start(asyncio.Event())
         async with asyncio.timeout(30):
             await feed.wait_until_at_end()
@@ -282,10 +282,10 @@ def _followed_through(tmp_path: Path, *, is_stuck: bool) -> tuple[list[int], Fee
     async def follow() -> tuple[list[int], Feed]:
         broker = _shop()
         feed = _feed(broker, tmp_path, buffer_bytes_max=1 << 20)
-        feed._store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
+        feed.stored.store.seq = lambda: 0  # type: ignore[method-assign]  # it is behind the topics
         assert await feed.start(asyncio.Event())
         await feed.wait_until_at_end()
-        feed._follower_count = 1_000  # they are told ten times a second
+        feed.newest._follower_count = 1_000  # they are told ten times a second
         told: list[int] = []
         async with asyncio.timeout(30):
             stuck = feed.batches(Session(TapRequest("stuck"), ClientPosition(0, None), 0.0, 0.0), 0)
@@ -318,13 +318,13 @@ def test_who_follows_loses_nothing_however_much_comes_at_once(tmp_path: Path) ->
 
 
 def test_who_stands_still_is_waited_for_no_longer_than_a_while(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.feeds.tap.feed._HOLD_SECONDS", 0.3)
+    monkeypatch.setattr("cdc.feeds.tap.newest._HOLD_SECONDS", 0.3)
     _followed_through(tmp_path, is_stuck=True)
 
 
 def test_nobody_is_dropped_for_kafkas_being_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that were filled from a store that is ahead of the topics, and one with a date: Kafka is asked once for many."""
-    monkeypatch.setattr("cdc.feeds.tap.feed._START_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("cdc.feeds.tap.lookups.RETRY_SECONDS", 0.01)
     broker = _shop()
     asked: list[str] = []
 
@@ -451,7 +451,7 @@ def test_who_goes_when_something_comes_is_gone(tmp_path: Path, moment: int) -> N
         waiting = asyncio.ensure_future(feed.wait_read(1))
         for _ in range(5):
             await asyncio.sleep(0)
-        feed._wake_followers()
+        feed.newest.wake()
         for _ in range(moment):
             await asyncio.sleep(0)
         waiting.cancel()
@@ -529,7 +529,7 @@ def test_a_slow_link_is_no_stalled_client(tmp_path: Path, is_moving: bool) -> No
 
 
 def test_many_clients_look_at_a_store_that_cannot_be_read_as_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.01)
+    monkeypatch.setattr("cdc.feeds.tap.stored.STORE_SECONDS", 0.01)
     look_count, is_there = 0, False
 
     def look(*_: object, **__: object) -> Any:
@@ -542,7 +542,7 @@ def test_many_clients_look_at_a_store_that_cannot_be_read_as_one(tmp_path: Path,
     async def follow() -> None:
         nonlocal is_there
         feed = _feed(_shop(), tmp_path)
-        feed._store.refresh_position = feed._store.read = look  # type: ignore[method-assign]  # there is no daemon
+        feed.stored.store.refresh_position = feed.stored.store.read = look  # type: ignore[method-assign]  # there is no daemon
         selection = Selection(None, None, frozenset(), is_keys_only=False)
         reading = [asyncio.ensure_future(feed.read(Cursor(), selection)) for _ in range(100)]
         async with asyncio.timeout(30):
@@ -565,20 +565,20 @@ def test_a_space_is_not_the_only_one_as_long_as_nobody_knows(tmp_path: Path) -> 
     feed._changes.template("users")
     session = Session(TapRequest("a"), ClientPosition(3, None), 0.0, 0.0)
     assert not feed.is_alone(session, "users")
-    feed._store._names = ["users"]
+    feed.stored.store._names = ["users"]
     assert feed.is_alone(session, "users")
-    feed._store._names = ["users", "others"]
+    feed.stored.store._names = ["users", "others"]
     assert not feed.is_alone(session, "users")
 
 
 def test_a_store_that_became_older_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was replaced by a copy: what was seen of it before says nothing."""
-    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.01)
+    monkeypatch.setattr("cdc.feeds.tap.stored.STORE_SECONDS", 0.01)
 
     async def wait() -> None:
         feed = _feed(Broker(), tmp_path)
-        feed._store.refresh_position = lambda: (3, 0)  # type: ignore[method-assign]  # there is no daemon
-        feed._stored = 9, 0
+        feed.stored.store.refresh_position = lambda: (3, 0)  # type: ignore[method-assign]  # there is no daemon
+        feed.stored._position = 9, 0
         assert not feed.is_new_enough(Rows(3, 0, [], [], None), 5)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
@@ -598,14 +598,14 @@ def test_nobody_is_flushed_before_there_are_rows(tmp_path: Path) -> None:
     async def follow() -> None:
         feed = _feed(_shop(), tmp_path)
         stored = (2, 0)
-        feed._store.refresh_position = lambda: stored  # type: ignore[method-assign]  # there is no daemon
+        feed.stored.store.refresh_position = lambda: stored  # type: ignore[method-assign]  # there is no daemon
         assert await feed.start(asyncio.Event())
         await feed.wait_until_at_end()
         session = Session(TapRequest("a"), ClientPosition(3, None), 0.0, 0.0, begun_seq=3, is_reset=True)
         stream = ClientStream(session, feed, kept, told.extend, drain, None, 60.0)
         running = asyncio.ensure_future(stream.run())
         async with asyncio.timeout(30):
-            while feed._stored is None:
+            while feed.stored._position is None:
                 await asyncio.sleep(0.01)
         assert not told
         stored = (3, 0)
@@ -767,8 +767,8 @@ def lockstep(monkeypatch: pytest.MonkeyPatch) -> Iterator[Broker]:
         monkeypatch.setattr(keeper, name, 0.0)
     for name in ("TOPICS_SECONDS", "HOLE_TOPICS_SECONDS"):
         monkeypatch.setattr(live, name, 0.0)
-    monkeypatch.setattr("cdc.feeds.tap.feed._STORE_SECONDS", 0.0)
-    monkeypatch.setattr("cdc.feeds.tap.feed._ROWS", 7)
+    monkeypatch.setattr("cdc.feeds.tap.stored.STORE_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.feeds.tap.stored._ROWS", 7)
     broker = Broker(lockstep=True)
     yield broker
     with broker.turn:
@@ -816,7 +816,7 @@ async def _serve_for_a_while(
             case 0 | 1 | 2:
                 daemon.act()
             case 3:
-                feed._store._view_seconds_max = chance.choice([0.0, 60.0])
+                feed.stored.store._view_seconds_max = chance.choice([0.0, 60.0])
             case 4 | 5:
                 for _ in range(chance.randrange(1, 3)):
                     if cache.asked:
@@ -835,7 +835,7 @@ async def _serve_for_a_while(
             await asyncio.sleep(0)
         assert not running.done(), running.exception()
     if is_last:
-        feed._store._view_seconds_max = 0.0
+        feed.stored.store._view_seconds_max = 0.0
         calm = 0
         async with asyncio.timeout(60):
             while calm < _CALM_STEPS:  # what was told last, as of another name, may take it from the right contents once more
