@@ -94,8 +94,29 @@ Documented = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 ARROWS_MAX: Final = 90
 """A ratchet: which rooms know which. Lower it when there are fewer."""
 
-LINES_MAX: Final = 550
-"""A ratchet: lower it when files get shorter; a file that needs more has more than one subject."""
+LINES_MAX: Final = 490
+"""A ratchet: lower it when files get shorter; a file that needs more has more than one subject. Docstrings don't count: a limit
+must not make explanations shorter."""
+
+METHODS_MAX: Final = 25
+PARAMETERS_MAX: Final = 8
+WIDER: Final = {
+    "cdc.stream.pipeline.Pipeline": 41,
+    "cdc.kafka.publisher.Publisher": 40,
+    "cdc.images.overlay.Images": 36,
+    "cdc.store.store.StateStore": 32,
+    "cdc.feeds.tap.feed.Feed": 32,
+    "cdc.protocol.session.Session": 30,
+    "spark_jobs.current.CurrentSink.__init__": 13,
+    "cdc.daemon.follower.Follower.__init__": 13,
+    "cdc.daemon.runner.PipelineRunner.__init__": 11,
+    "cdc.daemon.file_source.Replayer.__init__": 11,
+    "cdc.stream.snapshot.Snapshot.__init__": 10,
+    "cdc.stream.compiled_stream.CompiledStream.__init__": 10,
+    "spark_jobs.lake.event_table.EventTable.__init__": 9,
+    "cdc.stream.spaces.Spaces.__init__": 9,
+}
+"""Ratchets: classes with more methods, and functions with more parameters, than these limits. Lower a number when it falls."""
 
 
 def modules(package: str) -> dict[str, Path]:
@@ -321,15 +342,48 @@ def tracked() -> list[Path]:
     return _tracked()
 
 
+def _line_count(path: Path) -> int:
+    """Number of lines that aren't part of a docstring."""
+    said = sum(
+        (node.end_lineno or node.lineno) - node.lineno + 1
+        for node in ast.walk(tree(path))
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    )
+    return len(path.read_text().splitlines()) - said
+
+
 def test_files_stay_readable_in_one_sitting(tracked: list[Path]) -> None:
     long = {
         str(path.relative_to(ROOT)): count
         for path in tracked
         if path.suffix == ".py" and "tests" not in path.relative_to(ROOT).parts
-        for count in (len(path.read_text().splitlines()),)
+        for count in (_line_count(path),)
         if count > LINES_MAX
     }
     assert not long
+
+
+def _widths(node: ast.AST, prefix: str) -> Iterator[tuple[str, int, int]]:
+    """Name, width and limit of each class (its methods) and function (its parameters) in a module."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.ClassDef):
+            methods = [one for one in child.body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+            yield f"{prefix}.{child.name}", len(methods), METHODS_MAX
+            yield from _widths(child, f"{prefix}.{child.name}")
+        elif isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+            given = child.args
+            names = [one.arg for one in (*given.posonlyargs, *given.args, *given.kwonlyargs) if one.arg not in ("self", "cls")]
+            yield f"{prefix}.{child.name}", len(names), PARAMETERS_MAX
+
+
+def test_classes_and_parameter_lists_stay_small() -> None:
+    found = {
+        name: width
+        for module, path in (*CDC.items(), *SPARK.items())
+        for name, width, limit in _widths(tree(path), module)
+        if width > limit
+    }
+    assert found == WIDER
 
 
 _ROOTS: Final = "|".join(["home", "root", "Users", "work", "mnt"])
