@@ -4,11 +4,10 @@
 use crate::envelope::{OPEN_CREATE, OPEN_DELETE_IMAGE, OPEN_UPDATE_IMAGE};
 use crate::frames::Row;
 use crate::json::Refused;
-use crate::keys::KeyPlan;
 use crate::layout;
 use crate::overlay::{Found, Overlay};
-use crate::plan::Plan;
-use crate::update::{update, Format};
+use crate::plan::{ImagePlan, Plan};
+use crate::update::update;
 
 const INSERT: u64 = 2;
 const REPLACE: u64 = 3;
@@ -25,16 +24,6 @@ const OPS: u8 = 0x28;
 
 const AFTER: &[u8] = b",\"after\":";
 const NO_AFTER: &[u8] = b",\"after\":null";
-
-/// Everything needed to maintain one space's images.
-#[derive(Debug)]
-pub struct ImagePlan {
-    pub keys: KeyPlan,
-    pub format: Format,
-    /// Whether the space is in vinyl. Its UPSERTs have rules of their own, and a request that writes its key differently than the
-    /// row does may have missed the row: both are refused.
-    pub is_vinyl: bool,
-}
 
 /// The relevant contents of a request's body: begin and end of its values.
 #[derive(Default)]
@@ -245,7 +234,9 @@ fn push_row(
 mod tests {
     use super::*;
     use crate::frames::{scan, tests::framed, walk};
+    use crate::keys::KeyPlan;
     use crate::plan::tests::users;
+    use crate::update::Format;
 
     fn images() -> ImagePlan {
         ImagePlan {

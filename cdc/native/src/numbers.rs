@@ -1,7 +1,25 @@
 //! Sums of the server's kinds of numbers, with their result types; as cdc.tuples.arithmetic, except for sums that need rounding.
 
 use crate::layout;
-use crate::update::Width;
+
+/// Width of a field's floating-point numbers, by its type in the format.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Width {
+    /// The narrowest that loses nothing.
+    Any,
+    Float,
+    Double,
+}
+
+impl Width {
+    pub fn of(field_type: &str) -> Width {
+        match field_type {
+            "float32" => Width::Float,
+            "double" | "float64" => Width::Double,
+            _ => Width::Any,
+        }
+    }
+}
 
 const EXT_DECIMAL: u8 = 1;
 /// Maximum number of a decimal's digits; at most one less may follow the point. (Decimals from 3.5 on can be larger.)

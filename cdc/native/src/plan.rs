@@ -1,11 +1,22 @@
 //! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for common values.
 
-use crate::images::ImagePlan;
 use crate::json::{
     is_utf8, push_any, push_base64, push_instant, push_signed, push_simple, push_text,
     push_unsigned, push_uuid, Refused, Written,
 };
+use crate::keys::KeyPlan;
+use crate::update::Format;
 use crate::wire::{Reader, Value};
+
+/// Everything needed to maintain one space's images.
+#[derive(Debug)]
+pub struct ImagePlan {
+    pub keys: KeyPlan,
+    pub format: Format,
+    /// Whether the space is in vinyl. Its UPSERTs have rules of their own, and a request that writes its key differently than the
+    /// row does may have missed the row: both are refused.
+    pub is_vinyl: bool,
+}
 
 /// Bits for the kinds of values that a part of the primary key may have, as far as this module writes them.
 pub const NIL: u8 = 1;

@@ -8,8 +8,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
 use crate::keys::KeyPlan;
+use crate::numbers::Width;
 use crate::overlay::{slices, Changes, Overlay};
-use crate::update::{update, Format, Width};
+use crate::update::{update, Format};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<PyChanges>()?;

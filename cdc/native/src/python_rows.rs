@@ -10,10 +10,9 @@ use crate::envelope::Origins;
 use crate::frames::{
     continues_open, end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES,
 };
-use crate::images::ImagePlan;
 use crate::keys::KeyPlan;
 use crate::overlay::Overlay;
-use crate::plan::{Field, Part, Plan};
+use crate::plan::{Field, ImagePlan, Part, Plan};
 use crate::python_messages::{Messages, Topic};
 use crate::python_overlay::{format_of, PendingChanges};
 use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};

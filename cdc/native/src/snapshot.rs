@@ -213,10 +213,9 @@ impl RowPath {
 mod tests {
     use super::*;
     use crate::frames::{scan, tests::framed, walk};
-    use crate::images::ImagePlan;
     use crate::keys::KeyPlan;
     use crate::overlay::Overlay;
-    use crate::plan::tests::users;
+    use crate::plan::{tests::users, ImagePlan};
     use crate::run::Settings;
 
     fn path() -> RowPath {

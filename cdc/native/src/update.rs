@@ -6,28 +6,9 @@
 //! Python path then applies them, or reports the error.
 
 use crate::layout;
-use crate::numbers::{self, Number};
+use crate::numbers::{self, Number, Width};
 
 const OPERATIONS_MAX: usize = 15;
-
-/// Width of a field's floating-point numbers, by its type in the format.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Width {
-    /// The narrowest that loses nothing.
-    Any,
-    Float,
-    Double,
-}
-
-impl Width {
-    pub fn of(field_type: &str) -> Width {
-        match field_type {
-            "float32" => Width::Float,
-            "double" | "float64" => Width::Double,
-            _ => Width::Any,
-        }
-    }
-}
 
 /// Names of the format's fields, and the widths of their numbers.
 #[derive(Debug, Default)]
