@@ -85,12 +85,50 @@ class Rows:
         """Return the index after complete transactions from row `at` on, once they have `count_max` rows."""
     def continues_open(self, begun: Rows, /) -> bool:
         """Return whether all these rows belong to the transaction open at the end of `begun`, and none of them ends it."""
+    def arrivals(self, at: int, synchronous: list[int], has_flags: bool, after: int, waiting: int) -> Arrivals:
+        """Return the transactions from row `at` on that can be decided together, if they come after lsn `after`.
+
+        `synchronous` are the synchronous spaces. `waiting` is the lsn of the last synchronous transaction that waits before the
+        row, 0 if there is none; then the first transaction is one that waits, could have waited, or is a CONFIRM.
+        """
+    def origin(self, at: int) -> int:
+        """Return the replica id of row `at`."""
+    def lsn(self, at: int) -> int:
+        """Return the lsn of row `at`."""
+    def waiting_counts(self, at: int) -> tuple[int, int]:
+        """Return how many transactions there are from row `at` on, and their number of rows, without CONFIRMs."""
     def end_of_open(self, at: int) -> int:
         """Return the index after the row that ends the transaction open at row `at`, or after the last row."""
 
 ImageKeys = tuple[int, list[tuple[int, str]], list[tuple[bytes, str]], bool]
 """Number with which a space's keys begin, the keys' fields and types, the space's fields and types, and whether the space is in
 vinyl."""
+
+class Arrivals:
+    """Consecutive transactions of one origin: asynchronous ones, synchronous ones, and CONFIRMs of earlier ones."""
+
+    def __init__(self, lsns: list[int], starts: list[int], end: int) -> None:
+        """Make arrivals without CONFIRMs: lsns and first rows of the synchronous transactions, and the end of all."""
+    @property
+    def end(self) -> int:
+        """Index after the last row of all."""
+    @property
+    def confirmed(self) -> int:
+        """The highest lsn that a CONFIRM names, 0 without any."""
+    @property
+    def lsns(self) -> list[int]:
+        """Lsns of the synchronous transactions."""
+    @property
+    def last_lsn(self) -> int:
+        """Lsn of the last synchronous transaction, 0 without any."""
+    def first_lsn(self, at: int) -> int:
+        """Return the lsn of the first synchronous transaction from row `at` on, 0 without any."""
+    def after(self, start: int) -> Arrivals:
+        """Return the arrivals from row `start` on, as if this were the first row."""
+    def plain_until(self, at: int) -> int:
+        """Return the index of the next CONFIRM that doesn't move the position, from row `at` on, or the end."""
+    def certain_until(self, confirmed: int) -> tuple[int, int]:
+        """Return the index before which all are certain, and the last confirmed lsn, if lsns up to `confirmed` are confirmed."""
 
 class CompiledRowPath:
     """Maker of one connection's events from the rows of spaces with a plan."""
@@ -112,9 +150,10 @@ class CompiledRowPath:
         fields_max: int,
         images: ImageKeys | None,
         handles_upserts: bool,
+        is_synchronous: bool,
     ) -> None:
         """Handle a space's rows from here on."""
-    def skip_space(self, space_id: int) -> None:
+    def skip_space(self, space_id: int, is_synchronous: bool) -> None:
         """Skip a space's rows from here on, because they have no events."""
     def remove_plan(self, space_id: int) -> None:
         """Hand a space's rows back from here on."""
@@ -123,13 +162,18 @@ class CompiledRowPath:
         self,
         rows: Rows,
         at: int,
+        stop: int,
+        certain: Arrivals | None,
         suffix: bytes,
         vclock: list[tuple[int, int]],
         seq: int,
         byte_count: int,
         images: tuple[Any, Callable[[bytes], bytes | None]] | None,
     ) -> Run:
-        """Handle complete transactions from row `at` on."""
+        """Handle complete transactions from row `at` (inclusive) to `stop` (exclusive).
+
+        If they are `certain` arrivals, the limbo has released all of them; otherwise those that may have to wait are handed back.
+        """
 
     def begin_snapshot(self) -> None:
         """Discard the progress of a previous snapshot, because a snapshot begins."""

@@ -57,6 +57,12 @@ class CompiledFrames(Frames):
         return self if start == 0 and stop == len(self) else CompiledFrames(self.rows.part(start, stop))
 
     @staticmethod
+    def of(data: bytes) -> CompiledFrames | None:
+        """Return complete frames; None if one of them is odd, or if the compiled path isn't in use."""
+        rows = _rows.of(data) if _rows is not None else None
+        return CompiledFrames(rows) if rows is not None and not rows.is_odd else None
+
+    @staticmethod
     def joined(parts: list[CompiledFrames]) -> CompiledFrames:
         """Join consecutive batches of frames into one; `parts` must not be empty."""
         rows = parts[0].rows.of(b"".join([part.data for part in parts]))

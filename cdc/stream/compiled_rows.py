@@ -48,12 +48,13 @@ def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic
 class CompiledSpaces(dict[Any, SpaceEvents | None]):
     """Encoders of the spaces whose rows need no further check, None for an unpublished one.
 
-    Keeps the compiled path's plans in step.
+    Keeps the compiled path's plans in step. Rows of synchronous spaces are handled there only after the limbo has released them.
     """
 
-    def __init__(self, row_path: native.CompiledRowPath | None) -> None:
+    def __init__(self, row_path: native.CompiledRowPath | None, *, are_synchronous: bool = False) -> None:
         super().__init__()
         self._row_path = row_path
+        self._are_synchronous = are_synchronous
 
     def __setitem__(self, space_id: Any, space: SpaceEvents | None) -> None:
         super().__setitem__(space_id, space)
@@ -62,9 +63,9 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
             return
         path.remove_plan(space_id)
         if space is None:
-            path.skip_space(space_id)
+            path.skip_space(space_id, self._are_synchronous)
         elif space.changes_by != "nobody":
-            _set_plan(path, space)
+            _set_plan(path, space, is_synchronous=self._are_synchronous)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
         """Remove a space."""
@@ -79,7 +80,7 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
         super().clear()
 
 
-def _set_plan(path: native.CompiledRowPath, space: SpaceEvents) -> None:
+def _set_plan(path: native.CompiledRowPath, space: SpaceEvents, *, is_synchronous: bool) -> None:
     """Add a plan for a space to the compiled path, if the path can handle the space's form."""
     form = space.form
     names = [form.part_name(index) for index in range(len(form.key_parts))]
@@ -97,7 +98,7 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents) -> None:
         return  # a name isn't valid UTF-8
     handles_upserts = not form.is_vinyl  # UPSERTs of vinyl spaces are counted in Python, if the server merges them
     about = space.topic, name, space.table, space.schema
-    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, handles_upserts)
+    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, handles_upserts, is_synchronous)
 
 
 def _images(space: SpaceEvents) -> native.ImageKeys:

@@ -43,16 +43,18 @@ is_fully_nop), applier.cc (applier_synchro_filter_tx, apply_plain_tx), and for t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 
+from cdc import native
 from cdc.errors import ProtocolError, SynchronousReplicationError, excerpt
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.protocol.system_spaces import SPACE_SPACE
 from cdc.schema.tracker import SchemaTracker
+from cdc.stream.held import Held, Part
 from cdc.stream.transaction import Row, Transaction
 from cdc.stream.transaction_buffer import TransactionBuffer, TransactionQueue
 
@@ -98,17 +100,34 @@ class Limbo:
         self._space_rows: dict[int, list[Any] | None] = {}
         # By owner: lsn of the last synchronous transaction that was confirmed here.
         self._confirmed: dict[int, int] = {}
-        self.received: dict[int, int] = {}
-        """By origin with a queue: the lsn of the last row that has arrived, whether the row waits or not."""
+        self._received: dict[int, int] = {}
+        # While what was held is put into a queue: lsns of the synchronous ones. The spaces' options may have changed since.
+        self._known_synchronous: set[int] | None = None
+        self.held = Held()
+        """What waits unread. Invariant: while something is held, there are no queues."""
 
     @property
     def is_empty(self) -> bool:
         """Whether no transaction waits."""
-        return not self._queues
+        return not self._queues and not self.held
+
+    @property
+    def has_queues(self) -> bool:
+        """Whether transactions wait in queues."""
+        return bool(self._queues)
+
+    @property
+    def received(self) -> dict[int, int]:
+        """By origin with waiting transactions: the lsn of the last row that has arrived, whether the row waits or not."""
+        return {self.held.origin: self.held.received_lsn} if self.held else self._received
 
     @property
     def state(self) -> LimboState:
         """Number and size of the waiting transactions, for operators."""
+        held = self.held
+        if held:
+            part, counts = held.head, (held.transaction_count, held.row_count, held.byte_count)
+            return LimboState(*counts, 0, part.received_us, held.origin, part.arrivals.first_lsn(part.at))
         heads = [head for queue in self._queues.values() if (head := queue.head) is not None]
         if not heads:
             return LimboState()
@@ -124,13 +143,60 @@ class Limbo:
             oldest.lsn,
         )
 
+    # Arrivals by the batch.
+
+    @property
+    def is_likely(self) -> bool:
+        """Whether the next rows probably concern the limbo."""
+        return bool(self.held or self._schema.synchronous)
+
+    def look_at(self, rows: native.Rows, at: int, vclock: Mapping[int, int]) -> native.Arrivals | None:
+        """Return the transactions from row `at` on that can be decided together, given that there are no queues.
+
+        None if the first one isn't such a transaction.
+        """
+        origin, held = rows.origin(at), self.held
+        if held and origin != held.origin:
+            return None
+        after = held.received_lsn if held else vclock.get(origin, 0)
+        arrivals = rows.arrivals(at, list(self._schema.synchronous), self._has_flags, after, held.waiting_lsn)
+        return arrivals if arrivals.end > at else None
+
+    def certain_until(self, origin: int, arrivals: native.Arrivals, confirmed: int) -> int:
+        """Return the index of the row before which all these are certain, given that nothing waits before them."""
+        until, lsn = arrivals.certain_until(confirmed)
+        if lsn:
+            self._confirmed[origin] = lsn
+        return until
+
+    def hold_again(self, bytes_max: int) -> None:
+        """Hold what waits in queues, if the highest confirmed lsn is enough to decide about all of it, and if it is small."""
+        if len(self._queues) != 1 or any(self._definitions.values()):
+            return
+        ((origin, queue),) = self._queues.items()
+        if self.held.put_entries(queue.entries(bytes_max), self._received[origin]):
+            self._waiting.drop(self._queues.pop(origin))
+            del self._received[origin]
+
+    def take_held(self) -> Iterator[Part]:
+        """Remove what is held, part by part. Before it asks for the next part, the caller must queue each one's transactions."""
+        received, parts = self.received, self.held.take_all()
+        self._known_synchronous = {lsn for part in parts for lsn in part.arrivals.lsns}
+        yield from parts
+        self._known_synchronous = None
+        for origin, lsn in received.items():
+            self.advance_or_defer(origin, lsn)  # the last rows may have been about transactions that are gone
+
     # Arrivals.
 
     def enqueue_if_waiting(self, transaction: Transaction, now_us: int) -> bool:
         """Queue a transaction if it has to wait; return whether it was queued. Raises the spool's errors if the disk is full."""
         queue = self._queues.get(transaction.replica_id)
-        touches, space_rows = self._synchronous_and_space_rows(transaction)
-        is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._bypasses_limbo(transaction))
+        if self._known_synchronous is not None:
+            is_synchronous, space_rows = transaction.lsn in self._known_synchronous, list[Row]()
+        else:
+            touches, space_rows = self._synchronous_and_space_rows(transaction)
+            is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._bypasses_limbo(transaction))
         if queue is None and not is_synchronous:
             # If it is asynchronous and flagged as waiting, it was written while the last confirmation was under way.
             return False
@@ -139,7 +205,7 @@ class Limbo:
         queue.put(transaction, is_synchronous=is_synchronous, received_us=now_us)
         if space_rows:
             self._definitions.setdefault(transaction.replica_id, deque()).append((transaction.lsn, space_rows))
-        self.received[transaction.replica_id] = transaction.lsn
+        self._received[transaction.replica_id] = transaction.lsn
         self._fold(self._space_rows, space_rows)
         return True
 
@@ -147,7 +213,7 @@ class Limbo:
         """Record a row that only moves the position; return whether the position may move at once."""
         if replica_id not in self._queues:
             return True
-        self.received[replica_id] = lsn
+        self._received[replica_id] = lsn
         return False
 
     # Control rows.
@@ -180,9 +246,9 @@ class Limbo:
 
     def take_unblocked(self) -> dict[int, int]:
         """Return the origins whose queue has become empty since the last call, with the lsn up to which they were received."""
-        if len(self.received) == len(self._queues):
+        if len(self._received) == len(self._queues):
             return {}
-        return {origin: self.received.pop(origin) for origin in list(self.received) if origin not in self._queues}
+        return {origin: self._received.pop(origin) for origin in list(self._received) if origin not in self._queues}
 
     def _release(self, owner: int, lsn: int) -> Iterator[Transaction]:
         queue = self._queues.get(owner)

@@ -114,7 +114,7 @@ class Pipeline:
                 self._builder,
                 self._events,
                 self._assembler,
-                images,
+                self._limbo,
                 transaction_topic=transaction_topic,
                 open_bytes_max=options.transaction_bytes_max,
                 may_run=self._has_only_rows,
@@ -210,8 +210,8 @@ class Pipeline:
             return
         self._events.now_us = now_us
         suffix = self._envelope.batch_time(now_us)
-        for part in self._compiled.take_open() if self._compiled is not None else ():
-            yield from self._feed(part, suffix)
+        if self._compiled is not None:
+            yield from self._compiled.give_up(suffix)
         yield from self._complete(self._assembler.end(), suffix)
         yield from self._rest()
 
@@ -239,16 +239,16 @@ class Pipeline:
         return self._batch()
 
     def _has_only_rows(self) -> bool:
-        """Return whether events depend on rows alone: nothing waits, nothing is replayed, and no schema change is unpublished."""
-        return self._limbo.is_empty and self._catch_up_to is None and not self._spaces.schema.touched
+        """Return whether events depend on rows and the limbo alone: nothing is replayed, no schema change is unpublished."""
+        return self._catch_up_to is None and not self._spaces.schema.touched
 
-    def _feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
-        """Process rows in the Python path."""
-        yield from self._complete(self._assembler.feed(frames), suffix)
+    def _feed(self, frames: Frames, suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
+        """Process rows in the Python path. If they `are_certain`, the limbo has released them."""
+        yield from self._complete(self._assembler.feed(frames), suffix, are_certain=are_certain)
 
-    def _complete(self, transactions: list[Transaction], suffix: bytes) -> Iterator[Batch]:
+    def _complete(self, transactions: list[Transaction], suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
         """Process complete transactions."""
-        events, limbo = self._events, self._limbo
+        events, limbo, process = self._events, self._limbo, self._handle if are_certain else self._arrive
         done = 0
         while done < len(transactions):
             if self._options.transaction_topic != "all" and limbo.is_empty and self._catch_up_to is None:
@@ -259,7 +259,7 @@ class Pipeline:
                 if done == len(transactions):
                     break
             try:
-                yield from self._arrive(transactions[done], suffix)
+                yield from process(transactions[done], suffix)
             except SnapshotNeededError as error:
                 error.place = events.place
                 raise
@@ -482,8 +482,6 @@ class Pipeline:
 
     def _received(self) -> VClock:
         """Return the vclock of the received rows: the position, and the waiting transactions after it."""
-        if self._limbo.is_empty and not self._ahead:
-            return VClock(self._events.vclock)
         return VClock(self._ahead.received(self._events.vclock | self._limbo.received))
 
     # The snapshot.

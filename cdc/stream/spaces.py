@@ -72,7 +72,7 @@ class Spaces:
         # None for a space that isn't published.
         self.compiled = CompiledSpaces(row_path)
         # Synchronous spaces have a dict of their own: their rows must pass the limbo first.
-        self.synchronous_encoders: dict[Any, SpaceEvents | None] = {}
+        self.synchronous_encoders = CompiledSpaces(row_path, are_synchronous=True)
         self._is_included = is_included
         self._names = names
         self._envelope = envelope

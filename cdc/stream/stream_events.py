@@ -70,7 +70,8 @@ class StreamEvents:
         self._envelope = envelope
         self._builder = builder
         self._spaces = spaces
-        self._images = images
+        self.images = images
+        """The images, if events contain them."""
         # The vclock under construction: mutable here, a VClock at each boundary.
         self.vclock: dict[int, int] = dict(base.vclock)
         self.texts = OriginTexts()
@@ -90,7 +91,7 @@ class StreamEvents:
             vclock=VClock(self.vclock),
             seq=self._builder.seq,
             schema_version=self._spaces.schema.schema_version,
-            doubtful=self._images.doubts if self._images is not None else frozenset(),
+            doubtful=self.images.doubts if self.images is not None else frozenset(),
         )
 
     def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
@@ -130,8 +131,8 @@ class StreamEvents:
                     break
                 change = space.changes[kind](body, frame)
             except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
-                if self._images is not None:
-                    self._images.undo_last()
+                if self.images is not None:
+                    self.images.undo_last()
                 break  # `encode_rows` handles the row
             if change is None:
                 timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
@@ -403,8 +404,8 @@ class StreamEvents:
 
     def _truncate(self, pieces: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
         """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
-        if self._images is not None:
-            self._images.clear(form.space_id)
+        if self.images is not None:
+            self.images.clear(form.space_id)
         self._broadcast_truncation(pieces, self._spaces.plain_events_of(form), lsn, row_number)
 
     def _broadcast_truncation(self, pieces: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
@@ -415,16 +416,16 @@ class StreamEvents:
         """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
-        if self._images is not None:
-            self._images.keep_last()
+        if self.images is not None:
+            self.images.keep_last()
         self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
 
     def _refuse_unappliable(
         self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object
     ) -> None:
         """Raise the error of a row that can't be applied to the images, or mark its key as doubtful and set the row aside."""
-        assert self._images is not None
-        if self._options.on_image_error == "fail" or error.key is None or not self._images.mark_doubtful(error.key):
+        assert self.images is not None
+        if self._options.on_image_error == "fail" or error.key is None or not self.images.mark_doubtful(error.key):
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
         self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
 

@@ -216,6 +216,11 @@ class TransactionQueue:
             entry.byte_count,
         )
 
+    def entries(self, bytes_max: int) -> list[Entry]:
+        """Return all transactions if they are in memory, in at most `bytes_max` bytes; otherwise none."""
+        in_memory = not self._files and all(entry.spool is None for entry in self._memory)
+        return list(self._memory) if in_memory and sum(len(entry.data) for entry in self._memory) <= bytes_max else []
+
     def drop_from(self, lsn: int) -> int | None:
         """Drop the first synchronous transaction at or past `lsn` and all after it; return its lsn, or None if there is none."""
         for place, entry in enumerate(self._memory):

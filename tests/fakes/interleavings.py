@@ -22,7 +22,8 @@ _SPACES_MAX: Final = 4
 class LimboWorkload:
     """Steps of random changes and of what becomes of them, from one seed."""
 
-    def __init__(self, master: SynchronousMaster, rng: random.Random, origin_count: int) -> None:
+    def __init__(self, master: SynchronousMaster, rng: random.Random, origin_count: int, *, has_little_ddl: bool = False) -> None:
+        self._has_little_ddl = has_little_ddl
         self._master = master
         self._rng = rng
         self._origins = list(range(1, origin_count + 1))
@@ -120,6 +121,9 @@ class LimboWorkload:
 
     def _define(self) -> None:
         rng, master = self._rng, self._master
+        if self._has_little_ddl and rng.random() < 0.95:
+            self._change()
+            return
         origin = master.origin
         own = master.spaces_of(origin)
         space = rng.choice(own) if own else 0

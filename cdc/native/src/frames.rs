@@ -7,8 +7,6 @@ use crate::wire::{Reader, Value};
 
 pub const LENGTH_BYTES: usize = 5;
 const LENGTH_MARKER: u8 = 0xce;
-const NOP: u64 = 12;
-
 const KIND: u8 = 0x00;
 const REPLICA_ID: u8 = 0x02;
 const LSN: u8 = 0x03;
@@ -18,6 +16,18 @@ const TSN: u8 = 0x08;
 const FLAGS: u8 = 0x09;
 
 pub const COMMIT: u64 = 1;
+pub const WAIT_SYNC: u64 = 2;
+pub const WAIT_ACK: u64 = 4;
+
+pub const INSERT: u64 = 2;
+pub const REPLACE: u64 = 3;
+pub const UPDATE: u64 = 4;
+pub const DELETE: u64 = 5;
+pub const UPSERT: u64 = 9;
+pub const NOP: u64 = 12;
+pub const CONFIRM: u64 = 40;
+
+pub const SPACE_ID: u8 = 0x10;
 const ORIGIN_MAX: u64 = 31;
 /// Upper bound of a time, in seconds: after the year 5000, so no clock shows it; in microseconds it must fit into 64 bits.
 const TIMESTAMP_MAX: f64 = 1e11;
@@ -223,6 +233,21 @@ fn short_key(reader: &mut Reader) -> Option<u8> {
     let key = reader.peek()?;
     reader.at += 1;
     (key < 0x80).then_some(key)
+}
+
+/// Return whether a request of this type changes a row.
+#[inline]
+pub fn is_change(kind: u64) -> bool {
+    matches!(kind, INSERT | REPLACE | UPDATE | DELETE | UPSERT)
+}
+
+/// Return the space's id, which must be the first value of a body, as in all bodies that servers write.
+#[inline]
+pub fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
+    if *frame.get(body + 1)? != SPACE_ID {
+        return None;
+    }
+    Reader::new(frame, body + 2).unsigned()
 }
 
 /// End of a transaction that begins with a given row.

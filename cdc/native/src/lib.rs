@@ -10,6 +10,7 @@ pub mod images;
 pub mod json;
 pub mod keys;
 pub mod layout;
+pub mod limbo;
 pub mod murmur2;
 pub mod numbers;
 pub mod overlay;
@@ -17,6 +18,8 @@ pub mod patch;
 pub mod plan;
 #[cfg(feature = "python")]
 mod python;
+#[cfg(feature = "python")]
+mod python_limbo;
 #[cfg(feature = "python")]
 mod python_messages;
 #[cfg(feature = "python")]

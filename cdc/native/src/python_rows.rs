@@ -11,8 +11,10 @@ use crate::frames::{
     continues_open, end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES,
 };
 use crate::keys::KeyPlan;
+use crate::limbo;
 use crate::overlay::Overlay;
 use crate::plan::{Field, ImagePlan, Part, Plan};
+use crate::python_limbo::Arrivals;
 use crate::python_messages::{Messages, Topic};
 use crate::python_overlay::{format_of, PendingChanges};
 use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};
@@ -261,6 +263,38 @@ impl Rows {
         before.is_some_and(|before| continues_open(self.known(), before))
     }
 
+    /// Return what limbo.rs finds out about the transactions from row `at` on.
+    fn arrivals(
+        &self,
+        py: Python<'_>,
+        at: usize,
+        synchronous: Vec<u64>,
+        has_flags: bool,
+        after: u64,
+        waiting: u64,
+    ) -> PyResult<Arrivals> {
+        let (data, rows) = (self.data.bind(py).as_bytes(), self.known());
+        without_lock(py, || {
+            limbo::arrivals(data, rows, at, &synchronous, has_flags, after, waiting)
+        })
+        .map(Arrivals)
+    }
+
+    /// Return the origin of row `at`; 0 if its header wasn't read.
+    fn origin(&self, at: usize) -> u64 {
+        self.known().get(at).map_or(0, |row| row.origin)
+    }
+
+    /// Return the lsn of row `at`; 0 if its header wasn't read.
+    fn lsn(&self, at: usize) -> u64 {
+        self.known().get(at).map_or(0, |row| row.lsn)
+    }
+
+    /// Return how many transactions there are from row `at` on, and their number of rows; see limbo.rs.
+    fn waiting_counts(&self, at: usize) -> (usize, usize) {
+        limbo::waiting_counts(self.known(), at)
+    }
+
     /// Return the index after the row that ends the transaction open at row `at`, or after the last row.
     fn end_of_open(&self, at: usize) -> usize {
         end_of_open(self.known(), at)
@@ -389,6 +423,7 @@ impl RowPath {
     /// - `images`, if the space has images: the number with which its keys in the store begin, the keys' fields and types, the
     ///   names and types of the format's fields, and whether it is in vinyl.
     /// - `handles_upserts`: whether UPSERTs are handled if the space has no images.
+    /// - `is_synchronous`: whether the space's rows are handled only in runs that are certain.
     #[allow(clippy::too_many_arguments, clippy::type_complexity)] // a space's form, passed in a single call
     fn set_plan(
         &mut self,
@@ -402,6 +437,7 @@ impl RowPath {
         fields_max: usize,
         images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
         handles_upserts: bool,
+        is_synchronous: bool,
     ) -> PyResult<()> {
         let images = match images {
             None => None,
@@ -432,32 +468,34 @@ impl RowPath {
         let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
         plan.images = images;
         plan.handles_upserts = handles_upserts;
-        self.path.plans.insert(space_id, Some(plan));
+        self.path.set_plan(space_id, Some(plan), is_synchronous);
         Ok(())
     }
 
     /// Skip a space's rows from here on, because they have no events.
-    fn skip_space(&mut self, space_id: u64) {
-        self.path.plans.insert(space_id, None);
+    fn skip_space(&mut self, space_id: u64, is_synchronous: bool) {
+        self.path.set_plan(space_id, None, is_synchronous);
     }
 
     /// Hand a space's rows back from here on.
     fn remove_plan(&mut self, space_id: u64) {
-        self.path.plans.remove(&space_id);
+        self.path.remove_plan(space_id);
     }
 
     fn remove_all_plans(&mut self) {
-        self.path.plans.clear();
+        self.path.remove_all_plans();
     }
 
-    /// Handle complete transactions from row `at` on. `vclock`, `seq` and `byte_count` are the current values; the result
-    /// contains the new ones.
+    /// Handle complete transactions from row `at` (inclusive) to `stop` (exclusive); for `certain` see run.rs. `vclock`, `seq` and
+    /// `byte_count` are the current values; the result contains the new ones.
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
         py: Python<'_>,
         rows: &Bound<'_, Rows>,
         at: usize,
+        stop: usize,
+        certain: Option<&Bound<'_, Arrivals>>,
         suffix: &[u8],
         vclock: Vec<(u64, u64)>,
         seq: u64,
@@ -467,12 +505,23 @@ impl RowPath {
         let rows = rows.get();
         let data = rows.data.bind(py).as_bytes();
         let known = rows.known();
+        let known = &known[..stop.min(known.len())];
+        let certain = certain.map(|arrivals| &arrivals.get().0);
         let outbox = &mut self.outbox;
         outbox.begin(byte_count, seq);
         let path = &mut self.path;
         let (at, origins) = with_images(py, images, |images| {
             let mut origins = Origins::new(vclock);
-            let at = path.run(data, known, at, suffix, &mut origins, outbox, images);
+            let at = path.run(
+                data,
+                known,
+                at,
+                suffix,
+                &mut origins,
+                outbox,
+                images,
+                certain,
+            );
             (at, origins)
         })?;
         let moved = PyDict::new(py);

@@ -5,29 +5,25 @@
 //! internal rows, rows of a space without a plan, values that json.rs refuses), it is handed back unchanged to the Python path. The
 //! same holds for anything that must be reported. The Python path handles the transaction, or reports why it can't.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use crate::envelope::{
     transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
     THEN_UPSERT,
 };
-use crate::frames::{extent, whole_until, Extent, Row, COMMIT};
+use crate::frames::{
+    extent, is_change, space_id_of, whole_until, Extent, Row, COMMIT, CONFIRM, DELETE, INSERT, NOP,
+    REPLACE, SPACE_ID, UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
+};
 use crate::images::{Body, Work};
 use crate::json::Refused;
+use crate::limbo::Arrivals;
 use crate::overlay::Overlay;
 use crate::patch::push_patch;
 use crate::plan::Plan;
 use crate::snapshot::SnapshotProgress;
 use crate::wire::{Reader, Value};
 
-pub const INSERT: u64 = 2;
-const REPLACE: u64 = 3;
-const UPDATE: u64 = 4;
-const DELETE: u64 = 5;
-const UPSERT: u64 = 9;
-const NOP: u64 = 12;
-
-const SPACE_ID: u8 = 0x10;
 const INDEX_ID: u8 = 0x11;
 const KEY: u8 = 0x20;
 pub const TUPLE: u8 = 0x21;
@@ -145,6 +141,8 @@ pub struct RowPath {
     pub settings: Settings,
     /// Plans by space; None if the space's rows have no events.
     pub plans: HashMap<u64, Option<Plan>>,
+    /// Of these spaces: the synchronous ones, whose rows are handled only where they are certain.
+    synchronous: HashSet<u64>,
     /// Progress of a snapshot.
     pub snapshot: SnapshotProgress,
     shared: Shared,
@@ -177,6 +175,7 @@ impl RowPath {
         RowPath {
             settings,
             plans: HashMap::new(),
+            synchronous: HashSet::new(),
             snapshot: SnapshotProgress::default(),
             shared: Shared::default(),
             places: Vec::new(),
@@ -186,8 +185,28 @@ impl RowPath {
         }
     }
 
+    /// Set a space's plan; None if its rows have no events.
+    pub fn set_plan(&mut self, space_id: u64, plan: Option<Plan>, is_synchronous: bool) {
+        self.remove_plan(space_id);
+        self.plans.insert(space_id, plan);
+        if is_synchronous {
+            self.synchronous.insert(space_id);
+        }
+    }
+
+    pub fn remove_plan(&mut self, space_id: u64) {
+        self.plans.remove(&space_id);
+        self.synchronous.remove(&space_id);
+    }
+
+    pub fn remove_all_plans(&mut self) {
+        self.plans.clear();
+        self.synchronous.clear();
+    }
+
     /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index of
-    /// the next row.
+    /// the next row. If they are `certain` arrivals, the limbo has released all of them; otherwise those that may have to wait are
+    /// handed back.
     #[allow(clippy::too_many_arguments)] // each value has another owner in Python
     pub fn run(
         &mut self,
@@ -198,12 +217,22 @@ impl RowPath {
         origins: &mut Origins,
         outbox: &mut Outbox,
         images: &mut Option<Images>,
+        certain: Option<&Arrivals>,
     ) -> usize {
         // Index up to which the store has been read for the rows.
         let mut fetched_until = at;
         // Whether all keys of those rows were read.
         let mut has_all = true;
         while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
+            if let (Some(arrivals), CONFIRM) = (certain, rows[at].kind) {
+                if !arrivals.defers(at) {
+                    outbox.timestamp = rows[at].timestamp;
+                    outbox.row_count += 1;
+                    origins.advance(rows[at].origin, rows[at].lsn);
+                }
+                at += 1;
+                continue;
+            }
             let Extent::Whole(end) = extent(rows, at) else {
                 break;
             };
@@ -221,9 +250,15 @@ impl RowPath {
             }
             let mark = outbox.mark();
             let overlay = images.as_mut().map(|images| &mut *images.overlay);
-            if let Err(obstacle) =
-                self.transaction(data, &rows[at..end], suffix, origins, outbox, overlay)
-            {
+            if let Err(obstacle) = self.transaction(
+                data,
+                &rows[at..end],
+                suffix,
+                origins,
+                outbox,
+                overlay,
+                certain.is_some(),
+            ) {
                 if let Some(images) = images {
                     images.overlay.back_to(change_count);
                 }
@@ -281,6 +316,7 @@ impl RowPath {
         Some(has_all)
     }
 
+    #[allow(clippy::too_many_arguments)] // each value has another owner in Python
     fn transaction(
         &mut self,
         data: &[u8],
@@ -289,15 +325,22 @@ impl RowPath {
         origins: &mut Origins,
         outbox: &mut Outbox,
         mut overlay: Option<&mut Overlay>,
+        are_certain: bool,
     ) -> Result<(), Obstacle> {
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
             return Err(Obstacle::Uncommon);
         };
         let (origin, tsn) = first.transaction();
         let known = origins.lsn(origin);
+        let flags_max = if are_certain {
+            COMMIT | WAIT_SYNC | WAIT_ACK
+        } else {
+            COMMIT
+        };
         if rows
             .iter()
-            .any(|row| !row.is_sound || row.lsn <= known || row.flags > COMMIT)
+            .any(|row| !row.is_sound || row.lsn <= known || row.flags > flags_max)
+            || !are_certain && self.may_wait(data, rows)
         {
             return Err(Obstacle::Uncommon);
         }
@@ -449,6 +492,15 @@ impl RowPath {
         Ok(())
     }
 
+    /// Return whether rows may belong to a synchronous space.
+    fn may_wait(&self, data: &[u8], rows: &[Row]) -> bool {
+        !self.synchronous.is_empty()
+            && rows.iter().any(|row| {
+                space_id_of(&data[..row.end], row.body)
+                    .map_or(true, |space_id| self.synchronous.contains(&space_id))
+            })
+    }
+
     fn record(&self, origin: u64, tsn: u64, timestamp: f64, outbox: &mut Outbox) {
         let counts: Vec<(&[u8], u64)> = self
             .orders
@@ -480,7 +532,7 @@ pub fn plan_of<'a>(
     if row.kind == NOP && (row.body == row.end || frame[row.body..] == [0x80]) {
         return Ok(None);
     }
-    if !matches!(row.kind, INSERT | REPLACE | UPDATE | DELETE | UPSERT) {
+    if !is_change(row.kind) {
         return Err(Obstacle::Uncommon);
     }
     let space_id = space_id_of(frame, row.body).ok_or(Obstacle::Uncommon)?;
@@ -492,15 +544,6 @@ pub fn plan_of<'a>(
         };
     };
     Ok(Some((space_id, plan)))
-}
-
-/// Return the space's id, which must be the first value of a body, as in all bodies that servers write.
-#[inline]
-pub fn space_id_of(frame: &[u8], body: usize) -> Option<u64> {
-    if *frame.get(body + 1)? != SPACE_ID {
-        return None;
-    }
-    Reader::new(frame, body + 2).unsigned()
 }
 
 /// Return whether a body has the space's id only once; otherwise its last value would count.
@@ -586,6 +629,7 @@ mod tests {
             &mut origins,
             &mut outbox,
             &mut None,
+            None,
         );
         (at, outbox, origins)
     }

@@ -5,13 +5,10 @@
 
 use std::collections::HashMap;
 
-use crate::frames::Row;
+use crate::frames::{space_id_of, Row, INSERT};
 use crate::overlay::Found;
 use crate::plan::Plan;
-use crate::run::{
-    content, names_one_space, plan_of, space_id_of, Images, Outbox, RowPath, FETCH_ROWS, INSERT,
-    TUPLE,
-};
+use crate::run::{content, names_one_space, plan_of, Images, Outbox, RowPath, FETCH_ROWS, TUPLE};
 
 const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
 
