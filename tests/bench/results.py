@@ -18,6 +18,7 @@ ROWS_PER_SECOND_AND_CPU: Final = {
     ("images", "new keys"): (150_000.0, 6.0),
     ("images", "random updates"): (100_000.0, 9.0),
     ("images", "snapshot"): (150_000.0, 6.0),
+    ("sync", "synchronous"): (100_000.0, None),
     ("replay", "images"): (200_000.0, 5.0),
     ("spark", "changes, warm"): (60_000.0, 30.0),
     ("spark", "changelog, warm"): (40_000.0, None),
@@ -33,6 +34,9 @@ STORE_FACTOR: Final = 10
 """How many times as many rows the larger store has, of those whose updates are compared."""
 STORE_RATIO: Final = 1.5
 """How many times the CPU of an update in the smaller store one in the larger may take."""
+SYNC_PEER: Final = "asynchronous"
+SYNC_RATIO: Final = 1.3
+"""How many times the CPU of a row of an asynchronous space one of a synchronous space may take."""
 LATENCY_P50_MS: Final = 40.0
 LATENCY_P99_MS: Final = 100.0
 LATENCY_CPU_US: Final = 8.0
@@ -136,6 +140,17 @@ def floors(results: Sequence[Result]) -> list[Floor]:
     for small, large in zip(stores[::2], stores[1::2], strict=False):
         what = f"store, random updates of {STORE_FACTOR} times as many rows: {STORE_RATIO} times the CPU a row"
         found.append(Floor(what, f"{large / small:.2f} times", large <= STORE_RATIO * small))
+    for more in ("", ", images"):
+        costs = [
+            min(
+                (result.cpu_us_per_row or math.inf for result in results if result.section == "sync" and result.what == what),
+                default=0,
+            )
+            for what in (f"synchronous{more}", f"{SYNC_PEER}{more}")
+        ]
+        if all(costs):
+            name = f"sync, synchronous{more}: {SYNC_RATIO} times the CPU a row of {SYNC_PEER}{more}"
+            found.append(Floor(name, f"{costs[0] / costs[1]:.2f} times", costs[0] <= SYNC_RATIO * costs[1]))
     for result in results:
         if result.section == "latency" and "with images" in result.what:
             bounds = [

@@ -21,7 +21,7 @@ from tests.bench.consumer import LatencyReader, count_rows
 from tests.bench.process import DELIVERIES, RUN_TIMEOUT_SECONDS, CheckpointWatch, Daemon, Delivery, Run, Usage, wait_logged
 from tests.bench.raw_drain import drain
 from tests.bench.replica import Replica
-from tests.bench.results import STORE_FACTOR, Result
+from tests.bench.results import STORE_FACTOR, SYNC_PEER, Result
 from tests.bench.spark_peers import PEERS
 from tests.bench.store import update_stored
 from tests.bench.workload import SPACE, Master, start_master
@@ -57,9 +57,9 @@ class Bench:
         return Daemon(self.directory, prefix, master.server, self.kafka, delivery, properties=self.properties, images=images)
 
     @contextmanager
-    def master(self, name: str, rows: int) -> Iterator[Master]:
+    def master(self, name: str, rows: int, *, is_sync: bool = False) -> Iterator[Master]:
         """A master for `rows` rows, stopped afterwards."""
-        master = start_master(self.servers, name, rows)
+        master = start_master(self.servers, name, rows, is_sync=is_sync)
         with closing(master.server):
             yield master
 
@@ -114,9 +114,9 @@ def _tail(bench: Bench, section: str, name: str, rows_per_transaction: int) -> I
             yield bench.counted(result, daemon, delivery)
 
 
-def _raw(section: str, master: Master, start: VClock, lsn: int, rows: int) -> Result:
+def _raw(section: str, master: Master, start: VClock, lsn: int, rows: int, what: str = "raw drain") -> Result:
     seconds, byte_count = drain(master.server, start, lsn)
-    return Result(section=section, what="raw drain", rows=rows, seconds=seconds, note=f"{byte_count / 1e6:.0f} MB")
+    return Result(section=section, what=what, rows=rows, seconds=seconds, note=f"{byte_count / 1e6:.0f} MB")
 
 
 def snapshot(bench: Bench) -> Iterator[Result]:
@@ -151,6 +151,34 @@ def images(bench: Bench) -> Iterator[Result]:
             daemon = bench.daemon(f"images-snapshot-{number}", master, delivery, images=True)
             yield bench.counted(_of_run(section, "snapshot", rows, daemon.measure_snapshot(), delivery), daemon, delivery)
             master.empty()
+
+
+def sync(bench: Bench) -> Iterator[Result]:
+    """Single rows of a synchronous space, and by turns the same number of rows of an asynchronous one."""
+    section, delivery, rows = "sync", DELIVERIES[0], bench.rows
+    with bench.master("sync-off", rows) as asynchronous, bench.master("sync-on", rows, is_sync=True) as synchronous:
+        masters = {SYNC_PEER: asynchronous, "synchronous": synchronous}
+        runs = [
+            (number, what, has_images)
+            for has_images in (False, True)
+            for number in range(1, bench.rounds + 1)
+            for what in masters
+        ]
+        daemons = {}
+        for number, what, has_images in runs:
+            name = f"{what}-{'images' if has_images else 'none'}-{number}"
+            daemons[number, what, has_images] = bench.daemon(name, masters[what], delivery, images=has_images)
+            daemons[number, what, has_images].catch_up()
+        for what, master in masters.items():
+            start = VClock(master.server.vclock())
+            master.fill(rows, rows_per_transaction=1)
+            drain(master.server, start, master.lsn)
+            yield _raw(section, master, start, master.lsn, rows, f"raw drain, {what}")
+        for number, what, has_images in runs:
+            daemon = daemons[number, what, has_images]
+            run = daemon.measure_tail(masters[what].lsn)
+            name = f"{what}, images" if has_images else what
+            yield bench.counted(_of_run(section, name, rows, run, f"{delivery}, {run.commit_count} commits"), daemon, delivery)
 
 
 def store(bench: Bench) -> Iterator[Result]:
@@ -400,6 +428,7 @@ SECTIONS: Final[dict[str, Callable[[Bench], Iterator[Result]]]] = {
     "tail-1": tail_1,
     "snapshot": snapshot,
     "images": images,
+    "sync": sync,
     "store": store,
     "replay": replay,
     "latency": latency,

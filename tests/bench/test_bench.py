@@ -20,7 +20,7 @@ ROWS = 10_000
 @pytest.mark.timeout(600)
 def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
-    chosen = "tail-500,tail-1,snapshot,replay,latency,backlog"
+    chosen = "tail-500,tail-1,sync,snapshot,replay,latency,backlog"
     sizes = ["--rows", str(ROWS), "--backlog", str(ROWS), "--rate", "2000", "--latency-seconds", "1"]
     results = measure(parse(["--only", chosen, *sizes, "--json", str(file)]), servers, tmp_path)
 
@@ -38,6 +38,8 @@ def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path:
             # A process can't use more than all processors, and its CPU time is counted in hundredths of a second.
             assert daemon.cpu_us_per_row is not None
             assert daemon.cpu_us_per_row > 0.5
+    for what in ("asynchronous", "synchronous"):
+        assert found["sync", what].counted == found["sync", f"{what}, images"].counted == ROWS
     assert found["snapshot", "exactly_once"].counted == ROWS
     assert found["replay", "no images"].counted == found["replay", "images"].counted == ROWS
     assert (found["backlog", "exactly_once"].counted or 0) > ROWS
@@ -55,7 +57,7 @@ def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path:
 
     content = json.loads(file.read_text())
     assert [entry["rows_per_second"] for entry in content["results"]] == [result.rows_per_second for result in results]
-    assert len(content["floors"]) == 2 * 3 + 1 + 3
+    assert len(content["floors"]) == 2 * 3 + 1 + 3 + 1 + 2
 
 
 def test_updates_of_a_store_are_measured_without_servers(tmp_path: Path) -> None:
@@ -93,6 +95,12 @@ def test_floors_are_of_rates_of_processor_time_of_memory_and_of_latency() -> Non
     (floor,) = floors(stores)
     assert (floor.figure, floor.is_reached) == ("1.55 times", False)
     assert floors([stores[0], result("store", "random updates of 10 stored", 1, cpu_seconds=3.0)])[0].is_reached
+    sync = [
+        result("sync", what, 1, cpu_seconds=cpu)
+        for what, cpu in (("asynchronous", 2.0), ("synchronous", 2.7), ("synchronous", 2.5))
+    ]
+    assert [(floor.figure, floor.is_reached) for floor in floors(sync)] == [("1,000,000 rows/s", True), ("1.25 times", True)]
+    assert not floors(sync[:2])[1].is_reached
     peaks = [result(tail, "raw", 1, peak_anonymous_bytes=249e6), result("backlog", "exactly_once", 1, peak_anonymous_bytes=251e6)]
     assert [(floor.what, floor.is_reached) for floor in floors(peaks)] == [("peak anonymous memory under 250 MB", False)]
     what = "exactly_once with images at 20,000 rows/s"

@@ -18,7 +18,9 @@ SPACE: Final = "bench"
 _FILL_TIMEOUT_SECONDS: Final = 1200.0
 
 _CREATE: Final = """
-local space = box.schema.space.create('bench', {format = {{'id', 'unsigned'}, {'name', 'string'}, {'value', 'unsigned'}}})
+local is_sync = ...
+local format = {{'id', 'unsigned'}, {'name', 'string'}, {'value', 'unsigned'}}
+local space = box.schema.space.create('bench', {format = format, is_sync = is_sync})
 space:create_index('primary', {parts = {'id'}})
 box.snapshot()
 """
@@ -178,8 +180,11 @@ class Master:
         raise TimeoutError(f"the master wasn't done in {seconds:.0f} s")
 
 
-def start_master(servers: LocalServers, name: str, rows: int) -> Master:
-    """A running master with room for `rows` rows, its space empty and its snapshot taken."""
+def start_master(servers: LocalServers, name: str, rows: int, *, is_sync: bool = False) -> Master:
+    """A running master with room for `rows` rows, its space empty and its snapshot taken.
+
+    If the space is synchronous, the quorum is the master alone: each transaction is confirmed by a row of its own right after it.
+    """
     options = TarantoolOptions(
         memtx_memory=max(256 * 1024 * 1024, rows * 320),
         wal_max_size=16 * 1024**3,
@@ -189,5 +194,5 @@ def start_master(servers: LocalServers, name: str, rows: int) -> Master:
         box={"log_level": 4},
     )
     server = servers.start_tarantool(name, options)
-    server.eval(_CREATE)
+    server.eval(_CREATE, is_sync)
     return Master(server)
