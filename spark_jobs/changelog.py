@@ -14,7 +14,7 @@ from spark_jobs.checkpoint import MadeTables
 from spark_jobs.envelope import parse
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
-from spark_jobs.lake.event_table import EventTable
+from spark_jobs.lake.event_table import AppendRules, EventTable
 from spark_jobs.lake.typed_events import TypedEventsSink
 from spark_jobs.source import Topics
 from spark_jobs.tables import Table
@@ -71,7 +71,7 @@ class ChangelogSink(Sink):
         With `always` the sink looks up each event in the table before writing it.
         """
         self._topics = topics
-        self._table = EventTable(session, path, prefix, _PARTITIONS, spaces=spaces, looks_for_all=always)
+        self._table = EventTable(session, path, prefix, _PARTITIONS, spaces=spaces, rules=AppendRules(looks_for_all=always))
 
     def write(self, records: DataFrame, batch: int, query: str) -> None:
         """See `Sink.write`."""

@@ -23,7 +23,7 @@ from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions,
 from spark_jobs.history.store import History
 from spark_jobs.job import Job, Sink, Task, query_of_batch
 from spark_jobs.lake import delta_log
-from spark_jobs.lake.event_table import PREFIX, EventTable
+from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
 from spark_jobs.source import Topics
 
 _PUBLISH_EVERY: Final = 100
@@ -61,7 +61,12 @@ class HistorySink(Sink):
         # A control record's `seq` is its offset, at which a topic that was created again has another record.
         identity = ("seq", "row")
         self._table = EventTable(
-            session, self._history.versions_path, topics.prefix, ("space",), spaces=topics.spaces, identity=identity
+            session,
+            self._history.versions_path,
+            topics.prefix,
+            ("space",),
+            spaces=topics.spaces,
+            rules=AppendRules(identity=identity),
         )
         self._topics = topics
         self._control = [topics.control(name) for name in HistoryJob.control_topics]

@@ -20,7 +20,7 @@ from spark_jobs.envelope import parse
 from spark_jobs.job import Job, Sink
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
 from spark_jobs.lake.control import KINDS, ControlTable
-from spark_jobs.lake.event_table import EventTable
+from spark_jobs.lake.event_table import AppendRules, EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.watermark import Ends, distance
 from spark_jobs.source import Topics
@@ -86,8 +86,7 @@ class ChangesSink(Sink):
             topics.prefix,
             partitions,
             spaces=topics.spaces,
-            looks_for_all=always,
-            may_begin_late=may_begin_late,
+            rules=AppendRules(looks_for_all=always, may_begin_late=may_begin_late),
             properties=_PROPERTIES,
         )
         self._topics = topics

@@ -56,6 +56,20 @@ class _Claim:
     known_seq: int | None
 
 
+@dataclass(frozen=True)
+class AppendRules:
+    """How a query's events are appended."""
+
+    looks_for_all: bool = False
+    """Whether each event is looked up in the table before it is written."""
+    gets_columns: bool = False
+    """Whether rows may have columns that the table lacks."""
+    may_begin_late: bool = False
+    """Whether the table may be created after the query's first batch."""
+    identity: Sequence[str] = ("seq",)
+    """Columns by which rows in the same partition of the table are the same event."""
+
+
 class EventTable:
     """Table of events to which the batches of one query at a time are appended."""
 
@@ -67,29 +81,20 @@ class EventTable:
         partition_by: Sequence[str],
         *,
         spaces: str = ".*",
-        looks_for_all: bool = False,
-        gets_columns: bool = False,
-        may_begin_late: bool = False,
+        rules: AppendRules = AppendRules(),
         properties: Mapping[str, str] | None = None,
-        identity: Sequence[str] = ("seq",),
     ) -> None:
         """Name the table, and create nothing yet.
 
-        `spaces` is the regular expression of `--spaces` for the query's events. With `looks_for_all` each event is looked up in
-        the table before it is written. With `gets_columns` rows may have columns that the table lacks. With `may_begin_late` the
-        table may be created after a query's first batch. A new table gets `properties`. Rows with the same `identity` in the same
-        partition of the table are the same event.
+        `spaces` is the regular expression of `--spaces` for the query's events. A new table gets `properties`.
         """
         self.path = path
         self._session = session
         self._prefix = prefix
         self._partition_by = tuple(partition_by)
         self._spaces = spaces
-        self._looks_for_all = looks_for_all
-        self._gets_columns = gets_columns
-        self._may_begin_late = may_begin_late
+        self._rules = rules
         self._properties = properties or {}
-        self._identity = tuple(identity)
         self._lane = lanes.lane(spaces)
         self._claim: _Claim | None = None
         self._location: str | None = None
@@ -106,7 +111,7 @@ class EventTable:
             self._check_there(batch)
             claim = self._claim = self._adopt(rows, query)
         self._check_goes_on(self._check_own(claim), batch)
-        if self._looks_for_all:
+        if self._rules.looks_for_all:
             rows = self._missing(rows.dropDuplicates(["seq"]), None)
         elif claim.known_seq is not None and not rows.where(F.col("seq") <= claim.known_seq).isEmpty():
             rows = self._missing(rows, claim.known_seq)
@@ -117,7 +122,7 @@ class EventTable:
                 partition_by=self._partition_by,
                 application=self._lane,
                 batch=lanes.number(claim.number, batch),
-                gets_columns=self._gets_columns,
+                gets_columns=self._rules.gets_columns,
             )
         except ConcurrentTransactionException as error:
             raise self._taken_over() from error
@@ -126,7 +131,7 @@ class EventTable:
 
     def _check_there(self, batch: int) -> None:
         """Raise JobError if the table of earlier batches is gone, because their events would never be read again."""
-        if batch and not self._may_begin_late and not self._is_there():
+        if batch and not self._rules.may_begin_late and not self._is_there():
             raise table_is_gone(self.path)
 
     def _check_own(self, claim: _Claim) -> Mapping[str, int]:
@@ -155,7 +160,7 @@ class EventTable:
                 " back, or start with an empty --checkpoint. Events that the table has aren't written again."
             )
         # A claim begins with any batch. A table that gets columns is one of several, and only gets the batches with its rows.
-        if 0 <= last < batch - 1 and not self._gets_columns:
+        if 0 <= last < batch - 1 and not self._rules.gets_columns:
             raise JobError(
                 f"The table at {self.path} lacks the batches {last + 1} to {batch - 1} of this checkpoint: the table is an older"
                 " copy. Put the newest one back, or start with an empty --checkpoint, which reads again what Kafka still has."
@@ -220,7 +225,7 @@ class EventTable:
                         partition_by=self._partition_by,
                         application=name,
                         batch=lanes.number(number, -1),
-                        gets_columns=self._gets_columns,
+                        gets_columns=self._rules.gets_columns,
                     )
             except ConcurrentTransactionException:
                 continue
@@ -236,7 +241,7 @@ class EventTable:
 
     def _missing(self, rows: DataFrame, known: int | None) -> DataFrame:
         """Return the rows whose event isn't in the table. The table has no events with a seq above `known`."""
-        same = [*self._partition_by, *self._identity]
+        same = [*self._partition_by, *self._rules.identity]
         written = tables.read(self._session, self.path)
         if known is not None:
             written = written.where(F.col("seq") <= known)

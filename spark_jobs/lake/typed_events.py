@@ -21,7 +21,7 @@ from spark_jobs.errors import JobError
 from spark_jobs.forms import Form, Forms, Version
 from spark_jobs.job import Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
-from spark_jobs.lake.event_table import EventTable, table_is_gone
+from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.source import Topics
 
@@ -109,7 +109,12 @@ class TypedEventTable:
         self._session = session
         self._table = table
         self._events = EventTable(
-            session, table, topics.prefix, _PARTITIONS, spaces=topics.spaces, looks_for_all=always, gets_columns=True
+            session,
+            table,
+            topics.prefix,
+            _PARTITIONS,
+            spaces=topics.spaces,
+            rules=AppendRules(looks_for_all=always, gets_columns=True),
         )
         self._columns: FieldColumns | None = None
 
