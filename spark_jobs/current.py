@@ -15,19 +15,19 @@ from typing import Final, Literal
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import tables
-from spark_jobs.changelog import add_deduplicate
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
-from spark_jobs.fresh_views import FreshViews
-from spark_jobs.job import Job, Sink
+from spark_jobs.lake.changelog import add_deduplicate
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.control import KINDS
+from spark_jobs.lake.fresh_views import FreshViews
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.merger import MIN_UNMERGED, SHARE, SHARE_OF_BACKLOG, Evidence, Merger, evidence
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.seconds import seconds
-from spark_jobs.registered import Names
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.registered import Names
 
 AsOf = int | Literal["watermark"] | None
 

@@ -22,31 +22,31 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs import tables
 from spark_jobs.audit.job import Audit
-from spark_jobs.changelog import Changelog
-from spark_jobs.checkpoint import check_owner, claim, has_begun_batch
+from spark_jobs.contract.envelope import NO_CHANGE_EVENT, with_fault_column
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import Current
-from spark_jobs.dead_letters import DeadLetterTable
-from spark_jobs.envelope import NO_CHANGE_EVENT, with_fault_column
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError, operator_message
 from spark_jobs.feeds.cache_invalidation import CacheInvalidation
 from spark_jobs.feeds.search_index import SearchIndex
 from spark_jobs.history.job import HistoryJob, HistoryOf, ShowHistory
-from spark_jobs.job import FailAtOnce, Job, Sink, Task, query_of_batch
+from spark_jobs.lake.changelog import Changelog
 from spark_jobs.lake.changes import Changes
-from spark_jobs.maintain import Maintain
+from spark_jobs.lake.maintain import Maintain
 from spark_jobs.materialize.job import Materialize
-from spark_jobs.options import add_kafka_options, add_spark_options, add_table_options, hide
-from spark_jobs.output import prepare, tell
-from spark_jobs.own_topics import OwnTopics
-from spark_jobs.progress import observed
-from spark_jobs.reachable import refusals
-from spark_jobs.registered import Names, job_folder
-from spark_jobs.report import Log, metrics
-from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
-from spark_jobs.source import Topics
-from spark_jobs.watch import Gate, Listener, Watch, last_step
+from spark_jobs.runner.checkpoint import check_owner, claim, has_begun_batch
+from spark_jobs.runner.dead_letters import DeadLetterTable
+from spark_jobs.runner.job import FailAtOnce, Job, Sink, Task, query_of_batch
+from spark_jobs.runner.options import add_kafka_options, add_spark_options, add_table_options, hide
+from spark_jobs.runner.output import prepare, tell
+from spark_jobs.runner.own_topics import OwnTopics
+from spark_jobs.runner.progress import observed
+from spark_jobs.runner.reachable import refusals
+from spark_jobs.runner.registered import Names, job_folder
+from spark_jobs.runner.report import Log, metrics
+from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
+from spark_jobs.runner.watch import Gate, Listener, Watch, last_step
 
 JOBS: Final[dict[str, Job]] = {
     job.name: job

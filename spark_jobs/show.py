@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from spark_jobs import tables
 from spark_jobs.current import read_current, watermark
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError, operator_message
-from spark_jobs.options import add_spark_options, hide
-from spark_jobs.output import prepare, tell
-from spark_jobs.session import JARS_DIRECTORY_VARIABLE, build_session
+from spark_jobs.runner.options import add_spark_options, hide
+from spark_jobs.runner.output import prepare, tell
+from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE, build_session
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

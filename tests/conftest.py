@@ -37,8 +37,9 @@ The `kafka` of most tests isn't among them: each process has its own."""
 _GROUPS = {"opensearch": "spark"}
 """Fixtures whose tests run in the process of another fixture's tests, because most of them use both."""
 _TABLES_GROUP = "spark-tables"
-"""Group of the tests directly in tests/spark that need no servers, about half of Spark's time. They use a second Spark session,
-in another process: the tests of one session run one after another, and would finish last."""
+_TABLES_FOLDERS = {"spark", "contract", "delta", "runner"}
+"""Group of the tests of these folders of tests/spark that need no servers, about half of Spark's time. They use a second Spark
+session, in another process: the tests of one session run one after another, and would finish last."""
 _SERVER_FIXTURES = {
     *("kafka", "kafka_factory", "secured_kafka", "kafka_cluster", "tarantool", "tarantool_factory", "servers"),
     *("opensearch", "redis_server", "memcached_server"),
@@ -112,7 +113,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _SERVER_FIXTURES.intersection(fixtures):
             item.add_marker("live")
         if shared := next((name for name in _SHARED_FIXTURES if name in fixtures), None):
-            is_of_tables = item.path.parent.name == "spark" and not _SERVER_FIXTURES.intersection(fixtures)
+            is_of_tables = item.path.parent.name in _TABLES_FOLDERS and not _SERVER_FIXTURES.intersection(fixtures)
             item.add_marker(pytest.mark.xdist_group(_TABLES_GROUP if is_of_tables else _GROUPS.get(shared, shared)))
     if "PYTEST_XDIST_WORKER" in os.environ:
         # The long ones first, as they say themselves: the short ones fill up what is left of each process's time.

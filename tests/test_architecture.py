@@ -46,6 +46,25 @@ SHELL: Final = [
 ORDER: Final = ["cdc", "cdc.errors", "cdc.native", *PURE[1:], *SHELL]
 """Packages, and modules beside them. Each may import only what stands before it, and itself."""
 
+SPARK_ORDER: Final = [
+    "spark_jobs",
+    "spark_jobs.errors",
+    "spark_jobs.contract",
+    "spark_jobs.delta",
+    "spark_jobs.runner",
+    "spark_jobs.lake",
+    "spark_jobs.current",
+    "spark_jobs.materialize",
+    "spark_jobs.history",
+    "spark_jobs.audit",
+    "spark_jobs.feeds",
+    "spark_jobs.show",
+    "spark_jobs.run",
+    "spark_jobs.sequence",
+    "spark_jobs.__main__",
+]
+"""The same for the Spark jobs: what the topics say, tables, what every job needs, and the jobs."""
+
 SEPARATE: Final = ("cdc.local", "cdc.feeds")
 """Packages of their own: servers for the demo and the tests, and other ways out. Nothing of the core imports them."""
 
@@ -193,6 +212,19 @@ def test_no_room_has_a_cycle(name: str) -> None:
     left = {module: ours(path) & set(ours_of(name)) - {module} for module, path in ours_of(name).items()}
     while free := {module for module, used in left.items() if not used & set(left)}:
         left = {module: used for module, used in left.items() if module not in free}
+    assert not left, "these import each other"
+
+
+@pytest.mark.parametrize("name", SPARK_ORDER)
+def test_imports_of_the_spark_jobs_go_one_way(name: str) -> None:
+    assert {room(module) for module in SPARK} == set(SPARK_ORDER)
+    allowed = set(SPARK_ORDER[: SPARK_ORDER.index(name) + 1])
+    inside = {module: path for module, path in SPARK.items() if room(module) == name}
+    used = {module: {one for one in imports(path) if one.startswith("spark_jobs.")} for module, path in inside.items()}
+    assert not [f"{module} imports {one}" for module, ones in used.items() for one in ones if room(one) not in allowed]
+    left = {module: ones & set(inside) - {module} for module, ones in used.items()}
+    while free := {module for module, ones in left.items() if not ones & set(left)}:
+        left = {module: ones for module, ones in left.items() if module not in free}
     assert not left, "these import each other"
 
 

@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.audit.numbers import BUCKET_BITS, BUCKET_SIZE
-from spark_jobs.envelope import CONTROL
-from spark_jobs.transforms import fields_of
+from spark_jobs.contract.envelope import CONTROL
+from spark_jobs.contract.row_texts import fields_of
 
 SOURCE_FIELDS: Final = ("replica_id", "lsn", "server_version", "snapshot_id", "ts_ms")
 

@@ -23,7 +23,6 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
 from spark_jobs.audit.facts import (
     FLOOR_SCHEMA,
     LAST_IMAGE_SCHEMA,
@@ -52,14 +51,15 @@ from spark_jobs.audit.state import (
     gap,
     place,
 )
-from spark_jobs.checkpoint import query_id
-from spark_jobs.codegen import varying
-from spark_jobs.envelope import CONTROL
+from spark_jobs.contract.envelope import CONTROL
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
+from spark_jobs.delta.codegen import varying
+from spark_jobs.delta.state_files import StateFiles
 from spark_jobs.errors import JobError
-from spark_jobs.job import Job, Sink
-from spark_jobs.output import tell
-from spark_jobs.source import Topics
-from spark_jobs.state_files import StateFiles
+from spark_jobs.runner.checkpoint import query_id
+from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.output import tell
 
 _FINDINGS_MAX: Final = 1000
 """Maximum number of findings of one kind in one batch.

@@ -13,13 +13,13 @@ from typing import Any, ClassVar, Final, Protocol
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics, tables
 from spark_jobs.audit.facts import SOURCE_FIELDS, slim
-from spark_jobs.envelope import parse
+from spark_jobs.contract import control_topics
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
-from spark_jobs.lake import delta_log
 from spark_jobs.lake.event_table import PREFIX
-from spark_jobs.source import Topics
 
 CONTROL_TOPICS: Final = ("transaction", "snapshot")
 

@@ -21,17 +21,17 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics, json_text
-from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.contract import control_topics, json_text
+from spark_jobs.contract.envelope import CONTROL, parse
+from spark_jobs.contract.forms import Forms, Version
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.bulk import Place, Refused, where
 from spark_jobs.feeds.caches import Address
 from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
 from spark_jobs.feeds.records import give_up
-from spark_jobs.forms import Forms, Version
-from spark_jobs.job import Job, Sink
-from spark_jobs.options import secret
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.options import secret
 
 _CHUNK: Final = 2000
 _SKIP: Final = "--on-error dead-letter skips it"

@@ -18,11 +18,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Final
 
-from spark_jobs import json_text
+from spark_jobs.contract import json_text
+from spark_jobs.contract.forms import Form
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.bulk import IndexRefusedError
 from spark_jobs.feeds.field_names import META, stored_names
-from spark_jobs.forms import Form
 
 ID_BYTES_MAX: Final = 512
 """OpenSearch's limit for a document's id, in bytes."""

@@ -22,8 +22,10 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import Column, DataFrame, Row, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics
-from spark_jobs.envelope import CONTROL, parse
+from spark_jobs.contract import control_topics
+from spark_jobs.contract.envelope import CONTROL, parse
+from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
 from spark_jobs.feeds.bulk import Action, IndexRefusedError, Place, Refused, chunks, where
@@ -32,9 +34,7 @@ from spark_jobs.feeds.made_indexes import MadeIndexes, NoNotes, Noted
 from spark_jobs.feeds.opensearch import FIELDS_SETTING, Address, Index, Indexes, Writer, sender
 from spark_jobs.feeds.records import give_up
 from spark_jobs.feeds.removal import Removals
-from spark_jobs.forms import Form, Forms
-from spark_jobs.job import Sink
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Sink
 
 CONTROL_TOPICS: Final = ("schema", "snapshot")
 

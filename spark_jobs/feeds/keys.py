@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from spark_jobs import json_text
+from spark_jobs.contract import json_text
 from spark_jobs.errors import JobError
 
 DEFAULT: Final = "{space}:{key}"

@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.feeds.bulk import Refused
-from spark_jobs.job import DeadLetters
+from spark_jobs.runner.job import DeadLetters
 
 
 def give_up(letters: DeadLetters, session: SparkSession, records: DataFrame, refused: Sequence[Refused]) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from spark_jobs.checkpoint import Notes
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.needs import needs
-from spark_jobs.job import Job, Sink
-from spark_jobs.options import secret
-from spark_jobs.source import Topics
+from spark_jobs.runner.checkpoint import Notes
+from spark_jobs.runner.job import Job, Sink
+from spark_jobs.runner.options import secret
 
 
 class SearchIndex(Job):

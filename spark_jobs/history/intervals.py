@@ -13,10 +13,10 @@ from typing import Any, Final
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.envelope import CONTROL
-from spark_jobs.forms import Form, same_name
+from spark_jobs.contract.envelope import CONTROL
+from spark_jobs.contract.forms import Form, same_name
+from spark_jobs.contract.row_texts import relabel, typed
 from spark_jobs.history.keys import MOVED, PLACE
-from spark_jobs.transforms import relabel, typed
 
 SOURCE_FIELDS: Final = ("ts_us",)
 

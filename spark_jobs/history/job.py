@@ -14,17 +14,16 @@ from typing import Final
 
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import tables
-from spark_jobs.checkpoint import claim
-from spark_jobs.control_topics import with_value_as_key
-from spark_jobs.envelope import parse
+from spark_jobs.contract.control_topics import with_value_as_key
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
 from spark_jobs.history.intervals import SOURCE_FIELDS, as_of, control_versions, versions, versions_of
 from spark_jobs.history.store import History
-from spark_jobs.job import Job, Sink, Task, query_of_batch
-from spark_jobs.lake import delta_log
 from spark_jobs.lake.event_table import PREFIX, AppendRules, EventTable
-from spark_jobs.source import Topics
+from spark_jobs.runner.checkpoint import claim
+from spark_jobs.runner.job import Job, Sink, Task, query_of_batch
 
 _PUBLISH_EVERY: Final = 100
 

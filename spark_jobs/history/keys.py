@@ -13,8 +13,8 @@ from typing import Final, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.forms import Form
-from spark_jobs.transforms import rekey
+from spark_jobs.contract.forms import Form
+from spark_jobs.contract.row_texts import rekey
 
 MOVED: Final = "key"
 """The `op` of such a version's beginning and, without a row, end."""

@@ -22,12 +22,11 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs.contract.forms import META_COLUMNS, Form
+from spark_jobs.contract.row_texts import typed
+from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
-from spark_jobs.forms import META_COLUMNS, Form
-from spark_jobs.lake import delta_log
 from spark_jobs.lake.current_rows import META_SCHEMA, Base
-from spark_jobs.transforms import typed
 
 _FORM: Final = "tarantool_cdc.form"
 _PREFIX: Final = "tarantool_cdc.prefix"

@@ -14,16 +14,16 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.changelog import add_deduplicate
-from spark_jobs.codegen import varying
-from spark_jobs.envelope import parse
-from spark_jobs.job import Job, Sink
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta.codegen import varying
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, DATE, SOURCE_FIELDS_OF_CHANGES, event_rows
+from spark_jobs.lake.changelog import add_deduplicate
 from spark_jobs.lake.control import KINDS, ControlTable
 from spark_jobs.lake.event_table import AppendRules, EventTable
 from spark_jobs.lake.positions import KafkaPositions, Positions
 from spark_jobs.lake.watermark import Ends, distance
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Job, Sink
 
 _PROPERTIES: Final = {
     # Delta skips files by the minimum and maximum of these columns. The long texts, which come first, need no such statistics.

@@ -11,11 +11,10 @@ from typing import Final
 
 from pyspark.sql import Row, SparkSession
 
-from spark_jobs import tables
-from spark_jobs.codegen import interpreting
-from spark_jobs.control_topics import Completed, completed, started
-from spark_jobs.forms import Forms
-from spark_jobs.lake import delta_log
+from spark_jobs.contract.control_topics import Completed, completed, started
+from spark_jobs.contract.forms import Forms
+from spark_jobs.delta import delta_log, tables
+from spark_jobs.delta.codegen import interpreting
 
 KINDS: Final = ("schema", "snapshot")
 """The control topics, without their prefix."""

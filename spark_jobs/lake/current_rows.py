@@ -14,8 +14,8 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StringType, StructField, StructType, TimestampType
 
-from spark_jobs.forms import META_COLUMNS, Form, Version
-from spark_jobs.transforms import Fold, relabel, typed
+from spark_jobs.contract.forms import META_COLUMNS, Form, Version
+from spark_jobs.contract.row_texts import Fold, relabel, typed
 
 META_SCHEMA = StructType(
     [

@@ -23,9 +23,9 @@ from delta.exceptions.captured import ConcurrentTransactionException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs.delta import delta_log, tables
 from spark_jobs.errors import JobError
-from spark_jobs.lake import delta_log, lanes
+from spark_jobs.lake import lanes
 
 _CLAIM: Final = "tarantool_cdc.claim "
 """Beginning of the table property with a lane's query, its claim's number, and the highest seq that others may have written."""

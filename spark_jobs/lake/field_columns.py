@@ -18,9 +18,9 @@ from typing import Final
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type, value_of
-from spark_jobs.forms import Form, Version, column_name, same_name
-from spark_jobs.transforms import fields_of
+from spark_jobs.contract.field_types import EXACT, EXACT_SUFFIX, kinds_of, spark_type, value_of
+from spark_jobs.contract.forms import Form, Version, column_name, same_name
+from spark_jobs.contract.row_texts import fields_of
 
 _IMAGES: Final[Mapping[str, str]] = {"old": "before", "new": "after"}
 """Struct columns with typed fields, and the text columns from which they are made."""

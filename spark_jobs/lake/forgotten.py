@@ -11,8 +11,7 @@ from typing import Final
 
 from pyspark.sql import SparkSession
 
-from spark_jobs import tables
-from spark_jobs.lake import delta_log
+from spark_jobs.delta import delta_log, tables
 
 _COLUMNS: Final = "space string, seq bigint"
 

@@ -27,9 +27,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from spark_jobs.forms import META_COLUMNS, Form
-from spark_jobs.sql_text import literal, quoted
-from spark_jobs.transforms import LONG_STRINGS, column_values
+from spark_jobs.contract.forms import META_COLUMNS, Form
+from spark_jobs.contract.row_texts import LONG_STRINGS, column_values
+from spark_jobs.contract.sql_text import literal, quoted
 
 _SNAPSHOT: Final = "struct<status: string, seq: bigint, spaces: array<struct<space_id: bigint, sweep_seq: bigint>>>"
 """The members of a record of the snapshot topic (control_topics.py) that sweeps need."""

@@ -19,19 +19,19 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 from pyspark.sql.types import LongType, StructField, StructType
 
-from spark_jobs import tables
-from spark_jobs.codegen import interpreting
+from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.owner import topic_suffix
+from spark_jobs.delta import delta_log, tables
+from spark_jobs.delta.codegen import interpreting
+from spark_jobs.delta.folders import folder
 from spark_jobs.errors import JobError
-from spark_jobs.folders import folder
-from spark_jobs.forms import Form, Forms
-from spark_jobs.lake import delta_log, few_events
+from spark_jobs.lake import few_events
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control, ControlTable
 from spark_jobs.lake.current_rows import Base, Unmerged, above, current_rows
 from spark_jobs.lake.forgotten import ForgottenTable
 from spark_jobs.lake.fresh_view import FreshView
 from spark_jobs.lake.late_topics import LateTopics
-from spark_jobs.owner import topic_suffix
 
 CHANGES: Final = "_changes"
 _WATERMARK: Final = "_watermark"

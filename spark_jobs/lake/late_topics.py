@@ -13,8 +13,8 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from spark_jobs.contract.owner import topic_suffix
 from spark_jobs.lake.watermark import Ends
-from spark_jobs.owner import topic_suffix
 
 Place = tuple[str, int]
 """A topic and a partition."""

@@ -26,10 +26,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.codegen import interpreting
+from spark_jobs.contract.forms import META_COLUMNS, Form
+from spark_jobs.contract.row_texts import rekey, typed
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import delta_log
+from spark_jobs.delta.codegen import interpreting
 from spark_jobs.errors import JobError, job_error_from_worker
-from spark_jobs.forms import META_COLUMNS, Form
-from spark_jobs.lake import delta_log
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.control import Control
 from spark_jobs.lake.current_rows import Base, in_form, newest_rows
@@ -38,8 +40,6 @@ from spark_jobs.lake.lake import LAST, Lake
 from spark_jobs.lake.late_topics import LateTopics, Place
 from spark_jobs.lake.positions import Positions
 from spark_jobs.lake.watermark import Ends, EventsAfterMark, advance, bitmaps, covers, ends_without_records, last_end
-from spark_jobs.source import Topics
-from spark_jobs.transforms import rekey, typed
 
 SHARE: Final = 0.5
 """Share of a table's rows: with so many unmerged changes, a space is merged before the interval has passed."""

@@ -9,11 +9,11 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.checkpoint import last_done_batch, offsets_of_batch
-from spark_jobs.kafka_client import KafkaClient
+from spark_jobs.contract.kafka_client import KafkaClient
+from spark_jobs.contract.source import Topics
 from spark_jobs.lake.control import KINDS
 from spark_jobs.lake.watermark import Ends
-from spark_jobs.source import Topics
+from spark_jobs.runner.checkpoint import last_done_batch, offsets_of_batch
 
 
 class Positions(Protocol):

@@ -14,16 +14,17 @@ from pyspark import StorageLevel, inheritable_thread_target
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics, tables
-from spark_jobs.checkpoint import MadeTables
-from spark_jobs.envelope import parse
+from spark_jobs.contract import control_topics
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.forms import Form, Forms, Version
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
-from spark_jobs.forms import Form, Forms, Version
-from spark_jobs.job import Sink
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS, event_rows
 from spark_jobs.lake.event_table import AppendRules, EventTable, table_is_gone
 from spark_jobs.lake.field_columns import FieldColumns
-from spark_jobs.source import Topics
+from spark_jobs.runner.checkpoint import MadeTables
+from spark_jobs.runner.job import Sink
 
 _COLUMNS: Final = "tarantool_cdc.columns"
 _PARTITIONS: Final = ("date",)

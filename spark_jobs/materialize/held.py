@@ -12,12 +12,12 @@ from typing import Final
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
-from spark_jobs.codegen import varying
+from spark_jobs.delta import tables
+from spark_jobs.delta.codegen import varying
+from spark_jobs.delta.state_files import StateFiles
 from spark_jobs.errors import JobError
 from spark_jobs.lake.positions import Positions
 from spark_jobs.materialize.order import Order, Partition
-from spark_jobs.state_files import StateFiles
 
 _QUERY: Final = "query"
 _BATCH: Final = "batch"

@@ -12,10 +12,10 @@ from typing import Any, Final, NamedTuple
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import json_text
+from spark_jobs.contract import json_text
+from spark_jobs.contract.forms import Form
+from spark_jobs.contract.patch import PatchError, update, upsert, version_of
 from spark_jobs.errors import JobError
-from spark_jobs.forms import Form
-from spark_jobs.patch import PatchError, update, upsert, version_of
 
 STORED_SCHEMA: Final = "space_id bigint, key string, seq bigint, row string, schema_version bigint"
 """Last row of each key (null if it was deleted), with the seq and the form of its last change."""

@@ -19,11 +19,12 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import control_topics, tables
-from spark_jobs.codegen import varying
-from spark_jobs.envelope import SOURCE, parse
-from spark_jobs.forms import Form, Forms
-from spark_jobs.job import Job, Sink
+from spark_jobs.contract import control_topics
+from spark_jobs.contract.envelope import SOURCE, parse
+from spark_jobs.contract.forms import Form, Forms
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
+from spark_jobs.delta.codegen import varying
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS, ONCE, SOURCE_FIELDS_OF_CHANGES, record_rows
 from spark_jobs.lake.control import ControlTable
 from spark_jobs.lake.event_table import EventTable
@@ -32,7 +33,7 @@ from spark_jobs.materialize.held import HeldEvents, check_order
 from spark_jobs.materialize.images import ENDING_SCHEMA, STORED_SCHEMA, last_rows, newest, with_images
 from spark_jobs.materialize.keys import key_changes, rekeyed
 from spark_jobs.materialize.publishing import TAIL, KafkaPublisher, Publication, Publisher, destination
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Job, Sink
 
 _COMPACT_EVERY: Final = 20
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.forms import Form
-from spark_jobs.transforms import rekey, relabel
+from spark_jobs.contract.forms import Form
+from spark_jobs.contract.row_texts import rekey, relabel
 
 Change = tuple[Form, tuple[Form, ...]]
 """A form with another key than the form before it, and all earlier forms of the space."""

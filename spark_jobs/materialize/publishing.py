@@ -15,9 +15,9 @@ from urllib.parse import urlsplit
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs.envelope import SOURCE
+from spark_jobs.contract.envelope import SOURCE
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
-from spark_jobs.source import Topics
 
 TAIL: Final = "tail"
 """Name of the column with the text that follows the rows in an event."""

@@ -28,9 +28,9 @@ from pyspark.sql import SparkSession
 
 from cdc.local.jars import SPARK, jar_folder
 from spark_jobs import run
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.session import build_session
-from spark_jobs.source import Topics
+from spark_jobs.runner.session import build_session
 from tests.bench.spark_peers import PEERS
 
 PARTITIONS: Final = 4

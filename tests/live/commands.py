@@ -14,7 +14,7 @@ from typing import Final
 from cdc.local import jars
 from cdc.local.process import ChildProcess
 from cdc.local.spark import spark_environment
-from spark_jobs.session import JARS_DIRECTORY_VARIABLE
+from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
 from tests.live import console_consumer
 
 ROOT: Final = Path(__file__).resolve().parents[2]

@@ -6,8 +6,8 @@ import sys
 from itertools import groupby
 
 from spark_jobs import run
-from spark_jobs.session import build_session
-from spark_jobs.source import Topics
+from spark_jobs.contract.source import Topics
+from spark_jobs.runner.session import build_session
 
 
 def main() -> None:

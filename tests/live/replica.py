@@ -12,8 +12,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from cdc.local.interface import TarantoolServer
-from spark_jobs import patch
-from spark_jobs.forms import Form, Forms
+from spark_jobs.contract import patch
+from spark_jobs.contract.forms import Form, Forms
 from tests.live import values
 from tests.live.stream import Event, Stream
 

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.local.jars import SPARK, jar_folder
 from cdc.local.spark import spark_environment
-from spark_jobs.session import JARS_DIRECTORY_VARIABLE
+from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
 from tests.live.scene import Scene
 
 TIMEOUT_SECONDS = 240

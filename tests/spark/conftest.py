@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from cdc.local.class_archives import start_options
 from cdc.local.jars import SPARK, class_path, jar_folder
-from spark_jobs.session import build_session
+from spark_jobs.runner.session import build_session
 from tests.live.conftest import scene, scene_factory
 
 __all__ = ["scene", "scene_factory"]

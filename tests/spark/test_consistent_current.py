@@ -10,12 +10,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import CurrentSink, read_current, watermark
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.base_table import BaseTable
 from spark_jobs.lake.lake import Lake
-from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
 
 pytestmark = pytest.mark.spark

@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import run, tables
+from spark_jobs import run
+from spark_jobs.contract.forms import Field, Form
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import CurrentSink, read_current, watermark
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
-from spark_jobs.forms import Field, Form
 from spark_jobs.lake import current_rows, few_events
 from spark_jobs.lake.lake import lake_folder
-from spark_jobs.source import Topics
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,

@@ -19,7 +19,9 @@ from pyspark.sql import SparkSession
 
 from cdc.local.caches import Redis
 from cdc.local.opensearch import OpenSearch
-from spark_jobs import run, state_files, tables
+from spark_jobs import run
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
 from spark_jobs.feeds.caches import Address as CacheAddress
@@ -30,9 +32,8 @@ from spark_jobs.feeds.made_indexes import NoNotes
 from spark_jobs.feeds.opensearch import Address, Indexes, Writer
 from spark_jobs.history.job import HistorySink
 from spark_jobs.history.store import History
-from spark_jobs.job import Sink
 from spark_jobs.materialize.job import MaterializeSink
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import Sink
 from tests.spark.histories import Story, ends_of_batch
 from tests.spark.messages import PREFIX, FakeTopics
 

@@ -9,15 +9,15 @@ from typing import Any, Final
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from spark_jobs import tables
-from spark_jobs.checkpoint import MadeTables
+from spark_jobs.contract.forms import META_COLUMNS, Field, Form, same_name
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import CurrentSink, read_current
-from spark_jobs.forms import META_COLUMNS, Field, Form, same_name
+from spark_jobs.delta import tables
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.lake.field_columns import FieldColumns
 from spark_jobs.lake.lake import Lake
 from spark_jobs.lake.typed_events import TypedEventsSink
-from spark_jobs.source import Topics
+from spark_jobs.runner.checkpoint import MadeTables
 from tests.spark.messages import FakeTopics, delete, put, schema, snapshot
 
 pytestmark = pytest.mark.spark

@@ -17,9 +17,9 @@ from pyspark.sql import SparkSession
 
 from cdc.local.interface import KafkaServer
 from spark_jobs import run
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import read_current
-from spark_jobs.envelope import parse
-from spark_jobs.source import Topics
 from tests.spark.messages import Message, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark

@@ -12,9 +12,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import run
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
-from spark_jobs.session import build_session
-from spark_jobs.source import Topics
+from spark_jobs.runner.session import build_session
 
 pytestmark = pytest.mark.spark
 

@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import sequence
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import CurrentSink
-from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, delete, put, schema
 
 pytestmark = pytest.mark.spark

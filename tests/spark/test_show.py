@@ -10,8 +10,9 @@ import pytest
 from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from spark_jobs import show, tables
+from spark_jobs import show
 from spark_jobs.current import read_current
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.control import ControlTable
 from tests.spark.messages import schema

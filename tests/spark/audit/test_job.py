@@ -16,9 +16,9 @@ from spark_jobs import run
 from spark_jobs.audit import job, state
 from spark_jobs.audit.job import AuditSink
 from spark_jobs.audit.sources import TableSource, TopicSource
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
-from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, Message, compact, delete, event, put, schema, snapshot, truncate
 
 pytestmark = pytest.mark.spark

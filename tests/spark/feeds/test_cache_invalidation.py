@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.local.caches import Memcached, Redis
 from spark_jobs import run
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import cache_invalidation, fill
 from spark_jobs.feeds.bulk import Place, Refused
 from spark_jobs.feeds.cache_invalidation import InvalidationSink, RecentHolds, Stale, chunks
 from spark_jobs.feeds.caches import Address
 from spark_jobs.feeds.keys import Template
-from spark_jobs.source import Topics
 from tests.spark.feeds.test_index_sink import Letters
 from tests.spark.messages import COLUMNS, PREFIX, FakeTopics, Message, delete, event, put, schema, snapshot, truncate
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
+from spark_jobs.contract.forms import Field, Form
 from spark_jobs.errors import JobError
 from spark_jobs.feeds import documents
-from spark_jobs.forms import Field, Form
 
 
 def form(version: int, *names: str, kind: str = "unsigned", space: str = "users") -> Form:

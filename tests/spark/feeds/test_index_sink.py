@@ -14,12 +14,12 @@ from opensearchpy import OpenSearch as Client
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc.local.opensearch import OpenSearch
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.index_sink import Change, SearchIndexSink, Writing
 from spark_jobs.feeds.made_indexes import NoNotes
 from spark_jobs.feeds.opensearch import Address, Indexes
-from spark_jobs.job import DeadLetters, FailAtOnce
-from spark_jobs.source import Topics
+from spark_jobs.runner.job import DeadLetters, FailAtOnce
 from tests.spark.messages import (
     PREFIX,
     SPACE_ID,

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs import json_text
+from spark_jobs.contract import json_text
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.keys import DEFAULT, Template, places, stale_keys, with_names
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from spark_jobs import run
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.bulk import Place
 from spark_jobs.feeds.index_sink import Actions, Change, Plan, Report, Target
-from spark_jobs.source import Topics
 
 REQUIRED = ["--bootstrap-servers", "k:9092", "--prefix", "shop", "--checkpoint", "c", "--to", "https://s:9200"]
 

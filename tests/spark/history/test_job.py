@@ -12,12 +12,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_jobs import run
-from spark_jobs.envelope import parse
+from spark_jobs.contract.envelope import parse
+from spark_jobs.contract.source import Topics
 from spark_jobs.errors import operator_message
 from spark_jobs.history.intervals import versions
 from spark_jobs.history.job import HistorySink, rows_as_of
 from spark_jobs.history.store import History
-from spark_jobs.source import Topics
 from tests.spark.messages import COLUMNS, FakeTopics, delete, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark

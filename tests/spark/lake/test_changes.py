@@ -8,12 +8,12 @@ import pytest
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
-from spark_jobs import tables
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGES_COLUMNS
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.control import ControlTable
-from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, Message, golden, put, schema, snapshot, truncate, update
 
 pytestmark = pytest.mark.spark

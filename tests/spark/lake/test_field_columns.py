@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_jobs.forms import Field, Form
+from spark_jobs.contract.forms import Field, Form
 from spark_jobs.lake.field_columns import FieldColumns
 
 

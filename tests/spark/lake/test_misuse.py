@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_jobs import run, tables
+from spark_jobs import run
+from spark_jobs.contract.source import Topics
 from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.lake.forgotten import ForgottenTable
-from spark_jobs.source import Topics
 from tests.spark.messages import FakeTopics, put, schema
 
 pytestmark = pytest.mark.spark

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 from pyspark.sql import Row, SparkSession
 
-from spark_jobs import run, tables
-from spark_jobs.changelog import ChangelogSink
-from spark_jobs.checkpoint import MadeTables, claim
+from spark_jobs import run
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
+from spark_jobs.delta.tables import Location
 from spark_jobs.errors import JobError
 from spark_jobs.lake.change_rows import CHANGELOG_COLUMNS
+from spark_jobs.lake.changelog import ChangelogSink
 from spark_jobs.lake.typed_events import TypedEventsSink
-from spark_jobs.source import Topics
-from spark_jobs.tables import Location
+from spark_jobs.runner.checkpoint import MadeTables, claim
 from tests.spark.messages import PREFIX, FakeTopics, delete, event, put, schema, truncate, update
 
 pytestmark = pytest.mark.spark

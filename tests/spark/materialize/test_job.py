@@ -15,13 +15,16 @@ import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 
 from cdc.protocol.extensions import unpack
-from spark_jobs import json_text, run, tables
+from spark_jobs import run
+from spark_jobs.contract import json_text
+from spark_jobs.contract.source import Topics
+from spark_jobs.delta import tables
 from spark_jobs.errors import JobError
 from spark_jobs.materialize import job
 from spark_jobs.materialize.images import Fold
 from spark_jobs.materialize.job import Materialize, MaterializeSink
 from spark_jobs.materialize.publishing import destination
-from spark_jobs.source import Topics
+from tests.spark.contract.test_patch import CAPTURED, ENCODER, values
 from tests.spark.messages import (
     COLUMNS,
     FakeTopics,
@@ -35,7 +38,6 @@ from tests.spark.messages import (
     update,
     upsert,
 )
-from tests.spark.test_patch import CAPTURED, ENCODER, values
 
 pytestmark = pytest.mark.spark
 

@@ -6,9 +6,9 @@ import random
 from collections.abc import Collection
 from typing import Any, cast
 
+from spark_jobs.contract.source import Topics
 from spark_jobs.lake.positions import KafkaPositions
 from spark_jobs.materialize.order import Order, Partition
-from spark_jobs.source import Topics
 
 
 def test_an_event_waits_for_partitions_that_are_behind() -> None:

@@ -1,0 +1,1 @@
+"""What the topics say: their names, envelopes, forms, and texts of keys and rows."""

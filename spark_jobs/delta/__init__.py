@@ -1,0 +1,1 @@
+"""Tables and small files of state."""

@@ -1,0 +1,95 @@
+"""Views in a catalog with the newest rows of each space, for readers that know only SQL (lake/fresh_view.py).
+
+A view is made as soon as the space's table exists, and made again when the table has a new version, or when the forms change.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from pyspark.sql import SparkSession
+
+from spark_jobs.contract.sql_text import literal
+from spark_jobs.delta import tables
+from spark_jobs.delta.tables import CatalogTable, Location
+from spark_jobs.errors import JobError
+from spark_jobs.lake.base_table import BaseTable
+from spark_jobs.lake.control import Control
+from spark_jobs.lake.lake import Lake
+from spark_jobs.runner.output import tell
+
+_SUFFIX: Final = "_fresh"
+_REFRESH_SECONDS: Final = 3600.0
+"""Time after which the tables' versions are read again: `maintain` makes new ones, too, and removes old ones after days."""
+_DETAILS: Final = "# Detailed Table Information"
+"""Row of DESCRIBE EXTENDED after the columns."""
+
+
+class FreshViews:
+    """The views of one job's spaces."""
+
+    def __init__(self, session: SparkSession, location: Location) -> None:
+        """Name the views in the location's schema: as the tables, with `_fresh` at the end."""
+        self._session = session
+        self._location = location
+        self._made_from: dict[str, tuple[int, Control]] = {}
+        self._texts: dict[str, str] = {}
+        self._refreshed_at = time.monotonic()
+
+    @classmethod
+    def at(cls, session: SparkSession, location: Location) -> FreshViews | None:
+        """Return the views in a location's schema; None, with a line on stderr, if Spark can't create views in that catalog."""
+        if location.is_in_own_catalog:
+            return cls(session, location)
+        tell(
+            f"current: no views in --catalog {location}: Spark creates views only in its own catalog, spark_catalog. The tables "
+            "have the rows up to the last merge; read_current has the newest ones."
+        )
+        return None
+
+    def renew(self, lake: Lake, spaces: Mapping[str, BaseTable]) -> None:
+        """Make the views of these tables that are missing or no longer the best. Raises JobError if a name is taken.
+
+        A view that isn't renewed stays right. If nothing has changed, this costs almost nothing.
+        """
+        if time.monotonic() - self._refreshed_at >= _REFRESH_SECONDS:
+            self._refreshed_at = time.monotonic()
+            for table in spaces.values():
+                table.refresh()
+        control = lake.control_table.read()
+        for space, table in spaces.items():
+            if table.exists and self._made_from.get(space) != (table.version, control):
+                self._renew(space, lake, table)
+                self._made_from[space] = table.version, control
+
+    def _renew(self, space: str, lake: Lake, table: BaseTable) -> None:
+        view = lake.fresh_view(table)
+        if view is None or self._texts.get(space) == (text := view.query()):
+            return
+        if lake.forgotten_table is not None:
+            lake.forgotten_table.create()
+        name = self._location.named(space, _SUFFIX)
+        self._put(name, space, text, tables.identifier(table.path))
+        self._texts[space] = text
+
+    def _put(self, name: CatalogTable, space: str, text: str, base: str) -> None:
+        identifier = tables.identifier(name)
+        if not self._session.catalog.tableExists(identifier):
+            comment = f"The newest rows of the space {space}. The job `current` of tarantool-cdc keeps this view."
+            self._session.sql(f"CREATE VIEW {identifier} COMMENT {literal(comment)} AS {text}")
+            return
+        found = self._described(identifier)
+        if found.get("Type") != "VIEW" or base not in found["View Text"]:
+            raise JobError(
+                f"The name {name}, of the view with the newest rows of the space {space!r}, is taken by something else. Choose "
+                "another --table-template, or start with --no-fresh-views."
+            )
+        if found["View Text"] != text:
+            # Readers find either the former text or this one. CREATE OR REPLACE would leave a moment without a view.
+            self._session.sql(f"ALTER VIEW {identifier} AS {text}")
+
+    def _described(self, identifier: str) -> dict[str, str]:
+        rows = [(row["col_name"], row["data_type"]) for row in self._session.sql(f"DESCRIBE EXTENDED {identifier}").collect()]
+        return dict(rows[rows.index((_DETAILS, "")) :])

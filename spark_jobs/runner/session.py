@@ -1,0 +1,206 @@
+"""The Spark session of a job: Delta is enabled, the connectors are on the class path, and the workers have this package."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import pyspark
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from spark_jobs.errors import JobError
+from spark_jobs.runner.options import Secret
+
+JARS_DIRECTORY_VARIABLE: Final = "TARANTOOL_CDC_SPARK_JARS"
+
+PACKAGES: Final = "org.apache.spark:spark-sql-kafka-0-10_2.13:4.0.0,io.delta:delta-spark_2.13:4.0.1"
+"""Maven coordinates of the packages that the jobs need beside Spark itself."""
+
+_UNIQUE: Final = (
+    *("before", "after", "patch", "upsert", "key", "seq", "lsn", "source_ts", "sequence", "transaction_id", "kafka_offset"),
+    *("_key", "_row", "_seq", "_ts"),
+)
+"""Columns of the jobs' tables whose values rarely repeat."""
+
+_SETTINGS: Final[Mapping[str, str]] = {
+    "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+    "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    "spark.sql.session.timeZone": "UTC",
+    # Spark shows options of Kafka's clients, for example in plans. A JAAS line contains its password.
+    "spark.sql.redaction.options.regex": "(?i)url|jaas|password|secret|token|credential|key$",
+    "spark.redaction.regex": "(?i)secret|password|token|access[.]?key|jaas",
+    # The rows of a batch belong to few partitions of a table. So write these files at the same time, without sorting all rows by
+    # partition first.
+    "spark.sql.maxConcurrentOutputFileWriters": "32",
+    # Batches continue while tables are merged. Without this, the work that begins first would have all cores until it is done.
+    "spark.scheduler.mode": "FAIR",
+    # An idle job polls Kafka at this interval. By default Spark polls a hundred times a second.
+    "spark.sql.streaming.pollingDelay": "100ms",
+    # Number of compiled query programs that Spark caches; 100 by default, while two batches and the merges of three spaces need
+    # some 150. An evicted program must be compiled again, and is slow for its first thousands of rows.
+    "spark.sql.codegen.cache.maxEntries": "1000",
+    # Number of Kafka consumers that an executor keeps between batches, one per partition; 64 by default. With more partitions
+    # Spark closes consumers and connects new ones in each batch, and logs a warning each time.
+    "spark.kafka.consumer.cache.capacity": "2048",
+    # Half as many bytes as by default, in the same time.
+    "spark.sql.parquet.compression.codec": "zstd",
+    # Number of rows that Spark reads from a Parquet file at a time; 4096 by default. It keeps each of their columns in one array,
+    # up to three times as large as the values while the array grows. With 4096 rows of 600 KB no driver has enough memory. A read
+    # of ordinary rows takes the same CPU with 32 rows.
+    "spark.sql.parquet.columnarReaderBatchSize": "32",
+    # Number of rows after which a page of a Parquet file is first checked against its limit of a megabyte; 100 by default. Pages
+    # are in memory complete when they are written and read.
+    "spark.hadoop.parquet.page.size.row.check.min": "10",
+    # Parquet abandons a dictionary after a megabyte of values. Building it until then costs a third of writing an event.
+    **{f"spark.hadoop.parquet.enable.dictionary#{column}": "false" for column in _UNIQUE},
+}
+
+_LOCAL_SETTINGS: Final[Mapping[str, str]] = {
+    # 200 by default, each of them a task with its own overhead. A single machine has few cores.
+    "spark.sql.shuffle.partitions": "8",
+    # Number of partitions into which Delta divides a table's log to read it; 50 by default.
+    "spark.databricks.delta.snapshotPartitions": "2",
+    # Number of tasks into which VACUUM divides the list of a table's files; 10,000 by default.
+    "spark.sql.sources.parallelPartitionDiscovery.parallelism": "8",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+_COLLECTOR: Final = "-XX:+UseParallelGC"
+"""Java option for the garbage collector that takes the least CPU. Its pauses, which Java's default avoids, do no harm here."""
+
+_IS_CHOSEN: Final = re.compile(r"-XX:\+Use\w+GC\b|spark\.driver\.defaultJavaOptions")
+"""Pattern for Java options that already choose a collector, or that the setting of `_COLLECTOR` would replace."""
+_JAVA_VARIABLES: Final = ("PYSPARK_SUBMIT_ARGS", "SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+
+_LOOKED_UP: Final = ("py4j", "scala", "org", "java", "functions", "PythonUtils")
+"""Names that PySpark and the jobs look up in Java, some thousand times for a few batches."""
+
+_REPEATING_LOGGERS: Final = (
+    *("org.apache.spark.sql.execution.streaming.MicroBatchExecution", "org.apache.spark.sql.execution.streaming.StreamExecution"),
+    *("org.apache.spark.executor.Executor", "org.apache.spark.scheduler.TaskSetManager", "org.apache.spark.util.Utils"),
+    *("org.apache.spark.sql.execution.datasources.FileFormatWriter", "org.apache.spark.sql.delta.files.DeltaFileFormatWriter"),
+)
+"""Loggers that tell the error with which a job ends, each with all of Java's frames or the query's plan, before the job does."""
+
+_KAFKA_SOURCE: Final = "org.apache.spark.sql.kafka010.KafkaSourceProvider"
+_DELTA_SOURCE: Final = "org.apache.spark.sql.delta.sources.DeltaDataSource"
+
+
+def build_session(
+    name: str, *, master: str | None = None, jars_directory: str | None = None, settings: Mapping[str, str] | None = None
+) -> SparkSession:
+    """Return a session for jobs. `settings` override all settings made here. Raises JobError if Spark lacks the connectors.
+
+    Under spark-submit, that command sets the master and the class path. Otherwise the master is `local[*]` by default. The jars
+    then come from `jars_directory` or $TARANTOOL_CDC_SPARK_JARS, else from `spark.jars` or `spark.jars.packages` in `settings`,
+    else Spark downloads them. If there is a session already, it is used, with its own number of shuffle partitions.
+    """
+    given = dict(settings or {})
+    chosen = dict(_SETTINGS)
+    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    if not submitted or master is not None:
+        master = master or given.get("spark.master", "local[*]")
+        chosen["spark.master"] = master
+        if master.startswith("local") and SparkSession.getActiveSession() is None:  # an existing session keeps its settings
+            chosen |= {**_LOCAL_SETTINGS, **_collector(given)}
+            # Workers would use the first python3 on PATH. PySpark reads this from the environment only, not from its settings.
+            os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    if not submitted:
+        chosen |= _class_path(jars_directory or os.environ.get(JARS_DIRECTORY_VARIABLE), given)
+    _start_java({**chosen, **given})
+    builder: Any = SparkSession.builder
+    session: SparkSession = builder.appName(name).config(map={**chosen, **given}).getOrCreate()
+    _check_class_path(session)
+    _keep_names(session)
+    if not submitted and str(session.sparkContext.master).startswith("local"):
+        _quieten(session)
+    _send_package(session)
+    return session
+
+
+def _start_java(settings: Mapping[str, str]) -> None:
+    """Start Java without the secrets among the settings: PySpark puts all settings into Java's command line, which `ps` shows.
+
+    The session gets the secrets afterwards, over PySpark's own connection to Java. Without secrets PySpark starts Java itself.
+    """
+    if any(isinstance(value, Secret) for value in settings.values()):
+        shown = [(name, value) for name, value in settings.items() if not isinstance(value, Secret)]
+        SparkContext._ensure_initialized(conf=SparkConf().setAll(shown))
+
+
+def _collector(given: Mapping[str, str]) -> dict[str, str]:
+    """Return the setting for `_COLLECTOR`.
+
+    It is empty if a collector is chosen already, as Java doesn't start with two, or if the setting is already used.
+    """
+    home = os.environ.get("SPARK_HOME") or pyspark.__path__[0]
+    defaults = Path(os.environ.get("SPARK_CONF_DIR") or f"{home}/conf") / "spark-defaults.conf"
+    texts = [given.get("spark.driver.extraJavaOptions", ""), *(os.environ.get(name, "") for name in _JAVA_VARIABLES)]
+    if defaults.is_file():
+        texts.append(defaults.read_text())
+    return {} if any(_IS_CHOSEN.search(text) for text in texts) else {"spark.driver.defaultJavaOptions": _COLLECTOR}
+
+
+def _class_path(directory: str | None, given: Mapping[str, str]) -> dict[str, str]:
+    if directory:
+        jars = sorted(str(jar.absolute()) for jar in Path(directory).glob("*.jar"))
+        if not jars:
+            raise JobError(f"There are no jars in {directory}. It must contain those of {PACKAGES} and their dependencies.")
+        return {"spark.jars": ",".join(jars)}
+    if "spark.jars" in given or "spark.jars.packages" in given:
+        return {}
+    return {"spark.jars.packages": PACKAGES}
+
+
+def _check_class_path(session: SparkSession) -> None:
+    loader = session.sparkContext._jvm.java.lang.Thread.currentThread().getContextClassLoader()  # type: ignore[union-attr]
+    for name in (_KAFKA_SOURCE, _DELTA_SOURCE):
+        try:
+            loader.loadClass(name)
+        except Py4JError as error:
+            raise JobError(
+                f"Spark's class path has no {name}. Start spark-submit with --packages {PACKAGES}, or with --jars and the "
+                "files; or set spark.jars or spark.jars.packages in the configuration of the running session."
+            ) from error
+
+
+def _quieten(session: SparkSession) -> None:
+    """Have an error told only once, by the job. A local session doesn't try again what has failed."""
+    logging: Any = session.sparkContext._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    for name in _REPEATING_LOGGERS:
+        logging.core.config.Configurator.setLevel(name, logging.Level.OFF)
+
+
+def _keep_names(session: SparkSession) -> None:
+    """Cache the Java objects of these names. Otherwise each use searches all jars, under all of PySpark's imports."""
+    jvm: Any = session.sparkContext._jvm
+    for name in _LOOKED_UP:
+        setattr(jvm, name, getattr(jvm, name))
+
+
+def _send_package(session: SparkSession) -> None:
+    """Send this package to the workers, which import it by name to run Python functions."""
+    package = Path(__file__).parent.parent
+    name = f"{package.name}.zip"
+    context = session.sparkContext
+    if not package.is_dir():
+        return  # the package is in an archive of spark-submit (--py-files), which Spark sends to the workers
+    if any(file.endswith(f"/{name}") for file in context.listFiles):
+        return
+    scratch = Path(tempfile.mkdtemp(prefix="tarantool-cdc-"))
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)  # not earlier: workers fetch the zip when they start
+    with zipfile.ZipFile(scratch / name, "w") as content:
+        for module in sorted(package.rglob("*.py")):
+            content.write(module, f"{package.name}/{module.relative_to(package)}")
+    context.addPyFile(str(scratch / name))

@@ -1,0 +1,154 @@
+"""What becomes of a field's values in SQL."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from collections.abc import Iterator
+from decimal import Decimal, InvalidOperation, localcontext
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
+
+from spark_jobs.contract import field_types
+from spark_jobs.contract.field_types import EXACT, NUMERIC, value_of
+from spark_jobs.contract.forms import Field, Form
+from spark_jobs.contract.row_texts import typed
+from spark_jobs.contract.source import Topics
+from spark_jobs.current import CurrentSink, read_current
+from spark_jobs.delta import tables
+from spark_jobs.history.intervals import META_COLUMNS, shown
+from spark_jobs.history.job import HistorySink
+from spark_jobs.lake.field_columns import FieldColumns
+from tests.spark.messages import FakeTopics, Message, put, schema
+
+pytestmark = pytest.mark.spark
+
+FIELDS: Final = (Field("id", "unsigned"), Field("balance", "decimal"), Field("rate", "number"))
+FORM: Final = Form("accounts", 512, 1, 0, ("id",), FIELDS)
+DOCUMENTED: Final = re.findall(r"^```sql\n(.*?)^```", (Path(__file__).parents[3] / "docs" / "spark.md").read_text(), re.M | re.S)
+
+
+WRITTEN: Final = (
+    *("0", "-0", "0.000", "1.50", "1e300", "1.0E300", "NaN", "Infinity", "-Infinity", "true", "x", ""),
+    *("1.0E2", "1.5E-7", "1e-18", "1e-19", "1.2345678901234567E-5"),
+    *("9999999999999999999", "10000000000000000000", "18446744073709551615", "-9223372036854775808"),
+    *(f"{'9' * 19}.{'9' * 18}", f"-{'9' * 38}", f"0.{'9' * 38}", "12345678901234567890.123456789"),
+    *(f"0.{'0' * 17}1", f"0.{'0' * 18}1", f"1.{'0' * 30}"),
+)
+
+
+def texts() -> list[str]:
+    """The above, and others of every length and notation."""
+    chance = random.Random(5)
+    found = list(WRITTEN)
+    for _ in range(200):
+        whole, part = ("".join(chance.choices("0123456789", k=chance.randrange(1, 24))) for _ in range(2))
+        number = f"{chance.choice(['', '-'])}{int(whole)}{chance.choice(['', f'.{part}'])}"
+        exponent = f"E{chance.choice(['', '-', '+'])}{chance.randrange(20)}"
+        found += [number, f"{number}{exponent}", repr(chance.uniform(-1, 1) * 10 ** chance.randrange(-20, 25))]
+    return list(dict.fromkeys(found))
+
+
+def numeric(text: str) -> Decimal | None:
+    """The number in a text, if a column holds exactly it."""
+    with localcontext() as context:
+        context.prec = 200
+        try:
+            number = Decimal(text)
+        except InvalidOperation:
+            return None
+        fits = number.is_finite() and abs(number) < 10**19 and number == number.quantize(Decimal(10) ** -18)
+        return number if fits else None
+
+
+def test_a_number_is_exactly_in_its_column_or_as_text_beside_it(spark: SparkSession) -> None:
+    given = texts()
+    read = spark.createDataFrame([(text,) for text in given], "text string")
+    frame = read.select(F.map_from_arrays(F.array(F.lit("n")), F.array("text")).alias("f"))
+    rows = frame.select(F.expr("f['n']"), *(F.expr(value_of("f", "n", kind)) for kind in (NUMERIC, EXACT))).collect()
+    assert [row[0] for row in rows] == given
+    for text, number, exact in rows:
+        expected = numeric(text)
+        assert number == expected, text
+        assert exact == (None if number is not None else text), text
+
+
+@pytest.fixture
+def documented(spark: SparkSession) -> Iterator[SparkSession]:
+    """The tables that the documentation names, made as the jobs make them."""
+    spark.sql("CREATE SCHEMA cdc")
+    rows = [
+        {"id": 1, "balance": "250.10", "rate": 9},
+        {"id": 2, "balance": "1000.20", "rate": 10},
+        {"id": 3, "balance": "99.99", "rate": 0.1},
+        {"id": 4, "balance": "0." + "1" * 30, "rate": 1e300},
+    ]
+    records = [(f'{{"id":{row["id"]}}}', json.dumps(row), row["id"], None) for row in rows]
+    base = spark.createDataFrame(records, "_key string, _row string, _seq bigint, _ts timestamp")
+    first, second = (json.dumps(row) for row in rows[:2])
+    changes = [(5, "u", first, json.dumps({**rows[0], "balance": "9.20"}), 512, 1), (6, "u", second, second, 512, 1)]
+    envelope = "seq bigint, op string, before string, after string, space_id bigint, schema_version bigint"
+    events = spark.createDataFrame(changes, envelope)
+    versions = spark.createDataFrame(
+        [(key, row, seq, None, None, None, "c", None) for key, row, seq, _ in records],
+        "_key string, _row string, _begin_seq bigint, _end_seq bigint, _begin timestamp, _end timestamp,"
+        " _begin_op string, _end_op string",
+    )
+    assert versions.columns == list(META_COLUMNS)
+    frames = {
+        "fresh": typed(base, FORM),
+        "events": FieldColumns().with_forms([FORM]).add_to(events, {(512, 1): FORM}),
+        "history": shown(versions, FORM, ()),
+    }
+    for name, frame in frames.items():
+        frame.write.format("delta").saveAsTable(f"cdc.shop_accounts_{name}")
+    yield spark
+    spark.sql("DROP SCHEMA cdc CASCADE")
+
+
+def test_the_sql_of_the_documentation_runs_and_counts_right(documented: SparkSession) -> None:
+    statements = [one.strip() for block in DOCUMENTED for one in block.split(";")]
+    assert len(statements) >= 6
+    found: dict[str, Any] = {one: [tuple(row) for row in documented.sql(one).collect()] for one in statements}
+    total = Decimal("1350.29")
+    (differences,) = (rows for one, rows in found.items() if "difference" in one)
+    assert differences == [(5, Decimal("-240.90")), (6, 0)]
+    (richest,) = (rows for one, rows in found.items() if "balance > 100" in one)
+    assert richest == [(2, Decimal("1000.20")), (1, Decimal("250.10"))]
+    (sums,) = (rows for one, rows in found.items() if one.startswith("select max"))
+    assert sums == [(Decimal("1000.20"), total, total * Decimal("1.2"))]
+    assert [(4, total)] in found.values()
+    assert [(4, "0." + "1" * 30)] in found.values()
+    rates = documented.sql("select id, rate, rate__exact from cdc.shop_accounts_fresh order by rate desc nulls last").collect()
+    assert [tuple(row) for row in rates] == [(2, 10, None), (1, 9, None), (3, Decimal("0.1"), None), (4, None, "1.0E300")]
+
+
+def test_tables_of_an_earlier_version_get_the_columns(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topics, place = FakeTopics(spark), Topics("nowhere:9092", "shop")
+
+    def process(batch: int, *messages: Message) -> None:
+        records = topics.send(*messages)
+        topics.took(records)
+        current = CurrentSink(spark, place, str(tmp_path / "current"), topics, share=0.0, min_unmerged=1)
+        current.write(records, batch, "query")
+        current.finish()
+        HistorySink(spark, place, str(tmp_path / "history"), publish_every=1).write(records, batch, "query")
+
+    with monkeypatch.context() as earlier:
+        earlier.setattr(field_types, "_KINDS", {**field_types._KINDS, "number": ("string",)})
+        process(0, schema(0), *(put("c", {"id": number, "balance": number * 10}, number) for number in range(1, 11)))
+    users = str(tmp_path / "current" / "users")
+    assert dict(tables.read(spark, users).dtypes)["balance"] == "string"
+    assert read_current(spark, users).agg(F.max("balance")).collect() == [(100,)]  # before the job has started again
+    process(1, put("u", {"id": 2, "balance": 1e300}, 11))
+    for path, condition in ((users, "true"), (str(tmp_path / "history" / "users"), "_end_seq is null")):
+        rows = tables.read(spark, path).where(condition)
+        assert dict(rows.dtypes)["balance"] == "decimal(37,18)"
+        assert rows.agg(F.max("balance"), F.sum("balance"), F.max("balance__exact")).collect() == [(100, 530, "1.0E300")]
