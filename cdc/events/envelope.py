@@ -23,9 +23,6 @@ from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm
 
-SMALL_NUMBERS: Final = tuple(b"%d" % number for number in range(4096))
-"""Texts of small numbers, which count rows within a transaction."""
-
 OPEN_CREATE: Final = b'{"op":"c","before":null,"after":'
 OPEN_UPDATE: Final = b'{"op":"u","before":null,"after":'
 OPEN_DELETE: Final = b'{"op":"d","before":null,"after":null'
@@ -35,15 +32,6 @@ OPEN_TRUNCATE: Final = b'{"op":"t","before":null,"after":null'
 UPSERT: Final = b',"upsert":'
 SEQ: Final = b',"seq":'
 COLLECTION_ORDER: Final = b',"data_collection_order":'
-
-# Constant pieces between the variable parts of an event that is the only one of its transaction.
-TS_US: Final = b',"ts_us":'
-TS_NS: Final = b',"ts_ns":'
-SEQUENCE: Final = b'000,"snapshot":"false","db":"","sequence":"[\\"'
-SEQUENCE_NEXT: Final = b'\\",\\"'
-SINGLE_TSN: Final = b',"tsn":'
-SINGLE_ROW: Final = b',"row":0,"seq":'
-SINGLE_ORDER: Final = b'","total_order":1,"data_collection_order":1'
 
 MALFORMED_BODY: Final = (KeyError, TypeError, IndexError, AttributeError, ValueError, RecursionError)
 """Exceptions raised by reading a row's body that doesn't match the row's type."""

@@ -104,7 +104,7 @@ class ImageChanges:
         try:
             content = self.space.rows[len(tuple_)](tuple_)
         except EncodingError:
-            self._images.put_unencodable(key, after)
+            self._images.put(key, after)
             raise
         self._images.put(key, after)
         if before is None:
@@ -117,7 +117,7 @@ class ImageChanges:
         try:
             shown = self.space.key_of(tuple_values(before))
         except EncodingError:
-            self._images.put_unencodable(key, None)
+            self._images.delete(key)
             raise
         self._images.delete(key)
         row = self._row(before)

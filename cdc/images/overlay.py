@@ -254,26 +254,12 @@ class Images:
         if self._doubtful:
             self.doubtful -= {key}
 
-    def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
-        """Do as `put` or `delete`, for a row whose event can't be made. `undo_last` can undo it, once."""
-        self._pending.put_undoable(key, tuple_)
-        if self._doubtful:
-            self.doubtful -= {key}
-
     def mark_doubtful(self, key: bytes) -> bool:
         """Mark the key's tuple as unknown from here on; return False if there are too many such keys to remember."""
         if len(self.doubtful) >= DOUBTFUL_MAX:
             return key in self.doubtful
         self.doubtful |= {key}
         return True
-
-    def keep_last(self) -> None:
-        """Keep the last row's change for good: the row was set aside."""
-        self._pending.keep_last()
-
-    def undo_last(self) -> None:
-        """Undo the last row's change: its event couldn't be made, and the row will be handled again."""
-        self._pending.undo_last()
 
     def clear(self, space_id: int) -> None:
         """Delete all rows of the space from here on."""

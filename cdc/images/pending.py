@@ -67,15 +67,6 @@ class Pending(Protocol):
     def put(self, key: bytes, tuple_: bytes | None) -> None:
         """Set the key's tuple from here on; delete the key if it is None."""
 
-    def put_undoable(self, key: bytes, tuple_: bytes | None) -> None:
-        """Do as `put`; `undo_last` can undo it, once."""
-
-    def keep_last(self) -> None:
-        """Keep the last change for good."""
-
-    def undo_last(self) -> None:
-        """Undo the last `put_undoable`, if no change has followed it."""
-
     def clear(self, prefix: bytes) -> None:
         """Delete all keys with this prefix from here on."""
 
@@ -142,7 +133,6 @@ class PendingChanges:
         # By prefix: number of pending CLEARs.
         self._clearings: dict[bytes, int] = {}
         self._changes = ChangeList()
-        self._undo: tuple[Change, Change | None] | None = None
 
     def get(self, key: bytes, unchanged: T) -> bytes | T | None:
         """Return the tuple of the key's last change, None if the key is gone, `unchanged` if it has no change."""
@@ -162,30 +152,6 @@ class PendingChanges:
         change = (key, tuple_)
         self._pending[key] = change
         self._changes.append(change)
-
-    def put_undoable(self, key: bytes, tuple_: bytes | None) -> None:
-        """Do as `put`; `undo_last` can undo it, once."""
-        change = (key, tuple_)
-        self._undo = change, self._pending.get(key)
-        self._pending[key] = change
-        self._changes.append(change)
-
-    def keep_last(self) -> None:
-        """Keep the last change for good."""
-        self._undo = None
-
-    def undo_last(self) -> None:
-        """Undo the last `put_undoable`, if no change has followed it."""
-        if self._undo is None:
-            return
-        (change, earlier), self._undo = self._undo, None
-        if not self._changes or self._changes[-1] is not change:
-            return  # the undoable change was another row's
-        self._changes.pop()
-        if earlier is None:
-            del self._pending[change[0]]
-        else:
-            self._pending[change[0]] = earlier
 
     def clear(self, prefix: bytes) -> None:
         """Delete all keys with this prefix from here on."""

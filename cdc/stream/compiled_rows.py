@@ -51,21 +51,24 @@ class CompiledSpaces(dict[Any, SpaceEvents | None]):
     Keeps the compiled path's plans in step. Rows of synchronous spaces are handled there only after the limbo has released them.
     """
 
-    def __init__(self, row_path: native.CompiledRowPath | None, *, are_synchronous: bool = False) -> None:
+    def __init__(self, row_path: native.CompiledRowPath | None) -> None:
         super().__init__()
         self._row_path = row_path
-        self._are_synchronous = are_synchronous
 
     def __setitem__(self, space_id: Any, space: SpaceEvents | None) -> None:
+        self.put(space_id, space)
+
+    def put(self, space_id: Any, space: SpaceEvents | None, *, is_synchronous: bool = False) -> None:
+        """Set a space's encoder. If the space `is_synchronous`, the limbo releases its rows."""
         super().__setitem__(space_id, space)
         path = self._row_path
         if path is None:
             return
         path.remove_plan(space_id)
         if space is None:
-            path.skip_space(space_id, self._are_synchronous)
+            path.skip_space(space_id, is_synchronous)
         elif space.changes_by != "nobody":
-            _set_plan(path, space, is_synchronous=self._are_synchronous)
+            _set_plan(path, space, is_synchronous=is_synchronous)
 
     def pop(self, space_id: SupportsIndex, default: Any = None) -> Any:
         """Remove a space."""

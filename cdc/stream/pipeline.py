@@ -248,22 +248,13 @@ class Pipeline:
 
     def _complete(self, transactions: list[Transaction], suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
         """Process complete transactions."""
-        events, limbo, process = self._events, self._limbo, self._handle if are_certain else self._arrive
-        done = 0
-        while done < len(transactions):
-            if self._options.transaction_topic != "all" and limbo.is_empty and self._catch_up_to is None:
-                done = events.encode_single_row_run(transactions, done, suffix)
-                if self._builder.is_full:
-                    yield self._batch()
-                    continue
-                if done == len(transactions):
-                    break
+        process = self._handle if are_certain else self._arrive
+        for transaction in transactions:
             try:
-                yield from process(transactions[done], suffix)
+                yield from process(transaction, suffix)
             except SnapshotNeededError as error:
-                error.place = events.place
+                error.place = self._events.place
                 raise
-            done += 1
 
     def _arrive(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Handle the transactions that can be handled now that this one has arrived.

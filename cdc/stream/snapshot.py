@@ -119,7 +119,6 @@ class Snapshot:
                     self._emptied.add(rekeyed.space_id)
                     self._broadcast_truncation(published[rekeyed.space_id])
         spaces.compiled.clear()
-        spaces.synchronous_encoders.clear()
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:

@@ -71,8 +71,6 @@ class Spaces:
         self._to_rekey: list[SpaceForm] = []
         # None for a space that isn't published.
         self.compiled = CompiledSpaces(row_path)
-        # Synchronous spaces have a dict of their own: their rows must pass the limbo first.
-        self.synchronous_encoders = CompiledSpaces(row_path, are_synchronous=True)
         self._is_included = is_included
         self._names = names
         self._envelope = envelope
@@ -165,7 +163,6 @@ class Spaces:
     def discard_encoder(self, space_id: int) -> None:
         """Remove a space's encoder, so that it is compiled again."""
         self.compiled.pop(space_id, None)
-        self.synchronous_encoders.pop(space_id, None)
 
     def take_rekeyed(self) -> list[SpaceForm]:
         """Return the spaces since the last call whose rows have to be moved to another primary key."""

@@ -1,8 +1,7 @@
-"""Turns complete transactions of the stream into events in the outbox, in order; the hot path.
+"""Turns complete transactions of the stream into events in the batch, in order.
 
-The transactions are certain, and are handled by the schema at their position. The inner loops handle rows of known spaces by dict
-lookups alone. All other rows take the slow path through `_slow_path_encoder`: system rows, rows of spaces whose encoder isn't
-compiled yet, and rows of spaces whose single rows must be checked before.
+The transactions are certain, and are handled by the schema at their position. Rows of spaces whose encoder is compiled are looked
+up in a dict; all others take the way through `_slow_path_encoder`: system rows, and rows of spaces that are met anew.
 
 This module doesn't know whether a transaction had to wait, whether its events are already published, and what a batch is.
 """
@@ -19,14 +18,6 @@ from cdc.events.envelope import (
     COLLECTION_ORDER,
     MALFORMED_BODY,
     SEQ,
-    SEQUENCE,
-    SEQUENCE_NEXT,
-    SINGLE_ORDER,
-    SINGLE_ROW,
-    SINGLE_TSN,
-    SMALL_NUMBERS,
-    TS_NS,
-    TS_US,
     Change,
     Envelope,
     SpaceEvents,
@@ -35,7 +26,7 @@ from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Body, body_of
-from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Flag, Key, Type
+from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Key, Type
 from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
@@ -48,7 +39,6 @@ from cdc.stream.transaction import Row, Transaction
 
 SPACE_ID: Final = Key.SPACE_ID
 DELETE: Final = Type.DELETE
-COMMIT: Final = Flag.COMMIT
 
 
 class StreamEvents:
@@ -98,96 +88,6 @@ class StreamEvents:
         """Continue from these components without an event. If `is_whole`, there are no other components."""
         self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
         self.texts = OriginTexts()
-
-    def encode_single_row_run(self, transactions: list[Transaction], start: int, suffix: bytes) -> int:
-        """Make the events of a run of transactions of one ordinary row each; return where the run ends, or the outbox is full.
-
-        This is the other half of the hot path. It does the work of `begin`, `encode_rows` and `end` in one place, because for a
-        single row these calls would cost more than the row.
-        """
-        builder, spaces = self._builder, self._spaces.compiled
-        add = builder.parts.append
-        source, tombstones = self._envelope.source, self._options.tombstones
-        bytes_max = self._options.batch_bytes_max
-        replica_id, origin, after = self.texts.origin, self.texts.origin_text, self.texts.after
-        before, tail = self.texts.before, self.texts.transaction_text
-        known, previous = self.vclock.get(replica_id, 0), self.texts.previous_lsn
-        seq, byte_count, timestamp = builder.seq, builder.byte_count, builder.timestamp
-        done = start
-        for transaction in transactions[start:] if start else transactions:
-            lsn = transaction.lsn
-            if (
-                transaction.row_count != 1
-                or transaction.replica_id != replica_id
-                or lsn <= known
-                or transaction.flags > COMMIT
-                or transaction.timestamp < 1.0
-            ):
-                break
-            ((kind, _, body, frame),) = transaction.rows
-            try:
-                space = spaces.get(body.get(SPACE_ID))
-                if space is None:
-                    break
-                change = space.changes[kind](body, frame)
-            except (EncodingError, ImageError, SchemaError, *MALFORMED_BODY):
-                if self.images is not None:
-                    self.images.undo_last()
-                break  # `encode_rows` handles the row
-            if change is None:
-                timestamp, known, previous = transaction.timestamp, lsn, b"%d" % lsn
-                done += 1
-                continue
-            key, opening, content = change
-            timestamp, known = transaction.timestamp, lsn
-            seq += 1
-            done += 1
-            lsn_text = b"%d" % lsn
-            micro = b"%d" % round(timestamp * 1e6)
-            value = b"".join(
-                (
-                    opening,
-                    content,
-                    source,
-                    b'"ts_ms":',
-                    micro[:-3],
-                    TS_US,
-                    micro,
-                    TS_NS,
-                    micro,
-                    SEQUENCE,
-                    previous,
-                    SEQUENCE_NEXT,
-                    lsn_text,
-                    space.table,
-                    origin,
-                    lsn_text,
-                    SINGLE_TSN,
-                    lsn_text,
-                    SINGLE_ROW,
-                    b"%d" % seq,
-                    space.schema,
-                    before,
-                    lsn_text,
-                    after,
-                    tail,
-                    lsn_text,
-                    SINGLE_ORDER,
-                    suffix,
-                )
-            )
-            previous = lsn_text
-            byte_count += len(value)
-            add((space.topic, key, value))
-            if kind == DELETE and tombstones:
-                add((space.topic, key, None))
-            if byte_count > bytes_max:
-                break
-        if done > start:
-            self.vclock[replica_id], self.texts.previous_lsn = known, previous
-            builder.seq, builder.byte_count, builder.timestamp = seq, byte_count, timestamp
-            builder.row_count += done - start
-        return done
 
     def begin(self, transaction: Transaction, suffix: bytes) -> EventFragments:
         """Prepare the text that all events of a transaction share, and move the position over the transaction."""
@@ -266,14 +166,14 @@ class StreamEvents:
                     origin,
                     lsn_text,
                     tsn,
-                    SMALL_NUMBERS[row_number] if row_number < 4096 else b"%d" % row_number,
+                    b"%d" % row_number,
                     SEQ,
                     b"%d" % seq,
                     space.schema,
                     tail,
-                    SMALL_NUMBERS[total_order] if total_order < 4096 else b"%d" % total_order,
+                    b"%d" % total_order,
                     COLLECTION_ORDER,
-                    SMALL_NUMBERS[order] if order < 4096 else b"%d" % order,
+                    b"%d" % order,
                     suffix,
                 )
             )
@@ -302,8 +202,6 @@ class StreamEvents:
         try:
             if space_id in TRACKED_SPACES:
                 self._schema_row(pieces, kind, lsn, body)
-            elif space_id in self._spaces.synchronous_encoders:
-                return self._spaces.synchronous_encoders[space_id]
             return self._space(space_id, pieces)
         except (EncodingError, SchemaError) as error:
             raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
@@ -327,10 +225,8 @@ class StreamEvents:
         space = self._spaces.compile(form)
         if space is not None and space_id in self._rekeyed:
             self._suppress_events(space)
-        if form.is_sync:  # the limbo must see its single rows, which `encode_single_row_run` would take past it
-            self._spaces.synchronous_encoders[space_id] = space
-        elif space_id not in TRACKED_SPACES:  # their rows must take the slow path every time
-            self._spaces.compiled[space_id] = space
+        if space_id not in TRACKED_SPACES:  # their rows must take the slow path every time
+            self._spaces.compiled.put(space_id, space, is_synchronous=form.is_sync)
         return space
 
     def _publish_changed_forms(self, pieces: EventFragments) -> None:
@@ -416,8 +312,6 @@ class StreamEvents:
         """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
         if self._options.on_error == "fail":
             raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
-        if self.images is not None:
-            self.images.keep_last()
         self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
 
     def _refuse_unappliable(

@@ -51,20 +51,6 @@ class Model(RuleBasedStateMachine):
         self.images.delete(key)
         self.rows.pop(key, None)
 
-    @rule(key=FEW_KEYS, tuple_=TUPLES | st.none())
-    def put_unencodable(self, key: bytes, tuple_: bytes | None) -> None:
-        self.images.put_unencodable(key, tuple_)
-        self.rows.pop(key, None)
-        if tuple_ is not None:
-            self.rows[key] = tuple_
-
-    @rule(key=FEW_KEYS, tuple_=TUPLES | st.none())
-    def put_unshown_and_take_back(self, key: bytes, tuple_: bytes | None) -> None:
-        count = self.images.change_count
-        self.images.put_unencodable(key, tuple_)
-        self.images.undo_last()
-        assert self.images.change_count == count
-
     @rule(space_id=st.sampled_from(SPACES))
     def clear(self, space_id: int) -> None:
         self.images.clear(space_id)
@@ -118,23 +104,6 @@ class Model(RuleBasedStateMachine):
 
 TestModel = Model.TestCase
 TestModel.settings = examples(150, steps=30)
-
-
-def test_taking_back_what_was_never_put_changes_nothing() -> None:
-    images = Images(MemoryTuples())
-    images.undo_last()
-    images.put(b"\0\0\2\0a", b"\x91\x01")
-    images.undo_last()
-    assert images.current(b"\0\0\2\0a") == b"\x91\x01"
-
-
-def test_taking_back_is_for_the_last_row_only() -> None:
-    images = Images(MemoryTuples())
-    images.put_unencodable(b"\0\0\2\0a", b"\x91\x01")
-    images.put(b"\0\0\2\0b", b"\x91\x02")
-    images.undo_last()
-    assert images.current(b"\0\0\2\0a") == b"\x91\x01"
-    assert images.change_count == 2
 
 
 def test_changes_behind_a_mark_are_forgotten() -> None:

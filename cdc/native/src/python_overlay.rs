@@ -131,8 +131,6 @@ impl PyChanges {
 #[derive(Default)]
 pub struct PendingChanges {
     pub overlay: Overlay,
-    /// Number of changes right after the one that can be undone.
-    undo: Option<usize>,
     /// The overlay's doubtful keys, as the Python object that was set.
     doubtful: Option<Py<PyAny>>,
 }
@@ -198,29 +196,7 @@ impl PendingChanges {
         Ok(())
     }
 
-    fn put_undoable(&mut self, key: &[u8], tuple_: Option<&[u8]>) -> PyResult<()> {
-        self.put(key, tuple_)?;
-        self.undo = Some(self.overlay.change_count());
-        Ok(())
-    }
-
-    fn keep_last(&mut self) {
-        self.undo = None;
-    }
-
-    fn undo_last(&mut self) {
-        // If the counts differ, the last change belongs to another row.
-        if let Some(count) = self
-            .undo
-            .take()
-            .filter(|count| *count == self.overlay.change_count())
-        {
-            self.overlay.back_to(count - 1);
-        }
-    }
-
     fn clear(&mut self, prefix: &[u8]) {
-        self.undo = None;
         self.overlay.clear(prefix);
     }
 
@@ -234,12 +210,10 @@ impl PendingChanges {
     }
 
     fn take(&mut self) -> PyChanges {
-        self.undo = None;
         PyChanges::of(self.overlay.take())
     }
 
     fn take_before(&mut self, mark: usize) -> PyChanges {
-        self.undo = None;
         PyChanges::of(self.overlay.take_before(mark))
     }
 
