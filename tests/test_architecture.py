@@ -122,7 +122,7 @@ PARAMETERS_MAX: Final = 8
 WIDER: Final = {
     "cdc.stream.pipeline.Pipeline": 41,
     "cdc.kafka.publisher.Publisher": 40,
-    "cdc.images.overlay.Images": 36,
+    "cdc.images.overlay.Images": 33,
     "cdc.store.store.StateStore": 32,
     "cdc.feeds.tap.feed.Feed": 32,
     "cdc.protocol.session.Session": 30,
