@@ -38,8 +38,9 @@ def readable(status: dict[str, Any]) -> str:
         ("lag", f"{status['lag_seconds']} s"),
         (
             "rows",
-            f"{status['rows']} received, those of system and excluded spaces too; the last snapshot published "
-            f"{status['snapshot_rows']}",
+            f"{status['rows']} received, those of system and excluded spaces too, "
+            f"{status['rows_by_path']['python']} of them by the Python path; "
+            f"the last snapshot published {status['snapshot_rows']}",
         ),
         ("kafka", f"{kafka['events']} events, {commits}"),
         ("uptime", f"{status['uptime_seconds']} s"),

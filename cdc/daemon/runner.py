@@ -219,7 +219,7 @@ class PipelineRunner:
             assert self._writer is not None
             self._writer.submit(batch)
             self._writer.mark_committed(batch.position)
-            self._status.row_count += batch.row_count
+            self._count_rows(batch)
             return
         if self._observations.numbers is not None:
             self._observations.numbers.reserve(self.pipeline.seq)
@@ -240,12 +240,16 @@ class PipelineRunner:
             self._log.warning("events of these spaces are published without images", reasons=dict(images.spaces_without_images))
         self._report_uncertain_rows()
         status = self._status
-        status.row_count += batch.row_count
+        self._count_rows(batch)
         if batch.timestamp:
             self.last_timestamp = batch.timestamp
         if batch.is_boundary:
             self.published = status.published = batch.position.vclock
             self._show_numbers(batch.position)
+
+    def _count_rows(self, batch: Batch) -> None:
+        self._status.native_row_count += batch.native_row_count
+        self._status.python_row_count += batch.row_count - batch.native_row_count
 
     def _show_numbers(self, position: Position) -> None:
         status = self._status

@@ -17,7 +17,6 @@ from cdc.upstream.overview import Upstream
 LOG_LINES_LOST: Final = "Lines of the log that could not be written to stderr: its disk is full, or nobody reads it"
 
 COUNTERS: Final[dict[str, tuple[str, Callable[[Status], float]]]] = {
-    "tarantool_cdc_rows": ("Rows received in the stream and in snapshots", lambda s: s.row_count),
     "tarantool_cdc_received_bytes": ("Bytes read from the server", lambda s: s.received_bytes),
     "tarantool_cdc_events": ("Events handed to Kafka", lambda s: s.kafka.event_count),
     "tarantool_cdc_event_bytes": ("Bytes of values handed to Kafka", lambda s: s.kafka.byte_count),
@@ -109,7 +108,13 @@ UPSTREAM_STATE: Final = "tarantool_cdc_upstream_state"
 UPSTREAM_LSN: Final = "tarantool_cdc_upstream_lsn"
 UPSTREAM_IDLE: Final = "tarantool_cdc_upstream_idle_seconds"
 
+ROWS: Final = "tarantool_cdc_rows"
+
 LABELLED: Final[dict[str, tuple[str, tuple[str, ...]]]] = {
+    f"{ROWS}_total": (
+        "Rows received in the stream and in snapshots, by the row path that handled them: native (the compiled one) or python",
+        ("path",),
+    ),
     LSN: ("Positions by origin", ("position", "replica_id")),
     UPSTREAM_STATE: (
         "1, with the member's state, as in /status, its uuid and its version as labels",
@@ -137,6 +142,10 @@ class StatusCollector(Collector):
             yield CounterMetricFamily(name, help_text, value=read(status))
         for name, (help_text, read) in GAUGES.items():
             yield GaugeMetricFamily(name, help_text, value=read(status))
+        rows = CounterMetricFamily(ROWS, LABELLED[f"{ROWS}_total"][0], labels=["path"])
+        rows.add_metric(["native"], status.native_row_count)
+        rows.add_metric(["python"], status.python_row_count)
+        yield rows
         lsn = _family(LSN)
         vclocks = (status.master_vclock, status.received, status.published, status.checkpoint, status.store_position or VClock())
         for position, vclock in zip(VCLOCKS, vclocks, strict=True):

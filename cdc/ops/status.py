@@ -42,7 +42,10 @@ class Status:
     schema_version: int = 0
     snapshot_id: int = 0
     snapshot_rows: int = 0
-    row_count: int = 0
+    native_row_count: int = 0
+    """Rows that the compiled row path handled."""
+    python_row_count: int = 0
+    """Rows that the Python row path handled."""
     received_bytes: int = 0
     reconnect_count: int = 0
     last_heard_at: float = 0.0
@@ -70,6 +73,11 @@ class Status:
     def is_ready(self) -> bool:
         """Whether changes flow and become durable."""
         return self.shown_state == "streaming"
+
+    @property
+    def row_count(self) -> int:
+        """Rows received in the stream and in snapshots."""
+        return self.native_row_count + self.python_row_count
 
     @property
     def stalled_seconds(self) -> float:
@@ -150,6 +158,7 @@ class Status:
             },
             "lag_seconds": round(self.lag_seconds(now), 3),
             "rows": self.row_count,
+            "rows_by_path": {"native": self.native_row_count, "python": self.python_row_count},
             "snapshot_rows": self.snapshot_rows,
             "received_bytes": self.received_bytes,
             "store": None

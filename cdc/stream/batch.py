@@ -40,6 +40,7 @@ class BatchBuilder:
         "_topics",
         "byte_count",
         "bytes_max",
+        "native_row_count",
         "parts",
         "row_count",
         "seq",
@@ -57,6 +58,7 @@ class BatchBuilder:
         self.parts: list[Part] = []
         self.byte_count = 0
         self.row_count = 0
+        self.native_row_count = 0
         self.timestamp = 0.0
         self.stored: Forms = {}
         # The last seq that was assigned; it continues over batches. Every event has its own seq, so seqs also count the events.
@@ -97,7 +99,7 @@ class BatchBuilder:
         """Return the batch of replayed transactions, without messages. The collected topics are kept: later batches need them."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.parts, self.stored = [], {}
-        self.byte_count = self.row_count = 0
+        self.byte_count = self.row_count = self.native_row_count = 0
         self._has_broadcast = False
         return batch
 
@@ -118,10 +120,11 @@ class BatchBuilder:
             self._topics,
             self.timestamp,
             has_broadcast=self._has_broadcast,
+            native_row_count=self.native_row_count,
         )
         self._has_broadcast = False
         self.parts, self.stored, self._topics = [], {}, []
-        self.byte_count = self.row_count = 0
+        self.byte_count = self.row_count = self.native_row_count = 0
         self._taken_seq = self.seq
         return batch
 
@@ -147,6 +150,8 @@ class BatchBuilder:
         self.row_count -= mark.row_count
         self._taken_seq = mark.seq
         topics, self._topics = self._topics, []
+        # The rows after the mark are one transaction's, which is in the Python path.
+        native_row_count, self.native_row_count = self.native_row_count, 0
         return Batch(
             parts,
             mark.byte_count,
@@ -158,6 +163,7 @@ class BatchBuilder:
             topics,
             mark.timestamp,
             has_broadcast=self._has_broadcast,
+            native_row_count=native_row_count,
         )
 
 
@@ -187,6 +193,7 @@ class Batch(msgspec.Struct, gc=False):
     - `changes`: changes for the state store. A replayed batch (`is_catch_up`) has nothing else: Kafka already has its events.
     - `is_pause`: the batch is empty, because longer work is under way. The caller may attend to its connections, and then asks
       for the next batch.
+    - `native_row_count`: how many of the rows the compiled path handled.
     - `numbers`: the numbers that prefix the state store's keys at `position` (Images.numbers); None without images.
     """
 
@@ -203,6 +210,7 @@ class Batch(msgspec.Struct, gc=False):
     is_catch_up: bool = False
     has_broadcast: bool = False
     is_pause: bool = False
+    native_row_count: int = 0
     numbers: Mapping[int, int] | None = None
 
     @classmethod

@@ -224,6 +224,7 @@ class CompiledStream:
                     builder.parts.append(run.messages)
                 builder.seq, builder.byte_count, builder.timestamp = run.seq, run.byte_count, run.timestamp
                 builder.row_count += run.row_count
+                builder.native_row_count += run.row_count
                 events.jump(run.vclock, is_whole=True)
                 if run.has_records:
                     builder.announce(self._transaction_topic)

@@ -144,6 +144,7 @@ class Snapshot:
             start, images = at, self._images.reading if self._images is not None else None
             run = path.run_snapshot(rows, at, builder.seq, builder.byte_count, images)
             at = run.at
+            builder.native_row_count += at - start
             if len(run.messages):
                 builder.parts.append(run.messages)
             builder.seq, builder.byte_count = run.seq, run.byte_count

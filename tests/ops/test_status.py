@@ -120,6 +120,15 @@ def test_metrics_of_every_member(status: Status) -> None:
     assert ("tarantool_cdc_upstream_idle_seconds", ()) in found
 
 
+def test_rows_are_counted_by_the_path_that_handled_them() -> None:
+    status = Status("shop", native_row_count=40, python_row_count=2)
+    found = samples(status)
+    assert found[("tarantool_cdc_rows_total", (("path", "native"),))] == 40
+    assert found[("tarantool_cdc_rows_total", (("path", "python"),))] == 2
+    shown = status.to_json()
+    assert (shown["rows"], shown["rows_by_path"]) == (42, {"native": 40, "python": 2})
+
+
 def test_metrics_before_anything_is_known() -> None:
     found = samples(Status("shop"))
     assert not [name for name, _ in found if name.startswith("tarantool_cdc_upstream")]

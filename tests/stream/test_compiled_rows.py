@@ -315,8 +315,9 @@ def test_a_row_of_another_kind_is_handed_back_alone() -> None:
     update = wire.frame(header, {Key.SPACE_ID: USERS, Key.KEY: [5], Key.TUPLE: [[":", 1, 1, 1, "a"]]})
     target = pipeline(BEGIN, PLAIN, version=(2, 11))
     counting = Counting(target)
-    batches = target.feed(frame_decoder().feed(b"".join([*rows(200, 1), update, *rows(200, 1, first=212)])), NOW_US)
+    batches = list(target.feed(frame_decoder().feed(b"".join([*rows(200, 1), update, *rows(200, 1, first=212)])), NOW_US))
     assert (sum(batch.row_count for batch in batches), counting.row_count) == (401, 399)
+    assert sum(batch.native_row_count for batch in batches) == 399
 
 
 def test_where_the_compiled_path_gets_nowhere_it_is_asked_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
