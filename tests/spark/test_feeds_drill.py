@@ -15,23 +15,26 @@ from typing import Any
 
 import pytest
 import redis
+from pymemcache import Client as MemcachedClient
 from pyspark.sql import SparkSession
 
-from cdc.local.caches import Redis
 from cdc.local.opensearch import OpenSearch
 from spark_jobs import run
 from spark_jobs.contract.source import Topics
+from spark_jobs.current import CurrentSink, read_current
 from spark_jobs.delta import state_files, tables
 from spark_jobs.errors import JobError
 from spark_jobs.feeds.cache_invalidation import InvalidationSink
 from spark_jobs.feeds.caches import Address as CacheAddress
-from spark_jobs.feeds.caches import RedisCache
+from spark_jobs.feeds.caches import MemcachedCache, RedisCache
 from spark_jobs.feeds.index_sink import SearchIndexSink, Writing
 from spark_jobs.feeds.keys import Template
 from spark_jobs.feeds.made_indexes import NoNotes
 from spark_jobs.feeds.opensearch import Address, Indexes, Writer
 from spark_jobs.history.job import HistorySink
 from spark_jobs.history.store import History
+from spark_jobs.lake.changelog import ChangelogSink
+from spark_jobs.lake.changes import ChangesSink
 from spark_jobs.materialize.job import MaterializeSink
 from spark_jobs.runner.job import Sink
 from tests.spark.histories import Story, ends_of_batch
@@ -197,13 +200,55 @@ def test_search_index_has_the_rows_or_ends(spark: SparkSession, opensearch: Open
     assert rows == story.fold()
 
 
+@pytest.mark.parametrize("job", ["changes", "changelog"])
 @pytest.mark.parametrize("number", range(STORIES))
-def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redis, seed: int, number: int) -> None:
+def test_a_table_of_events_has_each_once(spark: SparkSession, tmp_path: Path, seed: int, number: int, job: str) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    path = str(tmp_path / "events")
+
+    def started() -> Sink:
+        if job == "changes":
+            return ChangesSink(spark, Topics("k", PREFIX), path, topics)
+        return ChangelogSink(spark, path, PREFIX)
+
+    lead(random_, topics, story, started, _TABLES)
+    found = spark.read.format("delta").load(path).select("seq", "op", "before", "after").orderBy("seq").collect()
+    assert [tuple(row) for row in found] == story.expected
+
+
+@pytest.mark.parametrize("number", range(STORIES))
+def test_current_has_the_rows(spark: SparkSession, tmp_path: Path, seed: int, number: int) -> None:
+    random_ = random.Random(seed + number)
+    topics, story = FakeTopics(spark), Story(random_, has_images=True)
+    path = str(tmp_path)
+
+    def started() -> Sink:
+        share = random_.choice((0.0, 0.5, 100.0))
+        return CurrentSink(spark, Topics("k", PREFIX), path, topics, share=share, min_unmerged=1)
+
+    lead(random_, topics, story, started, _TABLES)
+    rows = read_current(spark, f"{path}/{story.space}").select(*story.names).collect()
+    assert {row[story.key]: row.asDict() for row in rows} == {row[story.key]: row for row in story.fold().values()}
+
+
+@pytest.mark.parametrize("kind", ["redis", "memcached"])
+@pytest.mark.parametrize("number", range(STORIES))
+def test_no_changed_row_stays_in_a_cache(
+    spark: SparkSession, request: pytest.FixtureRequest, seed: int, number: int, kind: str
+) -> None:
     """Before each batch the cache has all rows; after it, none that the batch has changed."""
     random_ = random.Random(seed + number)
     topics, story = FakeTopics(spark), Story(random_, has_images=True)
-    client = redis.Redis.from_url(redis_server.url)
+    client: Any
+    if kind == "redis":
+        url = request.getfixturevalue("redis_server").url
+        client = redis.Redis.from_url(url)
+    else:
+        server = request.getfixturevalue("memcached_server")
+        url, client = f"memcached://{server.address}", MemcachedClient(server.address)
     mark = uuid.uuid4().hex[:8]
+    names = {identity: f"{mark}:{identity}" for identity in range(8)}
     template = Template.parsed(f"{mark}:{{key}}")
     templates = {space: template.of(space) for space in ("users", "people", "humans")}
     story.go_on(CHANGES)
@@ -212,13 +257,13 @@ def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redi
     while left:
         count = random_.randrange(1, 20)
         some, left = left[:count], left[count:]
-        for identity in range(8):
-            client.set(f"{mark}:{identity}", "old")
+        for name in names.values():
+            client.set(name, "old")
         records = topics.send(*some)
         while True:
-            sink = InvalidationSink(spark, Topics("", PREFIX), CacheAddress(redis_server.url), templates, read_topic=topics.read)
+            sink = InvalidationSink(spark, Topics("", PREFIX), CacheAddress(url), templates, read_topic=topics.read)
             try:
-                with kills(random_, (RedisCache, "_empty")):
+                with kills(random_, (RedisCache, "_empty"), (MemcachedCache, "_empty")):
                     sink.write(records, batch, "query")
                 break
             except Killed:
@@ -232,6 +277,6 @@ def test_no_changed_row_stays_in_a_cache(spark: SparkSession, redis_server: Redi
                 changed |= set(range(8)) if former not in (None, space) else set()
             else:
                 changed |= set(range(8)) if message.key is None else {json.loads(message.key)["id"]}
-        kept = {int(key.rpartition(b":")[2]) for key in client.scan_iter(match=f"{mark}:*", count=1000)}
-        assert kept == set(range(8)) - changed
+        kept = {identity for identity, name in names.items() if client.get(name) is not None}
+    assert kept == set(range(8)) - changed
     client.close()
