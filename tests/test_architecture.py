@@ -233,6 +233,15 @@ def test_one_module_decides_which_row_path_runs() -> None:
     assert {name for name, path in CDC.items() if COMPILED in imports(path)} == {"cdc.native"}
 
 
+def test_no_modules_of_the_crate_use_each_other() -> None:
+    sources = {path.stem: path.read_text().partition("#[cfg(test)]")[0] for path in (ROOT / "cdc/native/src").glob("*.rs")}
+    left = {name: set(re.findall(r"\bcrate::(\w+)", text)) & set(sources) - {name} for name, text in sources.items()}
+    assert left["stream_events"] >= {"frames", "row_path"}, "the search finds what they use"
+    while free := {name for name, used in left.items() if not used & set(left)}:
+        left = {name: used for name, used in left.items() if name not in free}
+    assert not left
+
+
 def test_arrows_between_rooms() -> None:
     arrows = {(room(module), room(used)) for module, path in CDC.items() for used in ours(path) if room(used) != room(module)}
     between = {arrow for arrow in arrows if not arrow[0].startswith(SEPARATE)}

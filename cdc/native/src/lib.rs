@@ -13,6 +13,7 @@ pub mod layout;
 pub mod limbo;
 pub mod murmur2;
 pub mod numbers;
+pub mod outbox;
 pub mod overlay;
 pub mod patch;
 pub mod plan;
@@ -28,7 +29,9 @@ mod python_overlay;
 mod python_producer;
 #[cfg(feature = "python")]
 mod python_rows;
-pub mod run;
+pub mod row_path;
 pub mod snapshot;
+pub mod snapshot_progress;
+pub mod stream_events;
 pub mod update;
 pub mod wire;

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
 use crate::murmur2::partition_of;
-use crate::run::{Message, Outbox};
+use crate::outbox::{Message, Outbox};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Messages>()

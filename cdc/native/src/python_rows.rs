@@ -12,13 +12,14 @@ use crate::frames::{
 };
 use crate::keys::KeyPlan;
 use crate::limbo;
+use crate::outbox::{Outbox, KEPT_BYTES};
 use crate::overlay::Overlay;
 use crate::plan::{Field, ImagePlan, Part, Plan};
 use crate::python_limbo::Arrivals;
 use crate::python_messages::{Messages, Topic};
 use crate::python_overlay::{format_of, PendingChanges};
-use crate::run::{self, Images, Outbox, Settings, FETCH_BYTES, KEPT_BYTES};
-use crate::snapshot::{Pieces, SnapshotProgress};
+use crate::row_path::{Images, RowPath as Path, Settings, FETCH_BYTES};
+use crate::snapshot_progress::{Pieces, SnapshotProgress};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<FrameReader>()?;
@@ -318,7 +319,7 @@ struct Run {
 /// Converter of one connection's rows to events.
 #[pyclass(name = "CompiledRowPath", module = "cdc._native")]
 struct RowPath {
-    path: run::RowPath,
+    path: Path,
     topics: Arc<Vec<Arc<Topic>>>,
     outbox: Outbox,
 }
@@ -408,7 +409,7 @@ impl RowPath {
             bytes_max,
         };
         Ok(RowPath {
-            path: run::RowPath::new(settings),
+            path: Path::new(settings),
             topics: Arc::new(vec![Topic::new(&transaction_topic)]),
             outbox: Outbox::default(),
         })

@@ -6,61 +6,12 @@
 use std::collections::HashMap;
 
 use crate::frames::{space_id_of, Row, INSERT};
+use crate::outbox::Outbox;
 use crate::overlay::Found;
 use crate::plan::Plan;
-use crate::run::{content, names_one_space, plan_of, Images, Outbox, RowPath, FETCH_ROWS, TUPLE};
+use crate::row_path::{content, names_one_space, plan_of, Images, RowPath, FETCH_ROWS, TUPLE};
 
 const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
-
-/// Pieces of a space's snapshot events: the piece between a row and its `seq`, and the piece after that; and the rows of a run.
-pub struct Pieces {
-    pub before: Vec<u8>,
-    pub after: Vec<u8>,
-    pub count: u64,
-}
-
-/// Progress of a snapshot.
-#[derive(Default)]
-pub struct SnapshotProgress {
-    /// Pieces by space, valid for the current batch.
-    pub pieces: HashMap<u64, Pieces>,
-    /// The greatest key so far by space; None if a row's key is unknown.
-    last_keys: HashMap<u64, Option<Vec<u8>>>,
-    /// Whether there were rows whose space is unknown.
-    has_unread: bool,
-    key: Vec<u8>,
-}
-
-impl SnapshotProgress {
-    /// Return whether the current key is greater than all previous keys of the space.
-    fn is_next(&self, space_id: u64) -> bool {
-        self.is_after(space_id, &self.key)
-    }
-
-    fn is_after(&self, space_id: u64, key: &[u8]) -> bool {
-        match self.last_keys.get(&space_id) {
-            _ if self.has_unread => false,
-            Some(Some(last)) => key > &last[..],
-            Some(None) => false,
-            None => true,
-        }
-    }
-
-    /// Record that the Python path has handled rows of unknown spaces.
-    pub fn mark_unread(&mut self) {
-        self.has_unread = true;
-    }
-
-    /// Record the current key as received.
-    fn remember(&mut self, space_id: u64) {
-        if self.is_next(space_id) {
-            match self.last_keys.entry(space_id).or_default() {
-                Some(last) => last.clone_from(&self.key),
-                none => *none = Some(self.key.clone()),
-            }
-        }
-    }
-}
 
 fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
     key.clear();
@@ -213,7 +164,8 @@ mod tests {
     use crate::keys::KeyPlan;
     use crate::overlay::Overlay;
     use crate::plan::{tests::users, ImagePlan};
-    use crate::run::Settings;
+    use crate::row_path::Settings;
+    use crate::snapshot_progress::Pieces;
 
     fn path() -> RowPath {
         let mut path = RowPath::new(Settings {

@@ -5,205 +5,25 @@
 //! internal rows, rows of a space without a plan, values that json.rs refuses), it is handed back unchanged to the Python path. The
 //! same holds for anything that must be reported. The Python path handles the transaction, or reports why it can't.
 
-use std::collections::{HashMap, HashSet};
-
 use crate::envelope::{
-    transaction_records, Origins, Place, Shared, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
+    transaction_records, Origins, Place, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
     THEN_UPSERT,
 };
 use crate::frames::{
-    extent, is_change, space_id_of, whole_until, Extent, Row, COMMIT, CONFIRM, DELETE, INSERT, NOP,
-    REPLACE, SPACE_ID, UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
+    extent, space_id_of, whole_until, Extent, Row, COMMIT, CONFIRM, DELETE, INSERT, REPLACE,
+    UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
 };
 use crate::images::{Body, Work};
-use crate::json::Refused;
 use crate::limbo::Arrivals;
+use crate::outbox::Outbox;
 use crate::overlay::Overlay;
 use crate::patch::push_patch;
 use crate::plan::Plan;
-use crate::snapshot::SnapshotProgress;
-use crate::wire::{Reader, Value};
-
-const INDEX_ID: u8 = 0x11;
-const KEY: u8 = 0x20;
-pub const TUPLE: u8 = 0x21;
-
-/// Maximum number of rows for which the store is read at a time.
-pub const FETCH_ROWS: usize = 1024;
-/// A read of the store stops once it has returned more bytes than this, because tuples have no maximum size.
-pub const FETCH_BYTES: usize = 4 * 1024 * 1024;
-/// Size in bytes to which buffers shrink again after a larger batch.
-pub const KEPT_BYTES: usize = 8 * 1024 * 1024;
-
-/// Settings that stay the same for a connection.
-pub struct Settings {
-    /// The beginning of each event's source.
-    pub source: Vec<u8>,
-    /// Whether a DELETE is followed by a tombstone.
-    pub tombstones: bool,
-    /// Maximum number of events of a transaction without BEGIN and END records; None: no transaction has them.
-    pub unrecorded_events_max: Option<u64>,
-    /// Index of the topic for these records.
-    pub transaction_topic: usize,
-    /// Size of the values, in bytes, above which a batch is full.
-    pub bytes_max: usize,
-}
-
-/// One message: its topic, and the spans of its key and its value. A message without a value is a tombstone.
-pub struct Message {
-    pub topic: usize,
-    pub key: (usize, usize),
-    pub value: Option<(usize, usize)>,
-}
-
-/// Messages and counters of a run.
-#[derive(Default)]
-pub struct Outbox {
-    pub bytes: Vec<u8>,
-    pub messages: Vec<Message>,
-    /// Total size of the batch's values in bytes, including those that it had before.
-    pub byte_count: usize,
-    pub seq: u64,
-    pub row_count: u64,
-    pub timestamp: f64,
-    pub has_records: bool,
-    /// Whether the run stopped because the next transaction doesn't fit into the batch.
-    pub is_full: bool,
-}
-
-impl Outbox {
-    /// Empty the outbox, and set the counters to the current values.
-    pub fn begin(&mut self, byte_count: usize, seq: u64) {
-        self.bytes.clear();
-        self.messages.clear();
-        (self.byte_count, self.seq, self.row_count) = (byte_count, seq, 0);
-        (self.has_records, self.is_full) = (false, false);
-    }
-
-    /// Take the bytes and the messages; reserve as much space again, within bounds.
-    pub fn take(&mut self) -> (Vec<u8>, Vec<Message>) {
-        let bytes = Vec::with_capacity(self.bytes.len().min(KEPT_BYTES));
-        let messages = Vec::with_capacity(self.messages.len().min(KEPT_BYTES / 1024));
-        (
-            std::mem::replace(&mut self.bytes, bytes),
-            std::mem::replace(&mut self.messages, messages),
-        )
-    }
-
-    pub fn add(&mut self, topic: usize, key: (usize, usize), value_begin: usize) {
-        let value = (value_begin, self.bytes.len());
-        self.byte_count += value.1 - value.0;
-        self.messages.push(Message {
-            topic,
-            key,
-            value: Some(value),
-        });
-    }
-}
-
-/// State of an outbox to return to: number of bytes, number of messages, size of values, and last seq.
-#[derive(Clone, Copy)]
-pub struct Mark(usize, usize, usize, u64);
-
-impl Outbox {
-    pub fn mark(&self) -> Mark {
-        Mark(
-            self.bytes.len(),
-            self.messages.len(),
-            self.byte_count,
-            self.seq,
-        )
-    }
-
-    pub fn back_to(&mut self, mark: Mark) {
-        self.bytes.truncate(mark.0);
-        self.messages.truncate(mark.1);
-        (self.byte_count, self.seq) = (mark.2, mark.3);
-    }
-}
-
-/// Reason why a transaction isn't handled.
-pub enum Obstacle {
-    /// Only the Python path can handle it.
-    Uncommon,
-    /// The batch is full before the transaction's end.
-    Full,
-}
-
-impl From<Refused> for Obstacle {
-    fn from(_: Refused) -> Self {
-        Obstacle::Uncommon
-    }
-}
-
-/// The row path of one connection.
-pub struct RowPath {
-    pub settings: Settings,
-    /// Plans by space; None if the space's rows have no events.
-    pub plans: HashMap<u64, Option<Plan>>,
-    /// Of these spaces: the synchronous ones, whose rows are handled only where they are certain.
-    synchronous: HashSet<u64>,
-    /// Progress of a snapshot.
-    pub snapshot: SnapshotProgress,
-    shared: Shared,
-    pub places: Vec<usize>,
-    orders: Vec<(u64, u64)>,
-    work: Work,
-    /// Number of rows for which the store is read next; smaller if their tuples are large.
-    fetch_rows: usize,
-}
-
-/// The images of one connection: the pending changes, and a function that reads keys from the store into `Overlay::fetched`.
-pub struct Images<'a> {
-    pub overlay: &'a mut Overlay,
-    /// Stops after FETCH_BYTES. Returns false if the store can't be read.
-    pub fetch: &'a mut dyn FnMut(&mut Overlay, &[Vec<u8>]) -> bool,
-}
-
-impl Images<'_> {
-    /// Forget the tuples read from the store if they are many or large.
-    pub fn make_room(&mut self) {
-        let overlay = &mut self.overlay;
-        if overlay.fetched_count() > FETCH_ROWS || overlay.fetched_bytes() > FETCH_BYTES {
-            overlay.forget_fetched();
-        }
-    }
-}
+use crate::row_path::{
+    content, plan_of, Images, Obstacle, RowPath, FETCH_BYTES, FETCH_ROWS, KEY, TUPLE,
+};
 
 impl RowPath {
-    pub fn new(settings: Settings) -> Self {
-        RowPath {
-            settings,
-            plans: HashMap::new(),
-            synchronous: HashSet::new(),
-            snapshot: SnapshotProgress::default(),
-            shared: Shared::default(),
-            places: Vec::new(),
-            orders: Vec::new(),
-            work: Work::default(),
-            fetch_rows: FETCH_ROWS,
-        }
-    }
-
-    /// Set a space's plan; None if its rows have no events.
-    pub fn set_plan(&mut self, space_id: u64, plan: Option<Plan>, is_synchronous: bool) {
-        self.remove_plan(space_id);
-        self.plans.insert(space_id, plan);
-        if is_synchronous {
-            self.synchronous.insert(space_id);
-        }
-    }
-
-    pub fn remove_plan(&mut self, space_id: u64) {
-        self.plans.remove(&space_id);
-        self.synchronous.remove(&space_id);
-    }
-
-    pub fn remove_all_plans(&mut self) {
-        self.plans.clear();
-        self.synchronous.clear();
-    }
-
     /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index of
     /// the next row. If they are `certain` arrivals, the limbo has released all of them; otherwise those that may have to wait are
     /// handed back.
@@ -359,122 +179,52 @@ impl RowPath {
             let Some((space_id, plan)) = plan_of(&self.plans, frame, row)? else {
                 continue;
             };
-            let key_begin = outbox.bytes.len();
-            let key;
-            let value_begin;
-            let has_image = plan.images.is_some();
-            match (row.kind, &plan.images) {
-                (_, Some(images)) => {
-                    let overlay = overlay.as_deref_mut().ok_or(Obstacle::Uncommon)?;
-                    value_begin = key_begin;
-                    if !self
-                        .work
-                        .apply(plan, images, frame, row, overlay, &mut outbox.bytes)?
-                    {
-                        continue;
-                    }
-                    key = None;
-                }
-                (INSERT | REPLACE, None) => {
-                    let body = content(frame, row.body, TUPLE).ok_or(Obstacle::Uncommon)?;
-                    // Write the row first, which finds the positions of the key's fields; the key is written after the event.
-                    value_begin = key_begin;
-                    outbox.bytes.extend_from_slice(if row.kind == INSERT {
-                        OPEN_CREATE
-                    } else {
-                        OPEN_UPDATE
-                    });
-                    if plan.push_row(&mut outbox.bytes, frame, body, &mut self.places)? != row.end {
-                        return Err(Obstacle::Uncommon);
-                    }
-                    key = None;
-                }
-                (DELETE, None) => {
-                    let body = content(frame, row.body, KEY).ok_or(Obstacle::Uncommon)?;
-                    if plan.push_key(&mut outbox.bytes, frame, body)? != row.end {
-                        return Err(Obstacle::Uncommon);
-                    }
-                    value_begin = outbox.bytes.len();
-                    key = Some((key_begin, value_begin));
-                    outbox.bytes.extend_from_slice(OPEN_DELETE);
-                }
-                (UPDATE, None) => {
-                    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
-                    let (Some(of), Some(operations)) = (body.key, body.tuple) else {
-                        return Err(Obstacle::Uncommon);
-                    };
-                    plan.push_key(&mut outbox.bytes, frame, of.0)?;
-                    value_begin = outbox.bytes.len();
-                    key = Some((key_begin, value_begin));
-                    outbox.bytes.extend_from_slice(OPEN_PATCH);
-                    push_patch(&mut outbox.bytes, plan, frame, operations.0, body.base)?;
-                }
-                (UPSERT, None) if plan.handles_upserts => {
-                    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
-                    let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
-                        return Err(Obstacle::Uncommon);
-                    };
-                    value_begin = key_begin;
-                    outbox.bytes.extend_from_slice(OPEN_PATCH);
-                    push_patch(&mut outbox.bytes, plan, frame, operations.0, body.base)?;
-                    outbox.bytes.extend_from_slice(THEN_UPSERT);
-                    plan.push_row(&mut outbox.bytes, frame, tuple.0, &mut self.places)?;
-                    key = None;
-                }
-                _ => return Err(Obstacle::Uncommon),
-            }
+            let begin = outbox.bytes.len();
+            let overlay = overlay.as_deref_mut();
+            let Some(key) = push_content(
+                &mut self.work,
+                &mut self.places,
+                plan,
+                frame,
+                row,
+                overlay,
+                &mut outbox.bytes,
+            )?
+            else {
+                continue;
+            };
             outbox.seq += 1;
             total_order += 1;
-            let order = match self.orders.iter_mut().find(|(other, _)| *other == space_id) {
-                Some(found) => {
-                    found.1 += 1;
-                    found.1
-                }
-                None => {
-                    self.orders.push((space_id, 1));
-                    1
-                }
-            };
             let place = Place {
                 lsn: row.lsn,
                 row: number as u64,
                 seq: outbox.seq,
                 total_order,
-                order,
+                order: next_order(&mut self.orders, space_id),
             };
             self.shared
                 .push_rest(&mut outbox.bytes, plan, &place, suffix);
-            match key {
-                Some(key) => {
-                    outbox.add(plan.topic, key, value_begin);
-                    if row.kind == DELETE && self.settings.tombstones {
-                        outbox.messages.push(Message {
-                            topic: plan.topic,
-                            key,
-                            value: None,
-                        });
-                    }
+            let key = match key {
+                EventKey::Before(end) => {
+                    outbox.add(plan.topic, (begin, end), end);
+                    (begin, end)
                 }
-                None => {
-                    outbox.add(plan.topic, (0, 0), value_begin);
+                after => {
+                    outbox.add(plan.topic, (0, 0), begin);
                     let begin = outbox.bytes.len();
-                    if has_image {
-                        outbox.bytes.extend_from_slice(&self.work.key);
-                    } else {
-                        plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?;
+                    match after {
+                        EventKey::OfImage => outbox.bytes.extend_from_slice(&self.work.key),
+                        _ => plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?,
                     }
-                    let end = outbox.bytes.len();
+                    let key = (begin, outbox.bytes.len());
                     if let Some(message) = outbox.messages.last_mut() {
-                        message.key = (begin, end);
+                        message.key = key;
                     }
-                    if row.kind == DELETE && self.settings.tombstones {
-                        outbox.messages.push(Message {
-                            topic: plan.topic,
-                            key: (begin, end),
-                            value: None,
-                        });
-                    }
+                    key
                 }
+            };
+            if row.kind == DELETE && self.settings.tombstones {
+                outbox.add_tombstone(plan.topic, key);
             }
             if outbox.byte_count > self.settings.bytes_max && number + 1 < rows.len() {
                 return Err(Obstacle::Full);
@@ -522,62 +272,93 @@ impl RowPath {
     }
 }
 
-/// Return a row's space and its plan; None if the row has no event.
+/// Where the key of an event is, which is written before the event or after it.
+enum EventKey {
+    /// It has been written, and ends here, where the event begins.
+    Before(usize),
+    /// `Work` has it.
+    OfImage,
+    /// The positions of its fields in the row have been found.
+    OfRow,
+}
+
+/// Write the opening and the content of a row's event; None if the row has no event.
 #[inline]
-pub fn plan_of<'a>(
-    plans: &'a HashMap<u64, Option<Plan>>,
+fn push_content(
+    work: &mut Work,
+    places: &mut Vec<usize>,
+    plan: &Plan,
     frame: &[u8],
     row: &Row,
-) -> Result<Option<(u64, &'a Plan)>, Obstacle> {
-    if row.kind == NOP && (row.body == row.end || frame[row.body..] == [0x80]) {
-        return Ok(None);
+    overlay: Option<&mut Overlay>,
+    out: &mut Vec<u8>,
+) -> Result<Option<EventKey>, Obstacle> {
+    if let Some(images) = &plan.images {
+        let overlay = overlay.ok_or(Obstacle::Uncommon)?;
+        let has_event = work.apply(plan, images, frame, row, overlay, out)?;
+        return Ok(has_event.then_some(EventKey::OfImage));
     }
-    if !is_change(row.kind) {
-        return Err(Obstacle::Uncommon);
-    }
-    let space_id = space_id_of(frame, row.body).ok_or(Obstacle::Uncommon)?;
-    let Some(plan) = plans.get(&space_id).ok_or(Obstacle::Uncommon)? else {
-        return if names_one_space(frame, row.body) {
-            Ok(None)
-        } else {
-            Err(Obstacle::Uncommon)
-        };
-    };
-    Ok(Some((space_id, plan)))
-}
-
-/// Return whether a body has the space's id only once; otherwise its last value would count.
-pub fn names_one_space(frame: &[u8], body: usize) -> bool {
-    let mut reader = Reader::new(frame, body);
-    let Some(Value::Map(count)) = reader.value() else {
-        return false;
-    };
-    let mut found = 0;
-    for _ in 0..count {
-        found += u32::from(reader.peek() == Some(SPACE_ID));
-        if reader.skip().is_none() || reader.skip().is_none() {
-            return false;
+    match row.kind {
+        INSERT | REPLACE => {
+            let body = content(frame, row.body, TUPLE).ok_or(Obstacle::Uncommon)?;
+            out.extend_from_slice(if row.kind == INSERT {
+                OPEN_CREATE
+            } else {
+                OPEN_UPDATE
+            });
+            if plan.push_row(out, frame, body, places)? != row.end {
+                return Err(Obstacle::Uncommon);
+            }
+            Ok(Some(EventKey::OfRow))
         }
+        DELETE => {
+            let body = content(frame, row.body, KEY).ok_or(Obstacle::Uncommon)?;
+            if plan.push_key(out, frame, body)? != row.end {
+                return Err(Obstacle::Uncommon);
+            }
+            let key_end = out.len();
+            out.extend_from_slice(OPEN_DELETE);
+            Ok(Some(EventKey::Before(key_end)))
+        }
+        UPDATE => {
+            let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+            let (Some(key), Some(operations)) = (body.key, body.tuple) else {
+                return Err(Obstacle::Uncommon);
+            };
+            plan.push_key(out, frame, key.0)?;
+            let key_end = out.len();
+            out.extend_from_slice(OPEN_PATCH);
+            push_patch(out, plan, frame, operations.0, body.base)?;
+            Ok(Some(EventKey::Before(key_end)))
+        }
+        UPSERT if plan.handles_upserts => {
+            let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+            let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
+                return Err(Obstacle::Uncommon);
+            };
+            out.extend_from_slice(OPEN_PATCH);
+            push_patch(out, plan, frame, operations.0, body.base)?;
+            out.extend_from_slice(THEN_UPSERT);
+            plan.push_row(out, frame, tuple.0, places)?;
+            Ok(Some(EventKey::OfRow))
+        }
+        _ => Err(Obstacle::Uncommon),
     }
-    found == 1
 }
 
-/// Return where the tuple or key begins in a body that has nothing else but the space, and index 0 before a key.
+/// Return the number of a transaction's next event among those of its space.
 #[inline]
-pub fn content(frame: &[u8], body: usize, wanted: u8) -> Option<usize> {
-    let mut left = frame.get(body)? & 0x0f;
-    let mut reader = Reader::new(frame, body + 2);
-    reader.unsigned()?;
-    left = left.checked_sub(1)?;
-    if left == 2 && wanted == KEY && reader.peek()? == INDEX_ID {
-        reader.at += 1;
-        match reader.value()? {
-            Value::Unsigned(0) => {}
-            _ => return None,
+fn next_order(orders: &mut Vec<(u64, u64)>, space_id: u64) -> u64 {
+    match orders.iter_mut().find(|(other, _)| *other == space_id) {
+        Some(found) => {
+            found.1 += 1;
+            found.1
         }
-        left -= 1;
+        None => {
+            orders.push((space_id, 1));
+            1
+        }
     }
-    (left == 1 && reader.peek()? == wanted).then_some(reader.at + 1)
 }
 
 #[cfg(test)]
@@ -585,6 +366,7 @@ mod tests {
     use super::*;
     use crate::frames::{scan, tests::framed, walk};
     use crate::plan::tests::users;
+    use crate::row_path::Settings;
 
     fn frame(kind: u8, lsn: u8, more: &[u8], body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![
