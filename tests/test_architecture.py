@@ -120,7 +120,7 @@ must not make explanations shorter."""
 METHODS_MAX: Final = 25
 PARAMETERS_MAX: Final = 8
 WIDER: Final = {
-    "cdc.stream.pipeline.Pipeline": 41,
+    "cdc.stream.pipeline.Pipeline": 39,
     "cdc.kafka.publisher.Publisher": 40,
     "cdc.images.overlay.Images": 33,
     "cdc.store.store.StateStore": 32,

@@ -27,31 +27,28 @@ connection, of the process, or of the machine.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final, NamedTuple
 
-from cdc.errors import CdcError, EncodingError, RequestError, SchemaError
+from cdc.errors import EncodingError, RequestError, SchemaError
 from cdc.events import topics
-from cdc.events.envelope import OPEN_SNAPSHOT, Envelope, SpaceCount, SpaceEvents, snapshot_record
+from cdc.events.envelope import OPEN_SNAPSHOT, SpaceCount, SpaceEvents, snapshot_record
 from cdc.events.json_values import encode
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.constants import Type
 from cdc.stream.batch import BatchBuilder
+from cdc.stream.event_context import EventContext
 from cdc.stream.row_errors import SNAPSHOT, stored_body
 from cdc.stream.spaces import Spaces
-from cdc.stream.transaction import Transaction
 
 CHUNK_ROWS: Final = 2_000
 CHUNK_BYTES: Final = 1024 * 1024
 """Maximum rows and bytes of one chunk; a single row may exceed the bytes. Live events wait no longer than one chunk takes."""
 
 _NAMES_SHOWN: Final = 20
-
-Refuse = Callable[[CdcError, Transaction, int, int, bytes, object], None]
-"""Handler of a row that can't be encoded: it raises the error, or sets the row aside."""
 
 
 class Chunk(NamedTuple):
@@ -87,11 +84,7 @@ class Republication:
         self,
         position: Position,
         now_us: int,
-        spaces: Spaces,
-        envelope: Envelope,
-        builder: BatchBuilder,
-        images: Images | None,
-        refuse: Refuse,
+        context: EventContext,
     ) -> Position:
         """Put the next chunk into the outbox; return the position with the request's number.
 
@@ -99,6 +92,7 @@ class Republication:
         isn't published or has no images; the pipeline remains usable then. Raises EncodingError for a row that can't be
         encoded, if such rows aren't set aside. Also raises KeysChangedError and ConfigurationError.
         """
+        spaces, builder, images = context.spaces, context.builder, context.images
         if images is None:
             raise RequestError(
                 "the daemon keeps no rows that it could publish again", 'Set state.images = "full" and start it again.'
@@ -122,8 +116,8 @@ class Republication:
             shown = space.topic, space.form.primary_key
             if shown != self._shown:
                 self._after, self._shown, self._space_rows = b"", shown, 0
-            pieces = envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
-            chunk = write_rows(space, images, self._after, pieces, builder, refuse, rows_max=rows_left, bytes_max=bytes_max)
+            pieces = context.envelope.snapshot_pieces(space, self.snapshot_id, vclock, now_us)
+            chunk = write_rows(context, space, self._after, pieces, rows_max=rows_left, bytes_max=bytes_max)
             self._after = chunk.after
             self._space_rows += chunk.row_count
             self.row_count += chunk.row_count
@@ -183,12 +177,10 @@ def next_request(position: Position) -> Position:
 
 
 def write_rows(
+    context: EventContext,
     space: SpaceEvents,
-    images: Images,
     after: bytes,
     pieces: tuple[bytes, bytes],
-    builder: BatchBuilder,
-    refuse: Refuse,
     *,
     rows_max: int,
     bytes_max: int,
@@ -197,24 +189,25 @@ def write_rows(
 
     Stops after `rows_max` rows, or once the outbox holds `bytes_max` bytes. Raises the errors that `refuse` raises.
     """
-    shown = 0
+    shown, images, builder = 0, context.images, context.builder
+    assert images is not None, "without images there are no rows to publish again"
     for count, (key, tuple_) in enumerate(images.scan(space.form.space_id, after), 1):
         after = key
-        shown += _row(space, tuple_, pieces, builder, refuse)
+        shown += _row(context, space, tuple_, pieces)
         if count >= rows_max or builder.byte_count >= bytes_max:
             return Chunk(after, shown, is_last=False)
     return Chunk(after, shown, is_last=True)
 
 
-def _row(space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes], builder: BatchBuilder, refuse: Refuse) -> bool:
+def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple[bytes, bytes]) -> bool:
     values = tuple_values(tuple_)
     try:
         key, row = space.key_of(values), space.rows[len(values)](values)
     except (EncodingError, SchemaError) as error:
         space_id = space.form.space_id
-        refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
+        context.refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
         return False
-    before, after = pieces
+    builder, (before, after) = context.builder, pieces
     builder.seq += 1
     value = b"".join((OPEN_SNAPSHOT, row, before, b"%d" % builder.seq, after))
     builder.byte_count += len(value)

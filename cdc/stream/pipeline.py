@@ -39,15 +39,16 @@ from cdc.stream.ahead import Ahead
 from cdc.stream.assembler import HEARTBEATS_END_BEFORE, Assembler, rows_of
 from cdc.stream.backfill import Republication, abort
 from cdc.stream.batch import Batch, BatchBuilder
-from cdc.stream.before import Before
 from cdc.stream.compiled_rows import compiled_row_path
 from cdc.stream.compiled_stream import CompiledStream
+from cdc.stream.event_context import EventContext
 from cdc.stream.ledger import Ledger
 from cdc.stream.limbo import Limbo, LimboState, is_control
 from cdc.stream.options import PipelineOptions
 from cdc.stream.recognition import at_position, last_rows_of, noted
 from cdc.stream.rekeying import advance
 from cdc.stream.row_errors import SNAPSHOT
+from cdc.stream.savepoint import Savepoint
 from cdc.stream.snapshot import Snapshot
 from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
@@ -104,6 +105,7 @@ class Pipeline:
         )
         base = replace(position, server_uuid=server_uuid, last_rows=last_rows_of(position, server_uuid))
         self._events = StreamEvents(options, base, self._envelope, self._builder, self._spaces, images)
+        self._context = EventContext(self._spaces, self._envelope, self._builder, images, self._events.refuse)
         self._version = version
         self._limbo = Limbo(self._spaces.schema, self._waiting, version)
         self._row_path = row_path
@@ -330,24 +332,19 @@ class Pipeline:
         builder = self._builder
         if builder.stored and (transaction.row_count > 1 or transaction.spool is not None):
             yield self._batch()  # DDL that comes before the transaction must not be taken for its own
-        before: Before | None = self._before(transaction.replica_id)
+        before: Savepoint | None = Savepoint(self._context, self._events, transaction.replica_id)
         try:
             for _ in self._rows(transaction, suffix):
-                if before is not None and before.mark.row_count:
-                    yield self._batch_before(before)
+                if before is not None and before.has_rows:
+                    self._reach(before.position)
+                    yield before.take_batch(self._events.base)
                 before = None
                 if builder.row_count:
                     yield self._batch(is_boundary=False)
         except CdcError:
             # The transactions before the faulty one are good.
-            if before is not None and before.mark.row_count:
-                builder.back_to(before.mark)
-                builder.stored = before.stored
-                self._spaces.schema.schema_version = before.schema_version
-                if self.images is not None:
-                    self.images.forget_after(before.change_count)
-                    self.images.doubtful, self.images.numbers = before.doubtful, before.numbers
-                self._events.vclock = before.vclock(self._events.vclock)
+            if before is not None and before.has_rows:
+                before.back_to()
                 yield self._batch()
             raise
         if self._events.has_rekeyed:
@@ -376,31 +373,6 @@ class Pipeline:
             finally:
                 spool.close()
         events.end(pieces)
-
-    def _before(self, origin: int) -> Before:
-        """Return the present state, before a transaction of this origin."""
-        images = self.images
-        return Before(
-            self._builder.mark,
-            images.change_count if images is not None else 0,
-            images.doubtful if images is not None else frozenset(),
-            images.doubts if images is not None else frozenset(),
-            origin,
-            self._events.vclock.get(origin),
-            images.numbers if images is not None else {},
-            dict(self._builder.stored),
-            self._spaces.schema.schema_version,
-        )
-
-    def _batch_before(self, before: Before) -> Batch:
-        """Return the batch that was filled before a transaction that is split; it contains no DDL."""
-        vclock = VClock(before.vclock(self._events.vclock))
-        position = replace(self._events.base, vclock=vclock, seq=before.mark.seq, doubtful=before.doubts)
-        self._reach(position)
-        batch = self._builder.take_before(before.mark, position)
-        if self.images is not None:
-            batch.changes, batch.numbers = self.images.take_before(before.change_count), before.numbers
-        return batch
 
     def _replay(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
         """Update the images by a transaction whose events are published."""
@@ -436,9 +408,7 @@ class Pipeline:
     def _publish_rekeyed(self) -> Iterator[Batch]:
         """Publish the rows of spaces with changed primary keys; the stream waits meanwhile."""
         while self._events.base.rekeyed:
-            assert self.images is not None
-            parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
-            self._events.base = advance(self.position, self._events.now_us, *parts)
+            self._events.base = advance(self.position, self._events.now_us, self._context)
             yield self._batch()
             yield Batch.pause(self._events.base)
 
@@ -534,6 +504,5 @@ class Pipeline:
 
         Raises the errors of `feed`, and RequestError.
         """
-        parts = self._spaces, self._envelope, self._builder, self.images, self._events.refuse
-        self._events.base = request.advance(self.position, now_us, *parts)
+        self._events.base = request.advance(self.position, now_us, self._context)
         return self._batch()

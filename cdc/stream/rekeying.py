@@ -17,30 +17,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from cdc.events import topics
-from cdc.events.envelope import Envelope, SpaceCount, snapshot_record
+from cdc.events.envelope import SpaceCount, snapshot_record
 from cdc.events.json_values import encode
-from cdc.images.overlay import Images
 from cdc.positions.position import Position
 from cdc.schema.keys import space_prefix
-from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, Refuse, encoder_of, next_request, write_rows
-from cdc.stream.batch import BatchBuilder
-from cdc.stream.spaces import Spaces
+from cdc.stream.backfill import CHUNK_BYTES, CHUNK_ROWS, encoder_of, next_request, write_rows
+from cdc.stream.event_context import EventContext
 
 
 def advance(
     position: Position,
     now_us: int,
-    spaces: Spaces,
-    envelope: Envelope,
-    builder: BatchBuilder,
-    images: Images,
-    refuse: Refuse,
+    context: EventContext,
 ) -> Position:
     """Put the next chunk into the outbox; return the position after it.
 
     `position` has entries in `rekeyed`, and nothing is open there. Raises EncodingError for a row that can't be encoded, if such
     rows aren't set aside. Also raises ConfigurationError.
     """
+    spaces, builder, images = context.spaces, context.builder, context.images
+    assert images is not None, "without images there are no rows to publish again"
     rekeyed, *others = position.rekeyed
     space = encoder_of(spaces, rekeyed.space_id)
     if space is None:
@@ -51,10 +47,10 @@ def advance(
         assert position.snapshot is not None
         rekeyed = replace(rekeyed, snapshot_id=position.snapshot.snapshot_id)
         builder.control(topics.SNAPSHOT, *snapshot_record("STARTED", position, now_us))
-    pieces = envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
+    pieces = context.envelope.snapshot_pieces(space, rekeyed.snapshot_id, encode(position.vclock.to_json()), now_us)
     prefix = space_prefix(images.number(rekeyed.space_id))
     bytes_max = builder.byte_count + CHUNK_BYTES
-    chunk = write_rows(space, images, prefix + rekeyed.after, pieces, builder, refuse, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
+    chunk = write_rows(context, space, prefix + rekeyed.after, pieces, rows_max=CHUNK_ROWS, bytes_max=bytes_max)
     rekeyed = replace(rekeyed, after=chunk.after[len(prefix) :], row_count=rekeyed.row_count + chunk.row_count)
     if not chunk.is_last:
         return replace(position, seq=builder.seq, rekeyed=(rekeyed, *others))
