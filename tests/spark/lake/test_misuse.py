@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -134,16 +135,19 @@ def test_a_space_that_is_read_later_is_merged_when_all_its_events_have_been_read
     assert tables.read(spark, f"{path}/orders").count() == 12
 
 
+def _process(spark: SparkSession, topics: FakeTopics, path: str, batch: int, *messages: Any) -> None:
+    """Let a new job process a batch, merge all of it, and end."""
+    records = topics.send(*messages)
+    topics.took(records)
+    sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
+    sink.write(records, batch, "query")
+    sink.finish()
+
+
 def test_a_table_that_is_gone_is_made_again_only_from_all_its_events(spark: SparkSession, tmp_path: Path) -> None:
     topics, path = FakeTopics(spark), str(tmp_path)
 
-    def process(batch: int, *messages: Any) -> None:
-        records = topics.send(*messages)
-        topics.took(records)
-        sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
-        sink.write(records, batch, "query")
-        sink.finish()
-
+    process = partial(_process, spark, topics, path)
     process(0, schema(0), *puts(1, 5))
     shutil.rmtree(f"{path}/users")
     process(1, *puts(6, 7))
@@ -187,13 +191,7 @@ def test_rows_whose_events_maintain_has_removed_are_not_read_as_if_nothing_had_h
 ) -> None:
     topics, path = FakeTopics(spark), str(tmp_path / "lake")
 
-    def process(batch: int, *messages: Any) -> None:
-        records = topics.send(*messages)
-        topics.took(records)
-        sink = CurrentSink(spark, TOPICS, path, topics, share=0.0, min_unmerged=1)
-        sink.write(records, batch, "query")
-        sink.finish()
-
+    process = partial(_process, spark, topics, path)
     process(0, schema(0), *puts(1, 3))
     shutil.copytree(f"{path}/users", tmp_path / "copy")
     process(1, *puts(4, 6))
