@@ -24,7 +24,7 @@ from cdc.feeds.tap.live import ExpiredError, LiveReader, Topics
 from cdc.feeds.tap.lookups import RETRY_SECONDS, TopicLookups
 from cdc.feeds.tap.merging import Batch, Ring, Selection
 from cdc.feeds.tap.newest import NewestChanges
-from cdc.feeds.tap.removals import ControlEvents, Spaces, UnnamedRemovals
+from cdc.feeds.tap.removals import ControlEvents, ServedSpaces, UnnamedRemovals
 from cdc.feeds.tap.rows import BusyError, Rows, RowStore
 from cdc.feeds.tap.session import Cursor, Session
 from cdc.feeds.tap.stored import StoredRows
@@ -75,7 +75,10 @@ class Feed:
         self.store_updater: StoreUpdater | None = None
         self.newest = NewestChanges(tap.buffer_bytes_max)
         self.removals = UnnamedRemovals(
-            Spaces(self._is_wanted, self._spaces_of), self._keys_were_removed, forget, has_own_store=self.own_store is not None
+            ServedSpaces(self._is_wanted, self._spaces_of),
+            self._keys_were_removed,
+            forget,
+            has_own_store=self.own_store is not None,
         )
         self.client_count = 0
         """Number of open connections."""

@@ -17,7 +17,8 @@ from typing import Final, Self
 import structlog
 
 _BACKLOG: Final = 1024
-_READ_BYTES: Final = 64 * 1024
+READ_BYTES: Final = 64 * 1024
+"""How much is read from a client at once, in bytes."""
 _RETRY_SECONDS: Final = 0.1
 _LOG_INTERVAL_SECONDS: Final = 60.0
 _ABSENT: Final = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
@@ -88,7 +89,7 @@ class Listener:
                 self._log(error)
                 await asyncio.sleep(_RETRY_SECONDS)  # no event says when there are descriptors again
                 continue
-            reader = asyncio.StreamReader(_READ_BYTES)
+            reader = asyncio.StreamReader(READ_BYTES)
             protocol = asyncio.StreamReaderProtocol(reader, self._connected)
             await loop.connect_accepted_socket(lambda made=protocol: made, connection)  # type: ignore[misc]
 

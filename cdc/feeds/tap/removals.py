@@ -18,7 +18,7 @@ from cdc.feeds.tap.session import ControlPosition, Session
 
 
 @dataclass(frozen=True)
-class Spaces:
+class ServedSpaces:
     """Which spaces are served, and to whom."""
 
     is_wanted: Callable[[str], bool]
@@ -30,7 +30,7 @@ class UnnamedRemovals:
     """What is known of such removals. All methods must be called on the event loop's thread."""
 
     def __init__(
-        self, spaces: Spaces, on_removal: Callable[[], None], forget: Callable[[], None], *, has_own_store: bool
+        self, spaces: ServedSpaces, on_removal: Callable[[], None], forget: Callable[[], None], *, has_own_store: bool
     ) -> None:
         """`on_removal` is called when clients must look again, `forget` when all clients' keys have become unknown.
 

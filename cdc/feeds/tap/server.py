@@ -24,7 +24,7 @@ from cdc.config import Config
 from cdc.errors import CdcError, ConfigurationError, ProtocolError
 from cdc.feeds.tap.connection import Greeter
 from cdc.feeds.tap.feed import Feed
-from cdc.feeds.tap.listener import Listener
+from cdc.feeds.tap.listener import READ_BYTES, Listener
 from cdc.feeds.tap.session import ClientPosition, ControlPosition, Cursor, Session
 from cdc.feeds.tap.session_store import SessionStore
 from cdc.feeds.tap.sink import Sink
@@ -36,7 +36,6 @@ _HANDSHAKE_SECONDS: Final = 30.0
 """Maximum time until a connection must have asked for a feed, in seconds."""
 _SAVE_SECONDS: Final = 1.0
 _WATCH_SECONDS: Final = 0.5
-_READ_BYTES: Final = 64 * 1024
 _WRITE_BYTES: Final = 256 * 1024
 """Maximum size of one client's data that waits in this process, in bytes; a single message may be larger."""
 _BYTES_ACKED: Final = slice(120, 128)
@@ -301,7 +300,7 @@ class TapServer:
         greeter = Greeter(self._users)
         try:
             async with asyncio.timeout(_HANDSHAKE_SECONDS):
-                while data := await reader.read(_READ_BYTES):
+                while data := await reader.read(READ_BYTES):
                     found = packets.feed(data)
                     for number, packet in enumerate(found, 1):
                         answer = greeter.answer(packet)
@@ -458,6 +457,6 @@ async def _listen_to(reader: asyncio.StreamReader, packets: Packets, stream: Cli
             if packet.status:
                 return f"the client refuses a message, with status 0x{packet.status:02x}"
             stream.answered(packet.opaque)
-        data = await reader.read(_READ_BYTES)
+        data = await reader.read(READ_BYTES)
         if not data:
             return ""
