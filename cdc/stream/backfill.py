@@ -86,7 +86,7 @@ class Republication:
         now_us: int,
         context: EventContext,
     ) -> Position:
-        """Put the next chunk into the outbox; return the position with the request's number.
+        """Put the next chunk into the batch; return the position with the request's number.
 
         At `position`, neither a transaction nor a snapshot may be open. The first chunk raises RequestError if one of the spaces
         isn't published or has no images; the pipeline remains usable then. Raises EncodingError for a row that can't be
@@ -185,9 +185,9 @@ def write_rows(
     rows_max: int,
     bytes_max: int,
 ) -> Chunk:
-    """Put rows of a space into the outbox, in the order of their keys, beginning after the key `after`.
+    """Put rows of a space into the batch, in the order of their keys, beginning after the key `after`.
 
-    Stops after `rows_max` rows, or once the outbox holds `bytes_max` bytes. Raises the errors that `refuse` raises.
+    Stops after `rows_max` rows, or once the batch holds `bytes_max` bytes. Raises the errors that `refuse` raises.
     """
     shown, images, builder = 0, context.images, context.builder
     assert images is not None, "without images there are no rows to publish again"

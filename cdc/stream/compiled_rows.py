@@ -46,7 +46,7 @@ def compiled_row_path(options: PipelineOptions, source: bytes, transaction_topic
 
 
 class CompiledSpaces(dict[Any, SpaceEvents | None]):
-    """Encoders of the spaces whose rows need no further check, None for an unpublished one.
+    """Encoders of the spaces, None for an unpublished one.
 
     Keeps the compiled path's plans in step. Rows of synchronous spaces are handled there only after the limbo has released them.
     """

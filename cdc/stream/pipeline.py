@@ -355,7 +355,7 @@ class Pipeline:
             yield self._batch()
 
     def _rows(self, transaction: Transaction, suffix: bytes) -> Iterator[None]:
-        """Fill the outbox with a transaction's events; yield whenever it is full, or a chunk has been read from disk."""
+        """Fill the batch with a transaction's events; yield whenever it is full, or a chunk has been read from disk."""
         events, spool = self._events, transaction.spool
         pieces = events.begin(transaction, suffix)
         if spool is None:

@@ -30,7 +30,7 @@ def advance(
     now_us: int,
     context: EventContext,
 ) -> Position:
-    """Put the next chunk into the outbox; return the position after it.
+    """Put the next chunk into the batch; return the position after it.
 
     `position` has entries in `rekeyed`, and nothing is open there. Raises EncodingError for a row that can't be encoded, if such
     rows aren't set aside. Also raises ConfigurationError.

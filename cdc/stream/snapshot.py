@@ -48,7 +48,7 @@ Refuse = Callable[[CdcError, object, bytes], None]
 
 
 class Snapshot:
-    """One snapshot on its way to the outbox. `position` is where its stream will begin; `end` makes it complete."""
+    """One snapshot on its way to the batch. `position` is where its stream will begin; `end` makes it complete."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Snapshot:
         spaces.schema.begin_snapshot()
 
     def feed(self, frames: Frames, now_us: int) -> Iterator[None]:
-        """Process rows; yield whenever the outbox is full."""
+        """Process rows; yield whenever the batch is full."""
         self._now_us = now_us
         self._pieces.clear()
         self._builder.row_count += len(frames)
@@ -236,7 +236,7 @@ class Snapshot:
         return self.position
 
     def _rows(self, rows: Iterable[tuple[Header, Body, bytes]]) -> Iterator[None]:
-        """Make the events of rows, in order; yield whenever the outbox is full."""
+        """Make the events of rows, in order; yield whenever the batch is full."""
         builder, bytes_max = self._builder, self._builder.bytes_max
         compiled, counts, publishes = self._spaces.compiled, self._counts, self._publishes
         image_changes = self._spaces.image_changes

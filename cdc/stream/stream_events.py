@@ -106,7 +106,7 @@ class StreamEvents:
     def encode_rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
         """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
 
-        If not, the outbox is full, and must be taken before the remaining rows.
+        If not, the batch is full, and must be taken before the remaining rows.
         """
         builder, spaces = self._builder, self._spaces.compiled
         add = builder.parts.append
