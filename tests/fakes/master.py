@@ -136,13 +136,17 @@ class Master:
         self._write(Type.DELETE, {Key.SPACE_ID: space_id, Key.KEY: list(key)})
 
     def update(self, space: int | str, key: Sequence[Any], *operations: Row, base: int = 1) -> None:
-        """UPDATE with these operations; nothing is logged if the key isn't there."""
+        """UPDATE with these operations; nothing is logged if the key isn't there, or a number overflows."""
         space_id = self.id_of(space)
         rows = self._spaces[space_id].rows
-        old = rows.pop(wire.pack(list(key)), None)
+        old = rows.get(wire.pack(list(key)))
         if old is None:
             return
-        new = self._operated(space_id, old, operations, base)
+        try:
+            new = self._operated(space_id, old, operations, base)
+        except OverflowError:
+            return
+        del rows[wire.pack(list(key))]
         rows[self._key(space_id, new)] = new
         body: dict[int, Any] = {Key.SPACE_ID: space_id, Key.KEY: list(key), Key.TUPLE: list(operations)}
         self._write(Type.UPDATE, body | ({Key.INDEX_BASE: base} if base else {}))
@@ -151,7 +155,10 @@ class Master:
         """UPSERT."""
         space_id = self.id_of(space)
         rows, key = self._spaces[space_id].rows, self._key(space_id, row)
-        rows[key] = self._operated(space_id, rows[key], operations, base) if key in rows else row
+        try:
+            rows[key] = self._operated(space_id, rows[key], operations, base) if key in rows else row
+        except OverflowError:
+            return  # a server would skip the one operation alone
         body: dict[int, Any] = {Key.SPACE_ID: space_id, Key.TUPLE: row, Key.OPS: list(operations)}
         self._write(Type.UPSERT, body | ({Key.INDEX_BASE: base} if base else {}))
 
@@ -353,7 +360,10 @@ class Master:
         return wire.pack([row[place] for place in places])
 
     def _operated(self, space_id: int, row: Row, operations: Sequence[Row], base: int) -> Row:
-        """What the tests' updates do; any other operation leaves the row alone, for nobody reads it back."""
+        """What the tests' updates do; any other operation leaves the row alone, for nobody reads it back.
+
+        Raises OverflowError for a number past 64 bits.
+        """
         changed = list(row)
         names = [item["name"] if isinstance(item, dict) else item for item in self._space_row(space_id)[6]]
         for code, reference, *arguments in operations:
@@ -364,6 +374,8 @@ class Master:
                 changed[place : place + 1 or None] = arguments
             elif code == "+" and isinstance((changed[place:] or [None])[0], int | float):
                 changed[place] += arguments[0]
+                if isinstance(changed[place], int) and changed[place] >= 1 << 64:
+                    raise OverflowError
             elif code == "!":
                 changed.insert(place if place >= 0 else len(changed) + place + 1, arguments[0])
             elif code == "#":
