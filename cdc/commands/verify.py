@@ -55,6 +55,7 @@ from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch
+from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.upstream import resume
 from cdc.upstream.identity import instance_uuid
@@ -202,13 +203,15 @@ class _Verifier:
         try:
             resume.check_replicaset(position, replicaset_uuid(stream))
             pipeline = Pipeline(
-                # A row that can't be encoded has changed the images all the same, and nothing is published here.
-                replace(options_of(config), on_error="dlq", on_image_error="dlq"),
+                Surroundings(
+                    # A row that can't be encoded has changed the images all the same, and nothing is published here.
+                    replace(options_of(config), on_error="dlq", on_image_error="dlq"),
+                    stream.session.greeting.uuid,
+                    version,
+                    lambda: FileSpool(self._directory),
+                ),
                 position,
                 list(self._stored.spaces.values()),
-                server_uuid=stream.session.greeting.uuid,
-                version=version,
-                new_spool=lambda: FileSpool(self._directory),
                 images=images,
                 catch_up_to=None if position.vclock == vclock else replace(position, vclock=vclock),
             )

@@ -21,7 +21,7 @@ import structlog
 
 from cdc.config import Config
 from cdc.daemon.clock import now_us
-from cdc.daemon.start import Surroundings, begin, options_of
+from cdc.daemon.start import begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -36,6 +36,7 @@ from cdc.stream import limbo_watch
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
 from cdc.stream.limbo_watch import OverdueQuorum
+from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.schema_news import schema_reports
 from cdc.stream.spaces import newly_published, no_longer_published

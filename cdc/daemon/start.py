@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from uuid import UUID
+from dataclasses import replace
 
 import structlog
 
@@ -14,10 +12,9 @@ from cdc.positions.position import Position
 from cdc.store.writer import StateWriter
 from cdc.stream import patterns
 from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.options import PipelineOptions
+from cdc.stream.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.spaces import newly_published
-from cdc.stream.transaction import Spool
 from cdc.upstream.selection import Rules
 from cdc.upstream.start import Known, StartPlan
 from cdc.upstream.witnesses import Witnesses
@@ -130,16 +127,6 @@ def _known(
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Surroundings:
-    """Parameters of a pipeline besides its start position. `server_uuid` and `version` are the source server's."""
-
-    options: PipelineOptions
-    server_uuid: UUID
-    version: tuple[int, ...]
-    new_spool: Callable[[], Spool]
-
-
 def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, surroundings: Surroundings) -> Pipeline:
     """Prepare the store as the plan says, and make a pipeline at the plan's position. Raises StateError."""
     begins_at, images = checkpoint, None
@@ -152,12 +139,9 @@ def begin(plan: StartPlan, checkpoint: Checkpoint, writer: StateWriter | None, s
         if plan.catch_up_to is not None:
             begins_at = stored
     pipeline = Pipeline(
-        surroundings.options,
+        surroundings,
         begins_at.position or Position(),
         list(begins_at.spaces.values()),
-        server_uuid=surroundings.server_uuid,
-        version=surroundings.version,
-        new_spool=surroundings.new_spool,
         images=images,
         catch_up_to=plan.catch_up_to,
     )

@@ -187,7 +187,7 @@ def write_rows(
 ) -> Chunk:
     """Put rows of a space into the batch, in the order of their keys, beginning after the key `after`.
 
-    Stops after `rows_max` rows, or once the batch holds `bytes_max` bytes. Raises the errors that `refuse` raises.
+    Stops after `rows_max` rows, or once the batch holds `bytes_max` bytes. Raises the errors of `Refusals.refuse`.
     """
     shown, images, builder = 0, context.images, context.builder
     assert images is not None, "without images there are no rows to publish again"
@@ -205,7 +205,7 @@ def _row(context: EventContext, space: SpaceEvents, tuple_: bytes, pieces: tuple
         key, row = space.key_of(values), space.rows[len(values)](values)
     except (EncodingError, SchemaError) as error:
         space_id = space.form.space_id
-        context.refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
+        context.refusals.refuse(error, SNAPSHOT, Type.INSERT, 0, stored_body(space_id, tuple_), space_id)
         return False
     builder, (before, after) = context.builder, pieces
     builder.seq += 1

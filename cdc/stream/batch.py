@@ -35,11 +35,11 @@ class BatchBuilder:
     __slots__ = (
         "_announced",
         "_has_broadcast",
-        "_names",
         "_taken_seq",
         "_topics",
         "byte_count",
         "bytes_max",
+        "names",
         "native_row_count",
         "parts",
         "row_count",
@@ -50,7 +50,7 @@ class BatchBuilder:
 
     def __init__(self, names: TopicNames, seq: int, bytes_max: int) -> None:
         """Once its values exceed `bytes_max`, the batch is full and should be taken soon."""
-        self._names = names
+        self.names = names
         self.bytes_max = bytes_max
         self._announced: set[str] = set()
         self._topics: list[str] = []
@@ -78,7 +78,7 @@ class BatchBuilder:
 
     def control(self, name: str, key: bytes, value: bytes) -> None:
         """Add a record for one of the control topics."""
-        topic = self._names.control(name)
+        topic = self.names.control(name)
         self.announce(topic)
         self.parts.append((topic, key, value))
         self.byte_count += len(value)

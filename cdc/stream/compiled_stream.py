@@ -23,16 +23,19 @@ An unfinished transaction waits here as its bytes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
-from typing import Final, Protocol
+from collections.abc import Generator, Iterator
+from typing import Final
 
 from cdc import native
+from cdc.events import topics
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import CompiledFrames
 from cdc.stream import held
-from cdc.stream.assembler import Assembler
-from cdc.stream.batch import Batch, BatchBuilder
+from cdc.stream.batch import Batch
+from cdc.stream.boundaries import Boundaries
+from cdc.stream.event_context import EventContext
 from cdc.stream.limbo import Limbo
+from cdc.stream.python_stream import PythonStream
 from cdc.stream.stream_events import StreamEvents
 
 OPEN_BYTES_MAX: Final = 1024 * 1024
@@ -44,45 +47,28 @@ WORTH_A_RUN: Final = 64
 take the Python path at once, up to HANDED_BACK_MAX."""
 
 
-class Feed(Protocol):
-    """The Python path. If rows `are_certain`, the limbo has released them."""
-
-    def __call__(self, frames: Frames, suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
-        """Process rows."""
-
-
 class CompiledStream:
     """Router of one connection's rows, where the compiled path is available."""
 
     def __init__(
         self,
         path: native.CompiledRowPath,
-        builder: BatchBuilder,
-        events: StreamEvents,
-        assembler: Assembler,
+        python: PythonStream,
         limbo: Limbo,
-        *,
-        transaction_topic: str,
-        open_bytes_max: int,
-        may_run: Callable[[], bool],
-        feed: Feed,
-        batch: Callable[[], Batch],
+        context: EventContext,
+        events: StreamEvents,
+        boundaries: Boundaries,
     ) -> None:
-        """`may_run` says whether events depend on rows and the limbo alone.
-
-        `feed` is the Python path, `batch` returns the filled batch.
-        """
         self._path = path
-        self._builder = builder
-        self._events = events
-        self._assembler = assembler
+        self._python = python
         self._limbo = limbo
-        self._transaction_topic = transaction_topic
-        self._open_bytes_max = min(open_bytes_max, OPEN_BYTES_MAX)
-        self._held_bytes_max = min(open_bytes_max, held.BYTES_MAX)
-        self._may_run = may_run
-        self._feed = feed
-        self._batch = batch
+        self._context = context
+        self._builder = context.builder
+        self._events = events
+        self._boundaries = boundaries
+        self._transaction_topic = context.builder.names.control(topics.TRANSACTION)
+        self._open_bytes_max = min(context.options.transaction_bytes_max, OPEN_BYTES_MAX)
+        self._held_bytes_max = min(context.options.transaction_bytes_max, held.BYTES_MAX)
         # The received part of the unfinished transaction.
         self._open: list[CompiledFrames] = []
         self._open_byte_count = 0
@@ -93,31 +79,37 @@ class CompiledStream:
 
     @property
     def open_byte_count(self) -> int:
-        """Size of the part of the unfinished transaction that waits here, in bytes."""
-        return self._open_byte_count
+        """Size of the unfinished transaction, in bytes."""
+        return self._open_byte_count + self._python.open_byte_count
 
     def close(self) -> None:
         """Discard the unfinished transaction."""
         self._take_open()
+        self._python.close()
 
-    def give_up(self, suffix: bytes) -> Iterator[Batch]:
+    def end_open(self, suffix: bytes) -> Iterator[Batch]:
+        """Process the unfinished transaction, as no row of it follows."""
+        yield from self._give_up(suffix)
+        yield from self._python.end_open(suffix)
+
+    def _give_up(self, suffix: bytes) -> Iterator[Batch]:
         """Hand everything that waits here to the Python path: what is held, and the unfinished transaction."""
         yield from self._give_up_held(suffix)
         for part in self._take_open():
-            yield from self._feed(part, suffix)
+            yield from self._python.feed(part, suffix)
 
     def feed(self, frames: Frames, suffix: bytes) -> Iterator[Batch]:
         """Process rows; yield full batches. Raises the same errors as the Python path."""
         start, open_ = 0, self._open
         if not isinstance(frames, CompiledFrames):
-            yield from self.give_up(suffix)
-            yield from self._feed(frames, suffix)
+            yield from self._give_up(suffix)
+            yield from self._python.feed(frames, suffix)
             return
         if open_ and frames.rows.continues_open(open_[-1].rows):
             # Don't join these frames with the open ones: they may be a single row, and the open ones large.
             yield from self._keep(frames, suffix)
             return
-        self.close()
+        self._take_open()
         if open_:
             # Only the open transaction is read again, not the rest of the frames.
             start = frames.rows.end_of_open(0)
@@ -125,16 +117,20 @@ class CompiledStream:
         if start < len(frames):
             yield from self._process(frames, start, suffix)
 
+    def _has_only_rows(self) -> bool:
+        """Return whether events depend on rows and the limbo alone: nothing is replayed, no schema change is unpublished."""
+        return self._python.catch_up is None and not self._context.spaces.schema.touched
+
     def _process(self, frames: CompiledFrames, at: int, suffix: bytes) -> Iterator[Batch]:
         rows, count = frames.rows, len(frames)
         while at < count:
-            if self._assembler.open_byte_count:
+            if self._python.open_byte_count:
                 # The Python path has the beginning of this transaction, so it gets the rest too.
                 end = rows.end_of_open(at)
-                yield from self._feed(frames.part(at, end), suffix)
+                yield from self._python.feed(frames.part(at, end), suffix)
                 at = end
                 continue
-            progress, may_run = 0, self._may_run()
+            progress, may_run = 0, self._has_only_rows()
             if may_run and self._limbo.has_queues:
                 # Not more than has gone by the Python path since it was given up, as it may soon be given up again.
                 self._limbo.hold_again(min(self._handed_back_byte_count, self._held_bytes_max // 4))
@@ -151,7 +147,7 @@ class CompiledStream:
             yield from self._give_up_held(suffix)
             part = frames.part(at, end)
             self._handed_back_byte_count += len(part.data)
-            yield from self._feed(part, suffix)
+            yield from self._python.feed(part, suffix)
             at = end
 
     def _run(self, frames: CompiledFrames, at: int, suffix: bytes) -> Generator[Batch, None, int]:
@@ -200,7 +196,7 @@ class CompiledStream:
             if at < stop:
                 end = frames.rows.whole_until(at, self._count_to_hand_back(at - start))
                 end = min(end, arrivals.plain_until(at), stop)
-                yield from self._feed(frames.part(at, end), suffix, are_certain=True)
+                yield from self._python.feed(frames.part(at, end), suffix, are_certain=True)
                 at = end
 
     def _count_to_hand_back(self, progress: int) -> int:
@@ -213,11 +209,11 @@ class CompiledStream:
         self, rows: native.Rows, at: int, stop: int, suffix: bytes, certain: native.Arrivals | None = None
     ) -> Generator[Batch, None, int]:
         """Run until `stop`, or until the compiled path stops; return where. Yields full batches. For `certain` see `run`."""
-        builder, events = self._builder, self._events
+        builder, events, images = self._builder, self._events, self._context.images
         while at < stop:
-            images = events.images.reading if events.images is not None else None
+            reading = images.reading if images is not None else None
             position = list(events.vclock.items()), builder.seq, builder.byte_count
-            run = self._path.run(rows, at, stop, certain, suffix, *position, images)
+            run = self._path.run(rows, at, stop, certain, suffix, *position, reading)
             if run.at > at:
                 at = run.at
                 if len(run.messages):
@@ -230,7 +226,7 @@ class CompiledStream:
                     builder.announce(self._transaction_topic)
             if not (builder.is_full or (run.is_full and builder.row_count)):
                 break
-            yield self._batch()
+            yield self._boundaries.take_batch()
         return at
 
     def _give_up_held(self, suffix: bytes) -> Iterator[Batch]:
@@ -241,7 +237,7 @@ class CompiledStream:
         events, now_us = self._events, self._events.now_us
         for part in self._limbo.take_held():
             events.now_us = part.received_us  # it has been waiting since then
-            yield from self._feed(part.frames.part(part.at, len(part.frames)), suffix)
+            yield from self._python.feed(part.frames.part(part.at, len(part.frames)), suffix)
         events.now_us = now_us
 
     def _keep(self, rest: CompiledFrames, suffix: bytes) -> Iterator[Batch]:
@@ -249,7 +245,7 @@ class CompiledStream:
         self._open.append(rest)
         self._open_byte_count += len(rest.data)
         if self._open_byte_count > self._open_bytes_max:
-            yield from self.give_up(suffix)
+            yield from self._give_up(suffix)
 
     def _take_open(self) -> list[CompiledFrames]:
         open_, self._open, self._open_byte_count = self._open, [], 0

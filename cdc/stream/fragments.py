@@ -53,20 +53,20 @@ class EventFragments(msgspec.Struct, gc=False):
     emptied: dict[int, str] = {}
     """Names of the spaces that lost all rows, by id: the transaction may drop them, too."""
 
-    def truncation(self, space: SpaceEvents, lsn: int, row_number: int, seq: int) -> bytes:
-        """Return the event that reports the loss of all rows of a space; it counts as the transaction's next event."""
-        form = space.form
+    def event(self, space: SpaceEvents, lsn: int, row_number: int, seq: int, start: bytes) -> bytes:
+        """Return the transaction's next event: `start` is the text of its operation and images."""
+        space_id, orders = space.form.space_id, self.orders
         self.total_order += 1
-        self.emptied[form.space_id] = form.name
-        order = self.orders[form.space_id] = self.orders.get(form.space_id, 0) + 1
+        order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
+        lsn_text = b"%d" % lsn
         return b"".join(
             (
-                OPEN_TRUNCATE,
+                start,
                 self.time,
-                b"%d" % lsn,
+                lsn_text,
                 space.table,
                 self.origin,
-                b"%d" % lsn,
+                lsn_text,
                 self.tsn,
                 b"%d" % row_number,
                 SEQ,
@@ -79,6 +79,11 @@ class EventFragments(msgspec.Struct, gc=False):
                 self.suffix,
             )
         )
+
+    def truncation(self, space: SpaceEvents, lsn: int, row_number: int, seq: int) -> bytes:
+        """Return the event that reports the loss of all rows of a space."""
+        self.emptied[space.form.space_id] = space.form.name
+        return self.event(space, lsn, row_number, seq, OPEN_TRUNCATE)
 
     def records(self, schema: SchemaTracker) -> list[tuple[bytes, bytes]]:
         """Return keys and values of the transaction's BEGIN and END."""

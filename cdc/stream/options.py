@@ -1,11 +1,14 @@
-"""The operator's decisions about events, as the core receives them."""
+"""What a pipeline is given from outside: the operator's decisions about events, the server, and room on disk."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
+from uuid import UUID
 
 from cdc.events.topics import SpaceFilter
+from cdc.stream.transaction import Spool
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,3 +30,17 @@ class PipelineOptions:
     def space_filter(self) -> SpaceFilter:
         """Return the filter that selects the published spaces, by id and name."""
         return SpaceFilter(self.include, self.exclude)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """Parameters of a pipeline besides its start position.
+
+    `server_uuid` and `version` are the source server's; the version determines what its rows contain. `new_spool` returns a new
+    place on disk for a transaction that is too large for memory.
+    """
+
+    options: PipelineOptions
+    server_uuid: UUID
+    version: tuple[int, ...]
+    new_spool: Callable[[], Spool]

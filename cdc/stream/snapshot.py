@@ -14,17 +14,16 @@ gone if its last event isn't after that seq.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
 from cdc import native
 from cdc.errors import CdcError, EncodingError, ProtocolError, SchemaError
 from cdc.events import topics
-from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, Envelope, SpaceCount, SpaceEvents, snapshot_record
+from cdc.events.envelope import MALFORMED_BODY, OPEN_SNAPSHOT, OPEN_TRUNCATE, SpaceCount, SpaceEvents, snapshot_record
 from cdc.events.json_values import encode
 from cdc.images.image_events import ImageChanges
-from cdc.images.overlay import Images
 from cdc.positions.position import Position, SnapshotState
 from cdc.protocol.codec import Body, Frames, Header, body_of
 from cdc.protocol.compiled_frames import CompiledFrames
@@ -33,9 +32,8 @@ from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX, replicaset_uuid_in
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
 from cdc.stream.backfill import abort
-from cdc.stream.batch import BatchBuilder
+from cdc.stream.event_context import EventContext
 from cdc.stream.row_errors import SNAPSHOT, at_row, malformed_in_snapshot, stored_body
-from cdc.stream.spaces import Spaces
 
 SPACE_ID: Final = Key.SPACE_ID
 TUPLE: Final = Key.TUPLE
@@ -43,28 +41,13 @@ INSERT: Final = Type.INSERT
 _DELETES_MAX: Final = 10_000
 _MANY: Final = 512
 
-Refuse = Callable[[CdcError, object, bytes], None]
-"""Handler of a row that can't be encoded, called with its space and body: it raises the error, or sets the row aside."""
-
 
 class Snapshot:
     """One snapshot on its way to the batch. `position` is where its stream will begin; `end` makes it complete."""
 
-    def __init__(
-        self,
-        position: Position,
-        spaces: Spaces,
-        envelope: Envelope,
-        builder: BatchBuilder,
-        refuse: Refuse,
-        now_us: int,
-        images: Images | None = None,
-        *,
-        tombstones: bool = True,
-        publish: bool = True,
-        row_path: native.CompiledRowPath | None = None,
-    ) -> None:
+    def __init__(self, position: Position, context: EventContext, now_us: int, *, publish: bool = True) -> None:
         """Without `publish`, only the schema is taken from the rows."""
+        spaces, builder, images = context.spaces, context.builder, context.images
         if position.snapshot is not None and position.snapshot.open_request:
             position = abort(position, now_us, builder)
         previous = position.snapshot
@@ -80,20 +63,20 @@ class Snapshot:
             sweep_seq = previous.sweep_seq if previous is not None and is_repeated else 0
         state = SnapshotState(self._id, is_complete=False, sweep_seq=sweep_seq, is_silent=not publish)
         self.position = replace(position, replicaset_uuid=None, snapshot=state, rekeyed=(), last_rows=())
-        self._tombstones = tombstones
+        self._tombstones = context.options.tombstones
         self._is_base = not is_repeated and previous is not None
         self._seen: list[bytes] = []
         self._spaces = spaces
-        self._envelope = envelope
+        self._envelope = context.envelope
         self._builder = builder
-        self._refuse = refuse
+        self._refusals = context.refusals
         self._now_us = now_us
         self._publishes = publish
         self._vclock = encode(position.vclock.to_json())
         # By space: the bytes between an event's row and its seq, and those after its seq; in `_counts`, the number of its rows.
         self._pieces: dict[Any, tuple[bytes, bytes]] = {}
         # The compiled path handles rows that can only be new, and has a copy of `_pieces`.
-        self._row_path = row_path if publish and (images is None or not images.is_comparing) else None
+        self._row_path = spaces.row_path if publish and (images is None or not images.is_comparing) else None
         self._handed_back_count = 1
         if self._row_path is not None:
             self._row_path.begin_snapshot()
@@ -285,6 +268,9 @@ class Snapshot:
         if before is None and not self._known.get(space.form.space_id, False):
             opening = OPEN_SNAPSHOT
         self._event(space.topic, space.key_of(tuple_), opening + content, *self._pieces_of(space))
+
+    def _refuse(self, error: CdcError, space_id: object, body: bytes) -> None:
+        self._refusals.refuse(error, SNAPSHOT, INSERT, 0, body, space_id)
 
     def _event(self, topic: str, key: bytes, opening: bytes, before: bytes, after: bytes) -> None:
         builder = self._builder

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from cdc import native
 from cdc.errors import KeysChangedError, UnkeyableError, UnseenRowsError
 from cdc.events import topics
 from cdc.events.envelope import Envelope, SpaceEvents
-from cdc.events.topics import SpaceFilter, TopicNames
+from cdc.events.topics import SpaceFilter
 from cdc.images.image_events import VINYL_CHECKS_SINCE, ImageChanges
 from cdc.images.overlay import Images
 from cdc.positions.position import Position
@@ -26,7 +25,8 @@ from cdc.schema.forms import ChangeKind, SpaceForm, StoredSpace
 from cdc.schema.keys import is_keyable
 from cdc.schema.tracker import SchemaTracker
 from cdc.stream.batch import BatchBuilder
-from cdc.stream.compiled_rows import CompiledSpaces
+from cdc.stream.compiled_rows import CompiledSpaces, compiled_row_path
+from cdc.stream.options import Surroundings
 
 ChangedBy = tuple[int, int, int]
 """Replica id, lsn and tsn of the row that changed the schema."""
@@ -53,15 +53,11 @@ class Spaces:
 
     def __init__(
         self,
+        surroundings: Surroundings,
         schema: SchemaTracker,
-        is_included: SpaceFilter,
-        names: TopicNames,
         envelope: Envelope,
         builder: BatchBuilder,
-        server_uuid: str,
-        version: tuple[int, ...],
         images: Images | None = None,
-        row_path: native.CompiledRowPath | None = None,
     ) -> None:
         self._images = images
         # Of the spaces with images: their last compiled ImageChanges.
@@ -70,14 +66,16 @@ class Spaces:
         # Spaces with a changed primary key, whose rows are still kept, or known, under the old one.
         self._to_rekey: list[SpaceForm] = []
         # None for a space that isn't published.
-        self.compiled = CompiledSpaces(row_path)
-        self._is_included = is_included
-        self._names = names
+        self.row_path = compiled_row_path(surroundings.options, envelope.source, builder.names.control(topics.TRANSACTION))
+        """The compiled row path, which has the encoders of `compiled`, too; None where only the Python path is available."""
+        self.compiled = CompiledSpaces(self.row_path)
+        self._is_included = surroundings.options.space_filter()
+        self._names = builder.names
         self._envelope = envelope
         self._builder = builder
-        self._server_uuid = server_uuid
-        self._server_version = ".".join(map(str, version))
-        self._merges_upserts = version < VINYL_CHECKS_SINCE
+        self._server_uuid = str(surroundings.server_uuid)
+        self._server_version = ".".join(map(str, surroundings.version))
+        self._merges_upserts = surroundings.version < VINYL_CHECKS_SINCE
         self.merging_upsert_count = 0
         """Number of UPSERTs of vinyl spaces, if the server merges them."""
         # The configuration may publish other spaces than in the daemon's last run.

@@ -12,29 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Final
 
-from cdc.errors import CdcError, EncodingError, ImageError, KeysChangedError, SchemaError
+from cdc.errors import EncodingError, ImageError, KeysChangedError, SchemaError
 from cdc.events import topics
-from cdc.events.envelope import (
-    COLLECTION_ORDER,
-    MALFORMED_BODY,
-    SEQ,
-    Change,
-    Envelope,
-    SpaceEvents,
-)
-from cdc.images.overlay import Images
+from cdc.events.envelope import MALFORMED_BODY, Change, SpaceEvents
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.protocol.codec import Body, body_of
+from cdc.protocol.codec import Body, FrameDecoder, body_of
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Key, Type
 from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
-from cdc.stream.batch import BatchBuilder
+from cdc.stream.assembler import rows_of
+from cdc.stream.event_context import EventContext
 from cdc.stream.fragments import EventFragments, OriginTexts
-from cdc.stream.options import PipelineOptions
-from cdc.stream.row_errors import at_row, dead_letter, malformed
-from cdc.stream.spaces import Spaces
+from cdc.stream.row_errors import at_row, malformed
 from cdc.stream.transaction import Row, Transaction
 
 SPACE_ID: Final = Key.SPACE_ID
@@ -44,27 +35,19 @@ DELETE: Final = Type.DELETE
 class StreamEvents:
     """Maker of events from transactions. Moves the vclock over them."""
 
-    def __init__(
-        self,
-        options: PipelineOptions,
-        base: Position,
-        envelope: Envelope,
-        builder: BatchBuilder,
-        spaces: Spaces,
-        images: Images | None,
-    ) -> None:
+    def __init__(self, base: Position, context: EventContext) -> None:
         self.base = base
         """The position without the components that rows move; `position` is complete."""
         self.now_us = 0
-        self._options = options
-        self._envelope = envelope
-        self._builder = builder
-        self._spaces = spaces
-        self.images = images
-        """The images, if events contain them."""
+        self._options = context.options
+        self._envelope = context.envelope
+        self._builder = context.builder
+        self._spaces = context.spaces
+        self._images = context.images
+        self._refusals = context.refusals
         # The vclock under construction: mutable here, a VClock at each boundary.
         self.vclock: dict[int, int] = dict(base.vclock)
-        self.texts = OriginTexts()
+        self._texts = OriginTexts()
         self.place = (0, 0)
         """Origin and lsn of the transaction that was begun last."""
         # Spaces with a changed primary key: those whose rows are still under the old one, and all of them.
@@ -81,17 +64,36 @@ class StreamEvents:
             vclock=VClock(self.vclock),
             seq=self._builder.seq,
             schema_version=self._spaces.schema.schema_version,
-            doubtful=self.images.doubts if self.images is not None else frozenset(),
+            doubtful=self._images.doubts if self._images is not None else frozenset(),
         )
 
     def jump(self, vclock: Mapping[int, int], *, is_whole: bool = False) -> None:
         """Continue from these components without an event. If `is_whole`, there are no other components."""
         self.vclock = dict(vclock) if is_whole else {**self.vclock, **vclock}
-        self.texts = OriginTexts()
+        self._texts = OriginTexts()
 
-    def begin(self, transaction: Transaction, suffix: bytes) -> EventFragments:
+    def fill(self, transaction: Transaction, suffix: bytes) -> Iterator[None]:
+        """Fill the batch with a transaction's events; yield whenever it is full, or a chunk has been read from disk."""
+        fragments, spool = self._begin(transaction, suffix), transaction.spool
+        if spool is None:
+            rows = iter(transaction.rows)
+            while not self._encode_rows(fragments, rows):
+                yield
+        else:
+            try:
+                decoder = FrameDecoder()
+                for chunk in spool.chunks():
+                    rows = iter(rows_of(decoder.feed(chunk)))
+                    while not self._encode_rows(fragments, rows):
+                        yield
+                    yield
+            finally:
+                spool.close()
+        self._end(fragments)
+
+    def _begin(self, transaction: Transaction, suffix: bytes) -> EventFragments:
         """Prepare the text that all events of a transaction share, and move the position over the transaction."""
-        texts, replica_id, lsn = self.texts, transaction.replica_id, transaction.lsn
+        texts, replica_id, lsn = self._texts, transaction.replica_id, transaction.lsn
         self.place = replica_id, lsn
         if replica_id != texts.origin:
             texts.turn_to(replica_id, self.vclock)
@@ -103,122 +105,78 @@ class StreamEvents:
         tail = b'%b%b%b%b%b","total_order":' % (texts.before, lsn_text, texts.after, texts.transaction_text, tsn_text)
         return EventFragments(transaction, time, texts.origin_text, b',"tsn":%b,"row":' % tsn_text, tail, suffix, {})
 
-    def encode_rows(self, pieces: EventFragments, rows: Iterator[Row]) -> bool:
+    def _encode_rows(self, fragments: EventFragments, rows: Iterator[Row]) -> bool:
         """Make the events of a transaction's next rows, in order; return whether all of `rows` are done. The hot path.
 
         If not, the batch is full, and must be taken before the remaining rows.
         """
-        builder, spaces = self._builder, self._spaces.compiled
-        add = builder.parts.append
-        seq, byte_count = builder.seq, builder.byte_count
-        row_number, total_order, orders = pieces.row_number, pieces.total_order, pieces.orders
-        time, origin, tsn, tail, suffix = pieces.time, pieces.origin, pieces.tsn, pieces.tail, pieces.suffix
-        tombstones, bytes_max = self._options.tombstones, self._options.batch_bytes_max
-        first_number, row_count, is_done = row_number, pieces.transaction.row_count, True
+        builder, spaces, refusals, transaction = self._builder, self._spaces.compiled, self._refusals, fragments.transaction
+        tombstones, bytes_max = self._options.tombstones, builder.bytes_max
         for kind, lsn, body, frame in rows:
             space_id = body.get(SPACE_ID)
+            row_number = fragments.row_number
             try:
                 is_compiled = space_id in spaces
             except TypeError as error:  # an array or a map
-                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
-            if is_compiled:
-                space = spaces[space_id]
-            else:
-                # The slow path may write events of its own: it must see the counters, and this loop must read them afterwards.
-                builder.seq, builder.byte_count = seq, byte_count
-                pieces.row_number, pieces.total_order = row_number, total_order
-                space = self._slow_path_encoder(pieces, kind, lsn, body, frame)
-                seq, byte_count, total_order = builder.seq, builder.byte_count, pieces.total_order
+                raise malformed(transaction, kind, lsn, body_of(frame)) from error
+            space = spaces[space_id] if is_compiled else self._slow_path_encoder(fragments, kind, lsn, body, frame)
+            fragments.row_number = row_number + 1
+            builder.row_count += 1
             if space is None:
-                row_number += 1
                 continue
             try:
                 change = space.changes[kind](body, frame)
             except (EncodingError, SchemaError) as error:
-                builder.byte_count = byte_count
-                self.refuse(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
-                byte_count = builder.byte_count
-                row_number += 1
+                refusals.refuse(error, transaction, kind, lsn, body_of(frame), space_id)
                 continue
             except ImageError as error:
-                builder.byte_count = byte_count
-                self._refuse_unappliable(error, pieces.transaction, kind, lsn, body_of(frame), space_id)
-                byte_count = builder.byte_count
-                row_number += 1
+                refusals.refuse_unappliable(error, transaction, kind, lsn, body_of(frame), space_id)
                 continue
             except MALFORMED_BODY as error:
-                raise malformed(pieces.transaction, kind, lsn, body_of(frame)) from error
+                raise malformed(transaction, kind, lsn, body_of(frame)) from error
             if change is None:
-                row_number += 1
                 continue
             key, opening, content = change
-            seq += 1
-            total_order += 1
-            order = orders[space_id] = orders[space_id] + 1 if space_id in orders else 1
-            lsn_text = b"%d" % lsn
-            value = b"".join(
-                (
-                    opening,
-                    content,
-                    time,
-                    lsn_text,
-                    space.table,
-                    origin,
-                    lsn_text,
-                    tsn,
-                    b"%d" % row_number,
-                    SEQ,
-                    b"%d" % seq,
-                    space.schema,
-                    tail,
-                    b"%d" % total_order,
-                    COLLECTION_ORDER,
-                    b"%d" % order,
-                    suffix,
-                )
-            )
-            byte_count += len(value)
-            add((space.topic, key, value))
+            builder.seq += 1
+            value = fragments.event(space, lsn, row_number, builder.seq, opening + content)
+            builder.byte_count += len(value)
+            builder.parts.append((space.topic, key, value))
             if kind == DELETE and tombstones:
-                add((space.topic, key, None))
-            row_number += 1
-            if byte_count > bytes_max and row_number != row_count:
-                is_done = False
-                break
-        builder.seq, builder.byte_count = seq, byte_count
-        builder.row_count += row_number - first_number
-        pieces.row_number, pieces.total_order = row_number, total_order
-        return is_done
+                builder.parts.append((space.topic, key, None))
+            if builder.byte_count > bytes_max and row_number + 1 != transaction.row_count:
+                return False
+        return True
 
-    def _slow_path_encoder(self, pieces: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
+    def _slow_path_encoder(self, fragments: EventFragments, kind: int, lsn: int, body: Body, frame: bytes) -> SpaceEvents | None:
         """Return the encoder for a row whose space isn't compiled, or None if the row has no event."""
         if kind not in DATA_TYPES:
-            if kind in SYNCHRO_TYPES and pieces.transaction.row_count > 1:
-                raise malformed(pieces.transaction, kind, lsn, body_of(frame))  # the master always writes it by itself
+            if kind in SYNCHRO_TYPES and fragments.transaction.row_count > 1:
+                raise malformed(fragments.transaction, kind, lsn, body_of(frame))  # the master always writes it by itself
             return None  # NOP, and messages between the cluster's members, publish nothing
         space_id = body.get(SPACE_ID)
         if type(space_id) is not int:
-            raise malformed(pieces.transaction, kind, lsn, body_of(frame))
+            raise malformed(fragments.transaction, kind, lsn, body_of(frame))
         try:
             if space_id in TRACKED_SPACES:
-                self._schema_row(pieces, kind, lsn, body)
-            return self._space(space_id, pieces)
+                self._schema_row(fragments, kind, lsn, body)
+            return self._space(space_id, fragments)
         except (EncodingError, SchemaError) as error:
-            raise at_row(error, pieces.transaction, kind, lsn, body_of(frame)) from error
+            raise at_row(error, fragments.transaction, kind, lsn, body_of(frame)) from error
 
-    def _schema_row(self, pieces: EventFragments, kind: int, lsn: int, body: Body) -> None:
+    def _schema_row(self, fragments: EventFragments, kind: int, lsn: int, body: Body) -> None:
         """Fold a system row. If it removes a space's rows, publish that while the space still has the form of these rows."""
         self._rekey_at_once()
-        self._schema_row_at = lsn, pieces.row_number
+        self._schema_row_at = lsn, fragments.row_number
         if body[SPACE_ID] == TRUNCATE_SPACE:
-            self._publish_changed_forms(pieces)  # a truncation's event refers to the space's form, which must be published before
+            # A truncation's event refers to the space's form, which must be published before.
+            self._publish_changed_forms(fragments)
         emptied = self._spaces.apply(kind, body)
         if emptied is not None:
-            self._truncate(pieces, emptied, *self._schema_row_at)
+            self._truncate(fragments, emptied, *self._schema_row_at)
 
-    def _space(self, space_id: int, pieces: EventFragments) -> SpaceEvents | None:
+    def _space(self, space_id: int, fragments: EventFragments) -> SpaceEvents | None:
         """Return a newly compiled encoder for a space's rows; None if they aren't published."""
-        self._publish_changed_forms(pieces)
+        self._publish_changed_forms(fragments)
         if space_id in self._rekeyed:
             self._rekey_at_once()
         form = self._spaces.form(space_id)
@@ -229,20 +187,20 @@ class StreamEvents:
             self._spaces.compiled.put(space_id, space, is_synchronous=form.is_sync)
         return space
 
-    def _publish_changed_forms(self, pieces: EventFragments) -> None:
+    def _publish_changed_forms(self, fragments: EventFragments) -> None:
         """Publish the changed forms."""
         if self._spaces.schema.touched:
-            transaction = pieces.transaction
+            transaction = fragments.transaction
             self._spaces.publish_schema_changes(
                 self.position,
                 self.now_us,
                 (transaction.replica_id, transaction.lsn, transaction.tsn),
-                lambda form: self._truncate(pieces, form, *self._schema_row_at),
+                lambda form: self._truncate(fragments, form, *self._schema_row_at),
             )
             for form in self._spaces.take_rekeyed():
                 self._to_rekey.append(form)
                 self._rekeyed[form.space_id] = None
-                self._broadcast_truncation(pieces, self._spaces.plain_events_of(form), *self._schema_row_at)
+                self._broadcast_truncation(fragments, self._spaces.plain_events_of(form), *self._schema_row_at)
 
     # Changed primary keys.
 
@@ -287,50 +245,23 @@ class StreamEvents:
 
         space.changes_by, space.changes = "nobody", {kind: muted(change) for kind, change in space.changes.items()}
 
-    def end(self, pieces: EventFragments) -> None:
+    def _end(self, fragments: EventFragments) -> None:
         """Finish a transaction after its last row."""
-        transaction = pieces.transaction
-        self._publish_changed_forms(pieces)
+        transaction = fragments.transaction
+        self._publish_changed_forms(fragments)
         self._spaces.end_transaction()
         self._builder.timestamp = transaction.timestamp
         wanted = self._options.transaction_topic
-        if wanted != "none" and pieces.total_order > (1 if wanted == "multi" else 0):
-            for key, value in pieces.records(self._spaces.schema):
+        if wanted != "none" and fragments.total_order > (1 if wanted == "multi" else 0):
+            for key, value in fragments.records(self._spaces.schema):
                 self._builder.control(topics.TRANSACTION, key, value)
 
-    def _truncate(self, pieces: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
+    def _truncate(self, fragments: EventFragments, form: SpaceForm, lsn: int, row_number: int) -> None:
         """Clear a space's images, and publish in every partition of its topic that all its rows are gone."""
-        if self.images is not None:
-            self.images.clear(form.space_id)
-        self._broadcast_truncation(pieces, self._spaces.plain_events_of(form), lsn, row_number)
+        if self._images is not None:
+            self._images.clear(form.space_id)
+        self._broadcast_truncation(fragments, self._spaces.plain_events_of(form), lsn, row_number)
 
-    def _broadcast_truncation(self, pieces: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
+    def _broadcast_truncation(self, fragments: EventFragments, space: SpaceEvents, lsn: int, row_number: int) -> None:
         self._builder.seq += 1
-        self._builder.broadcast(space.topic, pieces.truncation(space, lsn, row_number, self._builder.seq))
-
-    def refuse(self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object) -> None:
-        """Raise the error of a row that can't be encoded, or write the row and its body as received to the dead-letter topic."""
-        if self._options.on_error == "fail":
-            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
-        self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
-
-    def _refuse_unappliable(
-        self, error: ImageError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object
-    ) -> None:
-        """Raise the error of a row that can't be applied to the images, or mark its key as doubtful and set the row aside."""
-        assert self.images is not None
-        if self._options.on_image_error == "fail" or error.key is None or not self.images.mark_doubtful(error.key):
-            raise at_row(error, transaction, kind, lsn, body, self._space_text(space_id)) from error
-        self._write_dead_letter(error, transaction, kind, lsn, body, space_id)
-
-    def _space_text(self, space_id: object) -> str:
-        try:
-            return f" of space {self._spaces.form(space_id).name!r}" if type(space_id) is int else ""
-        except SchemaError:
-            return ""  # it has rows here and no name; the error gives the reason, and the body contains the space's id
-
-    def _write_dead_letter(
-        self, error: CdcError, transaction: Transaction, kind: int, lsn: int, body: bytes, space_id: object
-    ) -> None:
-        server_uuid = str(self.base.server_uuid)
-        self._builder.control(topics.DLQ, *dead_letter(error, transaction, kind, lsn, body, space_id, server_uuid))
+        self._builder.broadcast(space.topic, fragments.truncation(space, lsn, row_number, self._builder.seq))

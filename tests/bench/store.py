@@ -25,7 +25,7 @@ from cdc.schema.tracker import published_forms
 from cdc.sources.connection import RECEIVE_BYTES
 from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
-from cdc.stream.options import PipelineOptions
+from cdc.stream.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 
 _NAME: Final = "bench"
@@ -78,12 +78,9 @@ def _fill(writer: StateWriter, rows: int) -> None:
 
 def _update(writer: StateWriter, directory: Path, stored_rows: int, rows: int) -> Updated:
     pipeline = Pipeline(
-        PipelineOptions(prefix=_NAME, include=[".*"], exclude=[]),
+        Surroundings(PipelineOptions(prefix=_NAME, include=[".*"], exclude=[]), _SERVER, _VERSION, lambda: FileSpool(directory)),
         _BEGIN,
         [_SPACE],
-        server_uuid=_SERVER,
-        version=_VERSION,
-        new_spool=lambda: FileSpool(directory),
         images=writer.begin(published_forms([_SPACE]), _VERSION),
     )
     decoder, rng = frame_decoder(), random.Random(stored_rows)

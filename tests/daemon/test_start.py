@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.config import Config, parse
-from cdc.daemon.start import Surroundings, begin, doubts_about_spaces, known_before, options_of, supposed_before
+from cdc.daemon.start import begin, doubts_about_spaces, known_before, options_of, supposed_before
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
@@ -20,6 +20,7 @@ from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch
 from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.options import Surroundings
 from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.start import StartPlan, needed
 from tests.fakes.master import SERVER

@@ -13,7 +13,7 @@ from cdc.protocol.compiled_frames import frame_decoder
 from cdc.protocol.session import Event, Heartbeat, Joined, SnapshotFinished, SnapshotRows, SnapshotStarted, StreamRows
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast, Message
-from cdc.stream.options import PipelineOptions
+from cdc.stream.options import PipelineOptions, Surroundings
 from cdc.stream.pipeline import Pipeline
 from tests.fakes.master import SERVER
 
@@ -72,12 +72,9 @@ def pipeline(
 ) -> Pipeline:
     """A pipeline at this position."""
     return Pipeline(
-        options(**changed),
+        Surroundings(options(**changed), server_uuid, version, lambda: MemorySpool(spools, chunk_bytes)),
         position or Position(),
         list(stored),
-        server_uuid=server_uuid,
-        version=version,
-        new_spool=lambda: MemorySpool(spools, chunk_bytes),
         images=images,
         catch_up_to=catch_up_to,
     )

@@ -12,13 +12,14 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 from uuid import UUID
 
-from cdc.daemon.start import Surroundings, begin
+from cdc.daemon.start import begin
 from cdc.positions.vclock import VClock
 from cdc.protocol.session import Event, Registered, Selected, Session, Subscribed, Voted
 from cdc.protocol.states import State
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.stream.batch import Batch, Broadcast, Message
 from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
+from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.spaces import newly_published
 from cdc.upstream import resume, start

@@ -500,7 +500,7 @@ def changes_of(target: Shop) -> ImageChanges:
     """What makes the events of users."""
     images = target.replica.pipeline.images
     assert images is not None
-    return ImageChanges(target.replica.pipeline._spaces.events_of(target.replica.pipeline.published_forms()[0]), images)
+    return ImageChanges(target.replica.pipeline._context.spaces.events_of(target.replica.pipeline.published_forms()[0]), images)
 
 
 def framed(body: bytes, header: dict[int, Any] | None = None) -> tuple[dict[int, Any], bytes]:

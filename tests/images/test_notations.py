@@ -205,7 +205,7 @@ def test_an_insert_with_a_longer_encoding(kind: str, key: Any, long: bytes) -> N
     images = target.replica.pipeline.images
     assert images is not None
     (form,) = [form for form in target.replica.pipeline.published_forms() if form.name == "v"]
-    changes = ImageChanges(target.replica.pipeline._spaces.events_of(form), images)
+    changes = ImageChanges(target.replica.pipeline._context.spaces.events_of(form), images)
     changes.changes[2](*framed(b"\x82\x10" + pack(513) + b"\x21\x92" + long + pack("new")))
     with pytest.raises(ImageError, match=f"bytes {long.hex(' ')}") as raised:
         changes.changes[5](*framed(b"\x82\x10" + pack(513) + b"\x20" + pack([key])))

@@ -159,7 +159,7 @@ def test_what_is_in_front_of_a_large_transaction_that_fails_comes_out() -> None:
 @pytest.mark.parametrize("memory", [500, 10**9])
 def test_what_is_read_again_for_the_images(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its events are out: a batch of it has changes alone, and not many more than it should."""
-    monkeypatch.setattr("cdc.stream.pipeline.REPLAYED_CHANGES_MAX", 20)
+    monkeypatch.setattr("cdc.stream.catch_up.CHANGES_MAX", 20)
     first = [row(11, Type.INSERT, flags=SYNC), *rows(Type.DELETE, 12)]
     data = [*first, confirm(1000, 11), *rows(Type.INSERT, 1001)]
     out = replace(BEGIN, vclock=VClock({1: 1100}))

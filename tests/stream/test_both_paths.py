@@ -139,7 +139,7 @@ def path(*, is_python: bool, handed_back_max: int = 1) -> Iterator[None]:
         if is_python:
             patch.setattr("cdc.stream.compiled_rows._new_row_path", None)
             patch.setattr("cdc.images.overlay.new_pending", PendingChanges)
-            patch.setattr("cdc.stream.pipeline.no_changes", ChangeList)
+            patch.setattr("cdc.stream.catch_up.no_changes", ChangeList)
         else:
             patch.setattr("cdc.stream.compiled_stream.HANDED_BACK_MAX", handed_back_max)
             patch.setattr("cdc.stream.snapshot._MANY", 1)

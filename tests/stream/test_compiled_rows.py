@@ -29,6 +29,7 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.extensions import Datetime, Interval, OpaqueExtension
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast, Message
+from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.pipeline import Pipeline
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
@@ -253,10 +254,10 @@ class Counting:
     """A compiled row path that counts what it has handled."""
 
     def __init__(self, target: Pipeline) -> None:
-        assert target._compiled is not None
-        self._path: Any = target._compiled._path
+        assert isinstance(target._stream, CompiledStream)
+        self._path: Any = target._stream._path
         self.row_count = self.call_count = 0
-        target._compiled._path = self  # type: ignore[assignment]  # it stands in for it
+        target._stream._path = self  # type: ignore[assignment]  # it stands in for it
 
     def run(self, rows: native.Rows, at: int, *others: Any) -> native.Run:
         found: native.Run = self._path.run(rows, at, *others)

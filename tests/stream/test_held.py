@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ from cdc import native
 from cdc.errors import SynchronousReplicationError
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
+from cdc.protocol.codec import Frames
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.stream import held
-from cdc.stream.compiled_stream import CompiledStream
+from cdc.stream.batch import Batch
+from cdc.stream.python_stream import PythonStream
 from tests.fakes import wire
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import MemorySpool, frames_of, pipeline
@@ -91,16 +94,13 @@ class Follower:
 def handed_back(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Numbers of rows that went by the Python path."""
     counts: list[int] = []
-    original = CompiledStream.__init__
+    original = PythonStream.feed
 
-    def observed(self: CompiledStream, *arguments: Any, feed: Any, **more: Any) -> None:
-        def counted(frames: Any, suffix: bytes, *, are_certain: bool = False) -> Any:
-            counts.append(len(frames))
-            return feed(frames, suffix, are_certain=are_certain)
+    def counted(self: PythonStream, frames: Frames, suffix: bytes, *, are_certain: bool = False) -> Iterator[Batch]:
+        counts.append(len(frames))
+        return original(self, frames, suffix, are_certain=are_certain)
 
-        original(self, *arguments, feed=counted, **more)
-
-    monkeypatch.setattr(CompiledStream, "__init__", observed)
+    monkeypatch.setattr(PythonStream, "feed", counted)
     return counts
 
 

@@ -1,0 +1,90 @@
+"""Makes batches of the transactions whose events are new to consumers.
+
+    transaction ─▶ StreamEvents (schema at its position) ─▶ BatchBuilder ─▶ Batch
+                                                               │ full within the transaction
+                                                               └─▶ the transactions before it (Savepoint), then its parts
+
+The transactions are certain. If one changes a space's primary key, the space's rows are published again right after it, under
+their new keys, before the next transaction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from cdc.errors import CdcError
+from cdc.positions.position import Rekeyed
+from cdc.stream import rekeying
+from cdc.stream.backfill import abort
+from cdc.stream.batch import Batch
+from cdc.stream.boundaries import Boundaries
+from cdc.stream.event_context import EventContext
+from cdc.stream.savepoint import Savepoint
+from cdc.stream.stream_events import StreamEvents
+from cdc.stream.transaction import Transaction
+
+
+class Publication:
+    """Maker of batches with events."""
+
+    def __init__(self, context: EventContext, events: StreamEvents, boundaries: Boundaries) -> None:
+        self._context = context
+        self._builder = context.builder
+        self._events = events
+        self._boundaries = boundaries
+
+    def resume(self) -> Iterator[Batch]:
+        """Yield the batches of work that the previous connection left undone at this position."""
+        events = self._events
+        state = events.base.snapshot
+        if state is not None and state.open_request:
+            events.base = abort(events.position, events.now_us, self._builder)
+            yield self._boundaries.take_batch()
+        yield from self._publish_rekeyed()
+
+    def publish(self, transaction: Transaction, suffix: bytes) -> Iterator[Batch]:
+        """Make the events of the next transaction; yield full batches.
+
+        A large transaction is split into several batches, of which only the last ends at a boundary.
+        """
+        builder, boundaries = self._builder, self._boundaries
+        if builder.stored and (transaction.row_count > 1 or transaction.spool is not None):
+            yield boundaries.take_batch()  # DDL that comes before the transaction must not be taken for its own
+        before: Savepoint | None = Savepoint(self._context, self._events, transaction.replica_id)
+        try:
+            for _ in self._events.fill(transaction, suffix):
+                if before is not None and before.has_rows:
+                    yield boundaries.take_before(before)
+                before = None
+                if builder.row_count:
+                    yield boundaries.take_batch(is_boundary=False)
+        except CdcError:
+            # The transactions before the faulty one are good.
+            if before is not None and before.has_rows:
+                before.back_to()
+                yield boundaries.take_batch()
+            raise
+        if self._events.has_rekeyed:
+            yield from self._rekey()
+            yield boundaries.take_batch()
+            yield from self._publish_rekeyed()
+        elif builder.is_full or before is None:
+            yield boundaries.take_batch()
+
+    def _rekey(self) -> Iterator[Batch]:
+        """Move the images of spaces with changed primary keys, and schedule publishing the spaces' rows."""
+        events = self._events
+        for _ in events.rekey():
+            yield Batch.pause(events.base)
+        for space_id in events.take_rekeyed():
+            others = tuple(one for one in events.base.rekeyed if one.space_id != space_id)
+            events.base = replace(events.base, rekeyed=(*others, Rekeyed(space_id)))
+
+    def _publish_rekeyed(self) -> Iterator[Batch]:
+        """Publish the rows of spaces with changed primary keys; the stream waits meanwhile."""
+        events = self._events
+        while events.base.rekeyed:
+            events.base = rekeying.advance(events.position, events.now_us, self._context)
+            yield self._boundaries.take_batch()
+            yield Batch.pause(events.base)
