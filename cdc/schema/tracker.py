@@ -196,6 +196,11 @@ class SchemaTracker:
         """Ids of the spaces whose system rows have changed since the last call of `changes`."""
         return list(self._touched)
 
+    @property
+    def is_touched(self) -> bool:
+        """Whether there are such spaces."""
+        return bool(self._touched)
+
     # Applying rows.
 
     def _apply_space(self, kind: int, body: Body) -> None:

@@ -119,7 +119,7 @@ class CompiledStream:
 
     def _has_only_rows(self) -> bool:
         """Return whether events depend on rows and the limbo alone: nothing is replayed, no schema change is unpublished."""
-        return self._python.catch_up is None and not self._context.spaces.schema.touched
+        return self._python.catch_up is None and not self._context.spaces.schema.is_touched
 
     def _process(self, frames: CompiledFrames, at: int, suffix: bytes) -> Iterator[Batch]:
         rows, count = frames.rows, len(frames)

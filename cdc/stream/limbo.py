@@ -191,9 +191,12 @@ class Limbo:
 
     def enqueue_if_waiting(self, transaction: Transaction, now_us: int) -> bool:
         """Queue a transaction if it has to wait; return whether it was queued. Raises the spool's errors if the disk is full."""
+        known = self._known_synchronous
+        if known is None and transaction.row_count == 1 and not (transaction.flags or self._queues or self._schema.synchronous):
+            return False  # as most transactions are: nothing waits, and nothing is synchronous
         queue = self._queues.get(transaction.replica_id)
-        if self._known_synchronous is not None:
-            is_synchronous, space_rows = transaction.lsn in self._known_synchronous, list[Row]()
+        if known is not None:
+            is_synchronous, space_rows = transaction.lsn in known, list[Row]()
         else:
             touches, space_rows = self._synchronous_and_space_rows(transaction)
             is_synchronous = touches or (bool(transaction.flags & Flag.WAIT_ACK) and not self._bypasses_limbo(transaction))

@@ -88,7 +88,8 @@ class PythonStream:
         if catch_up.is_over or catch_up.covers(transaction):
             ready = self._certain(transaction)
         else:
-            catch_up.set_aside(transaction, self._known_lsn(transaction.replica_id))
+            origin = transaction.replica_id
+            catch_up.set_aside(transaction, self._limbo.received.get(origin, self._events.vclock.get(origin, 0)))
             if is_control(transaction) and not self._limbo.is_empty:
                 ready = self._decided(transaction)
         for each in ready:
@@ -109,18 +110,15 @@ class PythonStream:
 
         The caller must handle each before it asks for the next.
         """
-        if transaction.lsn <= self._known_lsn(transaction.replica_id):
+        limbo, origin = self._limbo, transaction.replica_id
+        if transaction.lsn <= limbo.received.get(origin, self._events.vclock.get(origin, 0)):
             # It was received before.
             if transaction.spool is not None:
                 transaction.spool.close()
             return ()
         if is_control(transaction):
             return self._control(transaction)
-        return () if self._limbo.enqueue_if_waiting(transaction, self._events.now_us) else (transaction,)
-
-    def _known_lsn(self, origin: int) -> int:
-        """Return the lsn of the origin's last row that has been received."""
-        return self._limbo.received.get(origin, self._events.vclock.get(origin, 0))
+        return () if limbo.enqueue_if_waiting(transaction, self._events.now_us) else (transaction,)
 
     def _control(self, transaction: Transaction) -> Iterator[Transaction]:
         yield from self._decided(transaction)

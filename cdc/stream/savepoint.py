@@ -7,7 +7,9 @@ batch:  45  46  47 │ 48, first part       the batch is full: 45 to 47 are a ba
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Final
 
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
@@ -15,24 +17,41 @@ from cdc.stream.batch import Batch
 from cdc.stream.event_context import EventContext
 from cdc.stream.stream_events import StreamEvents
 
+_NO_IMAGES: Final[tuple[int, frozenset[bytes], frozenset[bytes], Mapping[int, int]]] = (0, frozenset(), frozenset(), {})
+
 
 class Savepoint:
     """The place in the batch, the images, the schema's version, and the vclock's component of the transaction's origin."""
 
+    __slots__ = (
+        "_change_count",
+        "_context",
+        "_doubtful",
+        "_doubts",
+        "_events",
+        "_lsn",
+        "_mark",
+        "_numbers",
+        "_origin",
+        "_schema_version",
+        "_stored",
+    )
+
     def __init__(self, context: EventContext, events: StreamEvents, origin: int) -> None:
         """Remember the present state, before a transaction of this origin."""
-        images = context.images
+        images, builder = context.images, context.builder
         self._context = context
         self._events = events
         self._origin = origin
         self._lsn = events.vclock.get(origin)
-        self._mark = context.builder.mark
-        self._stored = dict(context.builder.stored)
+        self._mark = builder.mark
+        self._stored = builder.stored.copy() if builder.stored else {}
         self._schema_version = context.spaces.schema.schema_version
-        self._change_count = images.change_count if images is not None else 0
-        self._doubtful = images.doubtful if images is not None else frozenset[bytes]()
-        self._doubts = images.doubts if images is not None else frozenset[bytes]()
-        self._numbers = images.numbers if images is not None else {}
+        if images is None:
+            self._change_count, self._doubtful, self._doubts, self._numbers = _NO_IMAGES
+        else:
+            self._change_count, self._doubtful, self._doubts = images.change_count, images.doubtful, images.doubts
+            self._numbers = images.numbers
 
     @property
     def has_rows(self) -> bool:

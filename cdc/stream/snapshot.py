@@ -336,7 +336,7 @@ class Snapshot:
             pass  # the rows of system spaces go into the batch of the first user's row
 
     def _publish_changed_forms(self) -> None:
-        if not self._spaces.schema.touched:
+        if not self._spaces.schema.is_touched:
             return
         position = replace(self.position, seq=self._builder.seq, schema_version=self._spaces.schema.schema_version)
         self._spaces.publish_schema_changes(position, self._now_us, None, self._broadcast_truncation, in_snapshot=True)

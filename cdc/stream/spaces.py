@@ -192,7 +192,7 @@ class Spaces:
         another primary key, and UnseenRowsError if a space with unknown rows got a published name. With images, raises
         ConfigurationError for a field of an unknown type.
         """
-        if not self.schema.touched:
+        if not self.schema.is_touched:
             return
         touched = self.schema.touched
         self._check_names(touched, in_snapshot=in_snapshot)

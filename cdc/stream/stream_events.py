@@ -189,7 +189,7 @@ class StreamEvents:
 
     def _publish_changed_forms(self, fragments: EventFragments) -> None:
         """Publish the changed forms."""
-        if self._spaces.schema.touched:
+        if self._spaces.schema.is_touched:
             transaction = fragments.transaction
             self._spaces.publish_schema_changes(
                 self.position,
@@ -247,12 +247,12 @@ class StreamEvents:
 
     def _end(self, fragments: EventFragments) -> None:
         """Finish a transaction after its last row."""
-        transaction = fragments.transaction
-        self._publish_changed_forms(fragments)
+        if self._spaces.schema.is_touched:
+            self._publish_changed_forms(fragments)
         self._spaces.end_transaction()
-        self._builder.timestamp = transaction.timestamp
+        self._builder.timestamp = fragments.transaction.timestamp
         wanted = self._options.transaction_topic
-        if wanted != "none" and fragments.total_order > (1 if wanted == "multi" else 0):
+        if wanted != "none" and fragments.total_order > (wanted == "multi"):
             for key, value in fragments.records(self._spaces.schema):
                 self._builder.control(topics.TRANSACTION, key, value)
 
