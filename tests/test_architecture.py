@@ -46,6 +46,9 @@ SHELL: Final = [
 ORDER: Final = ["cdc", "cdc.errors", "cdc.native", *PURE[1:], *SHELL]
 """Packages, and modules beside them. Each may import only what stands before it, and itself."""
 
+STREAM_ORDER: Final = ["cdc.stream.transactions", "cdc.stream", "cdc.stream.commits", "cdc.stream.reports"]
+"""The same for the folders of `cdc.stream`: rows until they are certain; events and batches; what the publisher needs; reports."""
+
 SPARK_ORDER: Final = [
     "spark_jobs",
     "spark_jobs.errors",
@@ -209,6 +212,23 @@ def test_no_room_has_a_cycle(name: str) -> None:
     while free := {module for module, used in left.items() if not used & set(left)}:
         left = {module: used for module, used in left.items() if module not in free}
     assert not left, "these import each other"
+
+
+@pytest.mark.parametrize("name", STREAM_ORDER)
+def test_imports_of_the_stream_go_one_way(name: str) -> None:
+    def folder(module: str) -> str:
+        return ".".join(module.split(".")[:3]) if module.count(".") > 2 else "cdc.stream"
+
+    inside = {module: path for module, path in CDC.items() if room(module) == "cdc.stream" and path.name != "__init__.py"}
+    assert {folder(module) for module in inside} == set(STREAM_ORDER)
+    allowed = set(STREAM_ORDER[: STREAM_ORDER.index(name) + 1])
+    mine = {module: path for module, path in inside.items() if folder(module) == name}
+    assert not [
+        f"{module} imports {one}"
+        for module, path in mine.items()
+        for one in ours(path) & set(inside)
+        if folder(one) not in allowed
+    ]
 
 
 @pytest.mark.parametrize("name", SPARK_ORDER)

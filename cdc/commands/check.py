@@ -31,8 +31,8 @@ from cdc.schema.fitting import check_types
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import SchemaTracker
 from cdc.store import numbers_file
-from cdc.stream import ownership
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream import start
 from cdc.upstream.start import Known
 from cdc.upstream.witnesses import Witnesses

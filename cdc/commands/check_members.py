@@ -26,7 +26,7 @@ from cdc.sources.connection import Connection
 from cdc.sources.handshake import greet, vote
 from cdc.sources.registration import find_id
 from cdc.sources.replica_set import replicaset_uuid
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream import overview, resume, selection, start
 from cdc.upstream.identity import instance_uuid
 from cdc.upstream.rehearsal import Candidate, rehearse

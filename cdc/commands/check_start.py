@@ -35,9 +35,10 @@ from cdc.protocol.ballot import Ballot
 from cdc.store import numbers_file
 from cdc.store.files import has_data, in_use, is_held_by_daemon, is_locked, translate_denials
 from cdc.store.store import StateStore
-from cdc.stream import ownership, patterns
-from cdc.stream.checkpoint import Checkpoint, fold
-from cdc.stream.former_topics import spaces_by_topic
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint, fold
+from cdc.stream.commits.former_topics import spaces_by_topic
+from cdc.stream.reports import patterns
 from cdc.upstream import joining
 from cdc.upstream.identity import instance_uuid
 

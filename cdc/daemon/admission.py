@@ -31,9 +31,9 @@ from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.store import numbers_file
 from cdc.store.files import DirectoryLock, daemon_named, is_locked, is_there, lock, translate_lmdb_errors
-from cdc.stream import ownership
-from cdc.stream.checkpoint import Checkpoint, Sign
-from cdc.stream.ownership import NameTakenError
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint, Sign
+from cdc.stream.commits.ownership import NameTakenError
 from cdc.upstream.witnesses import Witnesses
 
 _WRITERS: Final = "writers"

@@ -39,7 +39,7 @@ from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
 from cdc.store.writer import StateWriter
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream import resume, start
 from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot

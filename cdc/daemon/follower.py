@@ -60,7 +60,7 @@ from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.sources.handshake import expect, vote
 from cdc.store.files import translate_lmdb_errors
 from cdc.store.writer import StateWriter
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.recognition import Recognition
 from cdc.upstream import resume

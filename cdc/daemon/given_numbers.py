@@ -15,7 +15,7 @@ from cdc.kafka.topic_admin import cluster_id
 from cdc.positions.numbers import Kept, Numbers
 from cdc.positions.position import Position
 from cdc.store.numbers_file import NumbersFile
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream.witnesses import Witnesses
 
 

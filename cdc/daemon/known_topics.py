@@ -15,8 +15,8 @@ from cdc.kafka.clients import Admin
 from cdc.kafka.topic_admin import snapshot_remedy
 from cdc.kafka.topic_ids import topic_ids
 from cdc.store import topics_file
-from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.former_topics import spaces_by_topic
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.commits.former_topics import spaces_by_topic
 
 
 def created_again(config: Config, stored: Checkpoint, admin: Admin, cluster: str | None) -> Iterator[tuple[str, str]]:

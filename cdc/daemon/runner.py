@@ -32,13 +32,13 @@ from cdc.store.files import translate_lmdb_errors
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
-from cdc.stream import limbo_watch
 from cdc.stream.batch import Batch
-from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.limbo_watch import OverdueQuorum
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
-from cdc.stream.schema_news import schema_reports
+from cdc.stream.reports import limbo_watch
+from cdc.stream.reports.limbo_watch import OverdueQuorum
+from cdc.stream.reports.schema_news import schema_reports
 from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.selection import Needed
 from cdc.upstream.start import StartPlan

@@ -20,7 +20,7 @@ from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.stream.batch import Batch
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 
 
 class SnapshotIntake:

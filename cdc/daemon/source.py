@@ -16,7 +16,7 @@ from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.store.writer import StateWriter
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream.start import Known
 
 

@@ -69,9 +69,9 @@ from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError
 from cdc.store.files import is_there, set_aside
 from cdc.store.writer import StateWriter
-from cdc.stream import ownership
-from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.stream.ownership import NameTakenError
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.ownership import NameTakenError
 from cdc.stream.spaces import no_longer_published
 from cdc.upstream import start
 from cdc.upstream.failover import BackOff

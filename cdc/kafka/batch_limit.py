@@ -18,7 +18,7 @@ from cdc.errors import CdcError
 from cdc.kafka import topic_settings
 from cdc.kafka.clients import Admin
 from cdc.kafka.errors import ProducerLostError, TooLargeError
-from cdc.stream.publisher_statistics import PublisherStatistics
+from cdc.stream.commits.publisher_statistics import PublisherStatistics
 
 _SMALLEST_BYTES: Final = 16 * 1024
 """Batch size below which a refusal is taken to concern a single message, if the topics' limits are unknown."""

@@ -13,7 +13,7 @@ from cdc.errors import ConfigurationError, ConnectionLostError
 from cdc.events import topics
 from cdc.events.json_values import encode
 from cdc.kafka.errors import reading_error
-from cdc.stream.checkpoint import Checkpoint, fold
+from cdc.stream.commits.checkpoint import Checkpoint, fold
 
 READ_TIMEOUT_SECONDS: Final = 60.0
 _NULL: Final = "NULL"

@@ -21,8 +21,8 @@ from cdc.errors import ConfigurationError
 from cdc.kafka.broker_limits import BrokerLimits
 from cdc.kafka.by_batch import BatchProducer
 from cdc.kafka.errors import UNKNOWN_USER
-from cdc.stream import ownership
-from cdc.stream.publisher_statistics import BATCH_BYTES_MAX
+from cdc.stream.commits import ownership
+from cdc.stream.commits.publisher_statistics import BATCH_BYTES_MAX
 
 LOG_LEVEL: Final = 2
 """Log level of librdkafka: critical lines only. Below it, librdkafka logs each attempt to connect, twenty times a second while

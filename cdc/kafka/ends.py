@@ -20,7 +20,7 @@ from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, To
 from cdc.errors import ConnectionLostError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import reading_error
-from cdc.stream.unseen import Place
+from cdc.stream.commits.unseen import Place
 
 TIMEOUT_SECONDS: Final = 5.0
 """Time limit for an answer. A daemon that is stopping waits that long, too."""

@@ -14,7 +14,7 @@ Only the same producer can end hanging messages, with the next transaction that 
 readable; an abort loses committed messages. After the first write of a transaction, an abort can't be excluded: Kafka may refuse
 a part of the transaction, the transaction may time out, and if the process is killed, the init_transactions of its successor
 aborts the transaction. Therefore the daemon writes nothing before it has seen that the last commit is readable
-(cdc.kafka.readability, cdc.stream.unseen):
+(cdc.kafka.readability, cdc.stream.commits.unseen):
 
     commit N ──"complete"──▶ check: can consumers read every partition that N wrote to, to its end? ──yes──▶ N+1 begins to write
                               ▲                │ no                     │ no, after MARKERS_SECONDS with a leader
@@ -59,7 +59,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from cdc.errors import ConnectionLostError
 from cdc.kafka.errors import reading_error
 from cdc.positions.numbers import Numbers
-from cdc.stream import unseen
+from cdc.stream.commits import unseen
 
 FILLER_KEY: Final = b'{"name":""}'
 """Key of the filler records, which have no value. No row and no daemon uses this key."""

@@ -26,8 +26,8 @@ from cdc.kafka.hanging import Place, first_offsets
 from cdc.kafka.topic_admin import TopicAdmin, list_topics
 from cdc.positions.position import Position
 from cdc.stream.batch import Batch, Message
-from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.former_topics import form_records, missing_end, spaces_by_topic
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.commits.former_topics import form_records, missing_end, spaces_by_topic
 
 CHECK_SECONDS: Final = 60.0
 """Interval between two checks of a running daemon."""

@@ -1,4 +1,4 @@
-"""Reader of what schema topics say about the topics of prefixes. See cdc.stream.owned_topics."""
+"""Reader of what schema topics say about the topics of prefixes. See cdc.stream.commits.owned_topics."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cdc.events.topics import TopicNames
 from cdc.kafka import control_records
 from cdc.kafka.clients import Admin, KafkaClients
 from cdc.kafka.hanging import Place, first_offsets, open_partitions
-from cdc.stream.owned_topics import NOTHING, Owned, owned
+from cdc.stream.commits.owned_topics import NOTHING, Owned, owned
 
 _Bounds = tuple[dict[Place, int], dict[Place, int]]
 

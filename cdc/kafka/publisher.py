@@ -40,13 +40,13 @@ from cdc.kafka.topic_admin import TopicAdmin, list_topics, lost_checkpoint
 from cdc.kafka.wake_pipe import WakePipe
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
-from cdc.stream import checkpoint, ownership
-from cdc.stream.backlog import Backlog
 from cdc.stream.batch import Batch, Forms
-from cdc.stream.checkpoint import Checkpoint, Writer
-from cdc.stream.handover import Handover, State
-from cdc.stream.open_transaction import OpenTransaction, Pace
-from cdc.stream.publisher_statistics import PublisherStatistics
+from cdc.stream.commits import checkpoint, ownership
+from cdc.stream.commits.backlog import Backlog
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.handover import Handover, State
+from cdc.stream.commits.open_transaction import OpenTransaction, Pace
+from cdc.stream.commits.publisher_statistics import PublisherStatistics
 
 IDLE_SECONDS: Final = 0.5
 PROOF_SECONDS: Final = 5.0

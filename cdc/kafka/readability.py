@@ -21,7 +21,7 @@ from cdc.kafka.errors import translate_kafka_errors
 from cdc.kafka.hanging import Place
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import snapshot_remedy
-from cdc.stream.unseen import UnconfirmedCommits
+from cdc.stream.commits.unseen import UnconfirmedCommits
 
 PAUSES_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Pauses between two checks. Most commits are readable at the first check, two milliseconds after the commit's answer."""

@@ -17,7 +17,7 @@ from cdc.kafka.hanging import Place
 from cdc.kafka.topic_admin import list_topics, lost_checkpoint, refusal_by_name
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 
 MARKERS_SECONDS: Final = 3.0
 """Time that Kafka may take to write the markers of a transaction that it reports as ended."""

@@ -21,7 +21,7 @@ from cdc.config import KafkaSection
 from cdc.errors import CdcError, ConnectionLostError, PublishError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.errors import FORBIDDEN, ForbiddenError, reading_error
-from cdc.stream import ownership
+from cdc.stream.commits import ownership
 
 TIMEOUT_SECONDS: Final = 10.0
 _NO_ANSWER: Final = frozenset({KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE, KafkaError.REQUEST_TIMED_OUT})

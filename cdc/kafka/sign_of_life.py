@@ -21,8 +21,8 @@ from confluent_kafka import OFFSET_END, KafkaError, KafkaException, Message, Top
 from cdc.errors import ConnectionLostError
 from cdc.kafka.clients import KafkaClients
 from cdc.kafka.reach import Reach
-from cdc.stream.checkpoint import Sign, sign_record
-from cdc.stream.ownership import SIGN_SECONDS, Listening
+from cdc.stream.commits.checkpoint import Sign, sign_record
+from cdc.stream.commits.ownership import SIGN_SECONDS, Listening
 
 _FLUSH_SECONDS: Final = 2.0
 _POLL_SECONDS: Final = 0.25

@@ -9,7 +9,7 @@ from http.client import HTTPException
 from typing import Any, Final
 
 from cdc.errors import CdcError, ConfigurationError, RequestError
-from cdc.stream.ownership import NameTakenError
+from cdc.stream.commits.ownership import NameTakenError
 
 _ASK_SECONDS: Final = 30.0
 """Longer than the time after which the daemon answers that it is too busy."""

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from cdc import log
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.positions.vclock import VClock
-from cdc.stream.limbo import LimboState
-from cdc.stream.limbo_watch import OverdueQuorum
-from cdc.stream.publisher_statistics import PublisherStatistics
+from cdc.stream.commits.publisher_statistics import PublisherStatistics
+from cdc.stream.reports.limbo_watch import OverdueQuorum
+from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
 
 RowPath = Literal["native", "python"]

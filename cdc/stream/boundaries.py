@@ -8,13 +8,13 @@ from __future__ import annotations
 from cdc.images.pending import Changes
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.ahead import Ahead
 from cdc.stream.batch import Batch
 from cdc.stream.event_context import EventContext
 from cdc.stream.ledger import Ledger
-from cdc.stream.limbo import Limbo
 from cdc.stream.savepoint import Savepoint
 from cdc.stream.stream_events import StreamEvents
+from cdc.stream.transactions.ahead import Ahead
+from cdc.stream.transactions.limbo import Limbo
 
 
 class Boundaries:

@@ -6,8 +6,8 @@
                 only images change
 
 Each server sends the origins' rows in an order of its own. Therefore a transaction past K may come before published ones of
-another origin. It is set aside (cdc.stream.ahead) until all of these have been seen: only then is the schema the one at its
-position.
+another origin. It is set aside (cdc.stream.transactions.ahead) until all of these have been seen: only then is the schema the one
+at its position.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from typing import Final
 from cdc.images.pending import no_changes
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
-from cdc.stream.ahead import Ahead
 from cdc.stream.batch import Batch
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.event_context import EventContext
 from cdc.stream.stream_events import StreamEvents
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.ahead import Ahead
+from cdc.stream.transactions.transaction import Transaction
 
 CHANGES_MAX: Final = 10_000
 """Maximum number of replayed row changes that are passed on together."""

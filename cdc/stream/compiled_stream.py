@@ -30,13 +30,13 @@ from cdc import native
 from cdc.events import topics
 from cdc.protocol.codec import Frames
 from cdc.protocol.compiled_frames import CompiledFrames
-from cdc.stream import held
 from cdc.stream.batch import Batch
 from cdc.stream.boundaries import Boundaries
 from cdc.stream.event_context import EventContext
-from cdc.stream.limbo import Limbo
 from cdc.stream.python_stream import PythonStream
 from cdc.stream.stream_events import StreamEvents
+from cdc.stream.transactions import held
+from cdc.stream.transactions.limbo import Limbo
 
 OPEN_BYTES_MAX: Final = 1024 * 1024
 """Maximum size of an unfinished transaction kept here, in bytes. A longer one goes to the Python path, which may spool it."""

@@ -9,7 +9,7 @@ import msgspec
 
 from cdc.events.envelope import COLLECTION_ORDER, OPEN_TRUNCATE, SEQ, SpaceEvents, transaction_records
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.transaction import Transaction
 
 
 class OriginTexts(msgspec.Struct, gc=False):

@@ -8,7 +8,7 @@ from typing import Literal
 from uuid import UUID
 
 from cdc.events.topics import SpaceFilter
-from cdc.stream.transaction import Spool
+from cdc.stream.transactions.transaction import Spool
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,8 +29,6 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.codec import Frames
 from cdc.schema.forms import SpaceForm, StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.ahead import Ahead
-from cdc.stream.assembler import HEARTBEATS_END_BEFORE, Assembler
 from cdc.stream.backfill import Republication
 from cdc.stream.batch import Batch, BatchBuilder
 from cdc.stream.boundaries import Boundaries
@@ -38,7 +36,6 @@ from cdc.stream.catch_up import CatchUp
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.event_context import EventContext
 from cdc.stream.ledger import Ledger
-from cdc.stream.limbo import Limbo, LimboState
 from cdc.stream.options import Surroundings
 from cdc.stream.publication import Publication
 from cdc.stream.python_stream import PythonStream
@@ -47,7 +44,10 @@ from cdc.stream.row_errors import Refusals
 from cdc.stream.snapshot import Snapshot
 from cdc.stream.spaces import Spaces
 from cdc.stream.stream_events import StreamEvents
-from cdc.stream.transaction_buffer import TransactionBuffer
+from cdc.stream.transactions.ahead import Ahead
+from cdc.stream.transactions.assembler import HEARTBEATS_END_BEFORE, Assembler
+from cdc.stream.transactions.limbo import Limbo, LimboState
+from cdc.stream.transactions.transaction_buffer import TransactionBuffer
 
 
 class Pipeline:

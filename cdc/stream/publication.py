@@ -22,7 +22,7 @@ from cdc.stream.boundaries import Boundaries
 from cdc.stream.event_context import EventContext
 from cdc.stream.savepoint import Savepoint
 from cdc.stream.stream_events import StreamEvents
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.transaction import Transaction
 
 
 class Publication:

@@ -12,14 +12,14 @@ from collections.abc import Iterable, Iterator
 
 from cdc.errors import SnapshotNeededError
 from cdc.protocol.codec import Frames
-from cdc.stream.ahead import Ahead
-from cdc.stream.assembler import Assembler
 from cdc.stream.batch import Batch
 from cdc.stream.catch_up import CatchUp
-from cdc.stream.limbo import Limbo, is_control
 from cdc.stream.publication import Publication
 from cdc.stream.stream_events import StreamEvents
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.ahead import Ahead
+from cdc.stream.transactions.assembler import Assembler
+from cdc.stream.transactions.limbo import Limbo, is_control
+from cdc.stream.transactions.transaction import Transaction
 
 
 class PythonStream:

@@ -16,7 +16,7 @@ from cdc.protocol.extensions import pack
 from cdc.stream.batch import BatchBuilder
 from cdc.stream.options import PipelineOptions
 from cdc.stream.spaces import Spaces
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.transaction import Transaction
 
 _SHOWN_BYTES: Final = 600
 _BODY_OPENING: Final = b"\x82" + pack(int(Key.SPACE_ID))

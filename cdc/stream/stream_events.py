@@ -22,11 +22,11 @@ from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, Key, Type
 from cdc.protocol.system_spaces import TRUNCATE_SPACE
 from cdc.schema.forms import SpaceForm
 from cdc.schema.tracker import TRACKED_SPACES
-from cdc.stream.assembler import rows_of
 from cdc.stream.event_context import EventContext
 from cdc.stream.fragments import EventFragments, OriginTexts
 from cdc.stream.row_errors import at_row, malformed
-from cdc.stream.transaction import Row, Transaction
+from cdc.stream.transactions.assembler import rows_of
+from cdc.stream.transactions.transaction import Row, Transaction
 
 SPACE_ID: Final = Key.SPACE_ID
 DELETE: Final = Type.DELETE

@@ -19,7 +19,7 @@ from cdc.errors import Remedy
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream.identity import instance_uuid
 from tests.daemon.test_monitor import Listener, Serve, serving
 from tests.fakes.master import REPLICASET, SCHEMA, Master, MasterConnection

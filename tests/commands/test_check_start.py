@@ -35,7 +35,7 @@ from cdc.schema.forms import StoredSpace
 from cdc.store.files import daemon_named, is_locked
 from cdc.store.numbers_file import NumbersFile
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
+from cdc.stream.commits.checkpoint import Checkpoint, Sign, fold, owner_record, sign_record
 from tests.fakes.kafka import Cluster, clients
 
 SPACES = [(280, "_space"), (512, "users"), (513, "orders"), (514, "sessions")]

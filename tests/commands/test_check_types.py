@@ -8,7 +8,7 @@ from cdc.commands import check
 from cdc.config import parse
 from cdc.schema.forms import StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 
 
 @pytest.mark.parametrize(("images", "finding_count"), [("full", 1), ("none", 0)])

@@ -27,7 +27,7 @@ from cdc.sources.handshake import greet, vote
 from cdc.store.spool import FileSpool
 from cdc.store.store import StateStore
 from cdc.store.writer import StateWriter
-from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import plan
 from tests.fakes.deliveries import OpenDelivery
 from tests.fakes.kafka import Cluster, clients

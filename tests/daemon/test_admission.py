@@ -28,8 +28,8 @@ from cdc.ops import asking
 from cdc.positions.position import Position, SnapshotState
 from cdc.store.files import set_aside
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Checkpoint, Sign, Writer, fold, position_record
-from cdc.stream.ownership import name_taken_message
+from cdc.stream.commits.checkpoint import Checkpoint, Sign, Writer, fold, position_record
+from cdc.stream.commits.ownership import name_taken_message
 
 
 def config(path: Path, images: str = "full") -> Config:

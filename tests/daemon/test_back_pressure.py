@@ -22,7 +22,7 @@ from cdc.protocol.constants import Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.stream.options import PipelineOptions
 from cdc.upstream.start import plan
 from tests.fakes import wire

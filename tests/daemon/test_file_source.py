@@ -28,7 +28,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from tests.fakes import log_files
 
 OTHER = UUID("bbbbbbbb-0000-4000-8000-00000000000f")

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from cdc.daemon.known_topics import created_again, remember, report
 from cdc.positions.position import SnapshotState
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from tests.daemon.test_start import AT, SPACES, config
 from tests.fakes.kafka import Cluster, clients
 

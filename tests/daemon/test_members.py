@@ -30,7 +30,7 @@ from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
 from cdc.protocol.failure import LogDamagedError
 from cdc.store.writer import StateWriter
-from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.upstream.selection import NobodyError
 from tests.daemon.test_ack_intervals import ServedMaster
 from tests.daemon.test_monitor import Listener, Serve, serving

@@ -23,7 +23,7 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.forms import StoredSpace
 from cdc.store.numbers_file import NumbersFile
 from cdc.stream.batch import Broadcast
-from cdc.stream.checkpoint import Checkpoint, Writer
+from cdc.stream.commits.checkpoint import Checkpoint, Writer
 from cdc.upstream.start import StartPlan
 from tests.fakes import wire
 from tests.fakes.deliveries import OpenDelivery

@@ -19,7 +19,7 @@ from cdc.schema.keys import space_prefix
 from cdc.store.spool import FileSpool
 from cdc.store.writer import StateWriter
 from cdc.stream.batch import Batch
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.options import Surroundings
 from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.start import StartPlan, needed

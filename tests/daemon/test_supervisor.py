@@ -31,8 +31,8 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import ErrorCode
 from cdc.protocol.failure import XlogGapError, parse_error
-from cdc.stream.checkpoint import Checkpoint
-from cdc.stream.ownership import NameTakenError
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.commits.ownership import NameTakenError
 from cdc.upstream.selection import Answer, Choice, NobodyError
 from cdc.upstream.start import needed
 from tests.upstream.test_selection import GOOD, PUBLISHED, answer

@@ -12,7 +12,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol import states
 from cdc.protocol.ballot import Ballot
-from cdc.stream import handover
+from cdc.stream.commits import handover
 from cdc.upstream.resume import Policy
 from cdc.upstream.start import Known, plan
 from tests.fakes.marked import MARK, first_lines

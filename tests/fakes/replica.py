@@ -18,7 +18,7 @@ from cdc.protocol.session import Event, Registered, Selected, Session, Subscribe
 from cdc.protocol.states import State
 from cdc.protocol.system_spaces import CLUSTER_BY_UUID, CLUSTER_SPACE
 from cdc.stream.batch import Batch, Broadcast, Message
-from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
+from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.spaces import newly_published

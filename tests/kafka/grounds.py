@@ -19,7 +19,7 @@ from cdc.kafka.clients import ANSWER_TIMEOUT_MS, Complain, KafkaClients
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.sender import CALL_TIMEOUT_SECONDS
 from cdc.local.interface import KafkaServer
-from cdc.stream.checkpoint import Writer
+from cdc.stream.commits.checkpoint import Writer
 from tests.fakes.kafka import SILENCE_SECONDS, Cluster, Record, clients
 from tests.live.kafka_proxy import KafkaProxy
 from tests.live.topics import TopicReader

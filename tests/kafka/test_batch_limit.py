@@ -14,8 +14,8 @@ from cdc.kafka.clients import Admin
 from cdc.kafka.errors import ProducerLostError, TooLargeError
 from cdc.kafka.publisher import Publisher
 from cdc.kafka.topic_settings import Setting
-from cdc.stream.checkpoint import Writer
-from cdc.stream.publisher_statistics import BATCH_BYTES_MAX, PublisherStatistics
+from cdc.stream.commits.checkpoint import Writer
+from cdc.stream.commits.publisher_statistics import BATCH_BYTES_MAX, PublisherStatistics
 from tests.fakes.kafka import Cluster, FakeClients, Record
 from tests.kafka.test_lost_topics import batch, until_it_ends
 from tests.kafka.test_publisher import MODES, Mode, config_of, row, wait

@@ -15,7 +15,7 @@ from cdc.errors import ConfigurationError
 from cdc.kafka.checkpoint_topic import read
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
-from cdc.stream.checkpoint import Checkpoint, Writer, owner_record, position_record, space_record
+from cdc.stream.commits.checkpoint import Checkpoint, Writer, owner_record, position_record, space_record
 
 Record = tuple[bytes | None, bytes | None]
 TOPIC = "shop.checkpoint"

@@ -12,7 +12,7 @@ from cdc.errors import PublishError
 from cdc.kafka.clients import Admin
 from cdc.kafka.foreign_topics import ForeignTopics
 from cdc.kafka.publisher import Publisher
-from cdc.stream.checkpoint import Writer
+from cdc.stream.commits.checkpoint import Writer
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_lost_topics import batch, until_it_ends
 from tests.kafka.test_publisher import MODES, Mode, config_of, row

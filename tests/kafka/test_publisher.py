@@ -19,8 +19,8 @@ from cdc.kafka.publisher import Publisher
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.checkpoint import Writer
-from cdc.stream.open_transaction import COMMIT_LEADS_SECONDS
+from cdc.stream.commits.checkpoint import Writer
+from cdc.stream.commits.open_transaction import COMMIT_LEADS_SECONDS
 from tests.fakes.kafka import FENCED, NO_ANSWER, Cluster, FakeProducer, Record, clients
 from tests.live.waiting import wait_for
 

@@ -11,7 +11,7 @@ from cdc.errors import PublishError
 from cdc.kafka import readers_view
 from cdc.kafka.errors import ForbiddenError
 from cdc.kafka.readers_view import ReadersView
-from cdc.stream.checkpoint import position_record
+from cdc.stream.commits.checkpoint import position_record
 from tests.fakes.kafka import Cluster, clients
 from tests.kafka.test_publisher import WRITER, batch
 

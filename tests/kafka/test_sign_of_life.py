@@ -13,8 +13,8 @@ import pytest
 from cdc.errors import ConnectionLostError
 from cdc.kafka import reach, sign_of_life
 from cdc.kafka.sign_of_life import SignOfLife, listen
-from cdc.stream.checkpoint import Sign, sign_record
-from cdc.stream.ownership import SIGN_SECONDS, SILENCE_SECONDS
+from cdc.stream.commits.checkpoint import Sign, sign_record
+from cdc.stream.commits.ownership import SIGN_SECONDS, SILENCE_SECONDS
 from tests.fakes.kafka import Cluster, clients
 from tests.live.waiting import wait_for
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pytest
 
 from cdc.local.kafka_cluster import KafkaCluster, KafkaNode
-from cdc.stream import ownership
+from cdc.stream.commits import ownership
 from tests.live.conftest import SceneFactory
 from tests.live.scene import Scene, Watcher
 from tests.live.waiting import wait_for

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from cdc.stream.ownership import SILENCE_SECONDS
+from cdc.stream.commits.ownership import SILENCE_SECONDS
 from tests.live.daemon import DaemonProcess
 from tests.live.scene import Scene
 from tests.live.stream import parse

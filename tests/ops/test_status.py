@@ -21,8 +21,8 @@ from cdc.ops.metrics import StatusCollector
 from cdc.ops.stall_watch import StallWatch
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
-from cdc.stream.limbo import LimboState
-from cdc.stream.limbo_watch import check_overdue
+from cdc.stream.reports.limbo_watch import check_overdue
+from cdc.stream.transactions.limbo import LimboState
 from cdc.upstream.overview import Upstream
 
 FOLLOWED = Upstream(

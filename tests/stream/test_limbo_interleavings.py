@@ -138,10 +138,10 @@ def told(sent: Sent) -> Expected:
 @pytest.fixture
 def small_pieces(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every other life what waited on disk comes out in pieces, and out of many files."""
-    monkeypatch.setattr("cdc.stream.transaction_buffer.ENTRY_BYTES", 0)
+    monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.ENTRY_BYTES", 0)
     if seed % 2:
-        monkeypatch.setattr("cdc.stream.transaction_buffer.SMALL_BYTES", 100)
-        monkeypatch.setattr("cdc.stream.transaction_buffer.SPOOL_BYTES", 300)
+        monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SMALL_BYTES", 100)
+        monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SPOOL_BYTES", 300)
 
 
 @pytest.mark.usefixtures("small_pieces")
@@ -227,7 +227,7 @@ def test_the_lives_have_everything_in_them() -> None:
 
 
 def test_spools_of_what_is_rolled_back_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.stream.transaction_buffer.SPOOL_BYTES", 500)
+    monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SPOOL_BYTES", 500)
     master = SynchronousMaster()
     LimboWorkload(master, random.Random(1), 1)
     replica = WatchedReplica(master, images=True, transaction_bytes_max=500)

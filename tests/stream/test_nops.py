@@ -19,9 +19,9 @@ from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.system_spaces import SYSTEM_SPACE_MAX
 from cdc.schema.forms import StoredSpace
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.limbo import Limbo
-from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import TransactionBuffer
+from cdc.stream.transactions.limbo import Limbo
+from cdc.stream.transactions.transaction import Transaction
+from cdc.stream.transactions.transaction_buffer import TransactionBuffer
 from tests.fakes import captures, wire
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import NOW_US, MemorySpool, Store, frames_of, messages, pipeline, take

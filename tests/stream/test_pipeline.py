@@ -17,7 +17,7 @@ from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
 from cdc.stream.batch import Batch
-from cdc.stream.limbo import LimboState
+from cdc.stream.transactions.limbo import LimboState
 from tests.fakes import wire
 from tests.fakes.master import SERVER, Master
 from tests.fakes.pipelines import NOW_US, MemorySpool, frames_of, messages, pipeline

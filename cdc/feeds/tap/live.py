@@ -82,7 +82,7 @@ class Topics:
     def listed(self, admin: Admin) -> Listed:
         """Return the existing topics.
 
-        Those with rows are the topics of the spaces that the schema topic names (cdc.stream.owned_topics).
+        Those with rows are the topics of the spaces that the schema topic names (cdc.stream.commits.owned_topics).
         """
         found = list_topics(admin, self.config.bootstrap_servers)
         self._owned = self._owned or OwnedTopics(self.clients)

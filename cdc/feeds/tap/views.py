@@ -23,7 +23,7 @@ from cdc.schema.forms import SpaceForm
 from cdc.store.files import DATA_FILE, is_clean, translate_lmdb_errors
 from cdc.store.store import FORMAT
 from cdc.store.writer import numbers_in
-from cdc.stream.checkpoint import Checkpoint, fold
+from cdc.stream.commits.checkpoint import Checkpoint, fold
 
 _ELSEWHERE = "Start the daemon; clients wait for it. Where the daemon runs on another machine, set tap.store_path."
 

@@ -1,4 +1,4 @@
-//! The limbo's decision about many transactions together: which of those that have arrived are certain. cdc.stream.limbo does the
+//! The limbo's decision about many transactions together: which of those that have arrived are certain. cdc.stream.transactions.limbo does the
 //! same for single transactions, and is the specification.
 
 use crate::frames::{
@@ -162,7 +162,7 @@ fn arrival(data: &[u8], rows: &[Row], synchronous: &[u64], has_flags: bool) -> O
         }
         touches = touches || synchronous.contains(&space_id);
     }
-    // A transaction of NOPs alone has nothing to confirm (see cdc.stream.limbo).
+    // A transaction of NOPs alone has nothing to confirm (see cdc.stream.transactions.limbo).
     let is_flagged = last.flags & WAIT_ACK != 0 && (has_changes || last.flags & WAIT_SYNC != 0);
     Some(if touches || is_flagged {
         Arrival::Synchronous

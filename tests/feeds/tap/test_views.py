@@ -20,7 +20,7 @@ from cdc.protocol.extensions import pack
 from cdc.schema.forms import StoredSpace
 from cdc.schema.keys import space_prefix
 from cdc.store.store import StateStore
-from cdc.stream.checkpoint import Writer, position_record, space_record
+from cdc.stream.commits.checkpoint import Writer, position_record, space_record
 
 _FORMAT = [{"name": "id", "type": "unsigned"}, {"name": "price", "type": "decimal"}]
 _ALL = Selection(None, None, frozenset(), is_keys_only=False)

@@ -21,8 +21,8 @@ from typing import Final
 import msgspec
 
 from cdc.protocol.codec import FrameDecoder
-from cdc.stream.assembler import rows_of
-from cdc.stream.transaction import Chunks, Row, Spool, Transaction
+from cdc.stream.transactions.assembler import rows_of
+from cdc.stream.transactions.transaction import Chunks, Row, Spool, Transaction
 
 SMALL_BYTES: Final = 256 * 1024
 """Maximum size, in bytes, of a transaction that is read from disk at once. A larger one is read in pieces of this size."""

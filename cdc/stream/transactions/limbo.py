@@ -54,9 +54,9 @@ from cdc.protocol.codec import Body
 from cdc.protocol.constants import DATA_TYPES, SYNCHRO_TYPES, TYPE_NAMES, Flag, Key, Type
 from cdc.protocol.system_spaces import SPACE_SPACE
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.held import Held, Part
-from cdc.stream.transaction import Row, Transaction
-from cdc.stream.transaction_buffer import TransactionBuffer, TransactionQueue
+from cdc.stream.transactions.held import Held, Part
+from cdc.stream.transactions.transaction import Row, Transaction
+from cdc.stream.transactions.transaction_buffer import TransactionBuffer, TransactionQueue
 
 FLAGS_SINCE: Final = (2, 8)
 """The first version whose rows have flags that mark waiting transactions."""

@@ -10,8 +10,8 @@ import pytest
 
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.store.spool import FileSpool
-from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import ENTRY_BYTES, TransactionBuffer, TransactionQueue
+from cdc.stream.transactions.transaction import Transaction
+from cdc.stream.transactions.transaction_buffer import ENTRY_BYTES, TransactionBuffer, TransactionQueue
 from tests.fakes import wire
 from tests.fakes.pipelines import MemorySpool
 
@@ -38,8 +38,8 @@ def frames(taken: Transaction) -> bytes:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files of a few transactions, and large transactions of some hundred bytes."""
-    monkeypatch.setattr("cdc.stream.transaction_buffer.SPOOL_BYTES", 700)
-    monkeypatch.setattr("cdc.stream.transaction_buffer.SMALL_BYTES", 200)
+    monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SPOOL_BYTES", 700)
+    monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SMALL_BYTES", 200)
 
 
 @pytest.mark.usefixtures("small")

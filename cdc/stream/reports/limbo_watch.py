@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cdc.stream.limbo import LimboState
+from cdc.stream.transactions.limbo import LimboState
 
 
 @dataclass(frozen=True, slots=True)

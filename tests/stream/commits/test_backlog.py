@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc.stream.backlog import PRODUCER_QUEUE_BYTES, Backlog
+from cdc.stream.commits.backlog import PRODUCER_QUEUE_BYTES, Backlog
 
 
 def test_quiet_source_waits_for_nothing() -> None:

@@ -8,7 +8,7 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Batch, Broadcast
-from cdc.stream.schema_news import BARE, REKEYED, schema_reports
+from cdc.stream.reports.schema_news import BARE, REKEYED, schema_reports
 from tests.fakes import wire
 from tests.fakes.master import Master
 from tests.fakes.pipelines import NOW_US, frames_of, pipeline

@@ -8,9 +8,9 @@ import pytest
 
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
-from cdc.stream import ownership
-from cdc.stream.checkpoint import Checkpoint, Sign, Writer, fold, owner_record, position_record, sign_record
-from cdc.stream.ownership import SIGN_SECONDS, SILENCE_SECONDS, Listening, PrefixTakenError
+from cdc.stream.commits import ownership
+from cdc.stream.commits.checkpoint import Checkpoint, Sign, Writer, fold, owner_record, position_record, sign_record
+from cdc.stream.commits.ownership import SIGN_SECONDS, SILENCE_SECONDS, Listening, PrefixTakenError
 
 Records = list[tuple[bytes, bytes | None]]
 

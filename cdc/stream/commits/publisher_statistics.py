@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from cdc.stream.backlog import Backlog
+from cdc.stream.commits.backlog import Backlog
 
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Maximum size of a batch of messages that goes to Kafka, in bytes."""

@@ -32,7 +32,7 @@ from typing import Any, Final, NamedTuple
 from cdc.errors import ProtocolError, excerpt
 from cdc.protocol.codec import Body, Frames, Header
 from cdc.protocol.constants import Flag, Key
-from cdc.stream.transaction import Row, Spool, Transaction
+from cdc.stream.transactions.transaction import Row, Spool, Transaction
 
 _TYPE: Final = Key.REQUEST_TYPE
 _REPLICA_ID: Final = Key.REPLICA_ID

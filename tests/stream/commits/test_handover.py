@@ -10,7 +10,7 @@ from cdc.errors import PublishAborted, PublishError
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.stream.batch import Batch
-from cdc.stream.handover import TRANSITIONS, Handover, Input, State
+from cdc.stream.commits.handover import TRANSITIONS, Handover, Input, State
 
 
 def position(number: int) -> Position:

@@ -18,7 +18,7 @@ from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position, Rekeyed, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.schema.forms import StoredSpace
-from cdc.stream.checkpoint import Checkpoint, Writer, fold, position_record, space_record
+from cdc.stream.commits.checkpoint import Checkpoint, Writer, fold, position_record, space_record
 from tests.fakes.profiles import MANY, SOME
 
 ME, THEM = Writer("me", has_store=True), Writer("them", has_store=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc.stream.open_transaction import COMMIT_LEADS_SECONDS, OpenTransaction, Pace
+from cdc.stream.commits.open_transaction import COMMIT_LEADS_SECONDS, OpenTransaction, Pace
 
 PACE = Pace(interval_seconds=0.1, pause_seconds=0.02, bytes_max=1000)
 

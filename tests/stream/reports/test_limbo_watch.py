@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cdc.stream.limbo import LimboState
-from cdc.stream.limbo_watch import OverdueQuorum, check_overdue
+from cdc.stream.reports.limbo_watch import OverdueQuorum, check_overdue
+from cdc.stream.transactions.limbo import LimboState
 
 SECOND = 1_000_000
 

@@ -25,7 +25,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from cdc.errors import ConfigurationError, PublishError
-from cdc.stream.checkpoint import Checkpoint, owner_record
+from cdc.stream.commits.checkpoint import Checkpoint, owner_record
 
 SIGN_SECONDS: Final = 2.0
 """Interval between two signs of life of a daemon, in seconds."""

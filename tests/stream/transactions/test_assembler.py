@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from cdc.errors import ProtocolError
 from cdc.protocol.codec import FrameDecoder, Frames
 from cdc.protocol.constants import Flag, Type
-from cdc.stream.assembler import Assembler, rows_of
-from cdc.stream.transaction import Transaction
+from cdc.stream.transactions.assembler import Assembler, rows_of
+from cdc.stream.transactions.transaction import Transaction
 from tests.fakes import wire
 from tests.fakes.pipelines import MemorySpool, frames_of
 from tests.fakes.profiles import MANY, SOME

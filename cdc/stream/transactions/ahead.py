@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cdc.errors import StoreBehindError
-from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import TransactionBuffer
+from cdc.stream.transactions.transaction import Transaction
+from cdc.stream.transactions.transaction_buffer import TransactionBuffer
 
 
 class Ahead:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from cdc.stream.owned_topics import NOTHING, owned
+from cdc.stream.commits.owned_topics import NOTHING, owned
 
 
 def record(name: str, space: str, former: str | None = None) -> bytes:

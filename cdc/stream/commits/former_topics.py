@@ -17,7 +17,7 @@ from cdc.events.envelope import Envelope, snapshot_record
 from cdc.events.topics import SCHEMA, SNAPSHOT, TopicNames
 from cdc.schema.forms import ChangeKind, SchemaChange
 from cdc.stream.batch import Message
-from cdc.stream.checkpoint import Checkpoint
+from cdc.stream.commits.checkpoint import Checkpoint
 
 
 def spaces_by_topic(stored: Checkpoint, prefix: str) -> dict[str, str]:

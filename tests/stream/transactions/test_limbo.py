@@ -12,9 +12,9 @@ from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.schema.tracker import SchemaTracker
-from cdc.stream.limbo import Limbo, LimboState, is_control
-from cdc.stream.transaction import Transaction
-from cdc.stream.transaction_buffer import TransactionBuffer
+from cdc.stream.transactions.limbo import Limbo, LimboState, is_control
+from cdc.stream.transactions.transaction import Transaction
+from cdc.stream.transactions.transaction_buffer import TransactionBuffer
 from tests.fakes import wire
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import MemorySpool, frames_of, pipeline
@@ -184,7 +184,7 @@ def test_what_is_a_control_row() -> None:
 
 
 def test_past_its_bound_it_waits_on_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cdc.stream.transaction_buffer.SPOOL_BYTES", 400)
+    monkeypatch.setattr("cdc.stream.transactions.transaction_buffer.SPOOL_BYTES", 400)
     queue = Queue(memory=2_000)
     for lsn in range(1, 31):
         assert queue.arrive(lsn, SYNC)

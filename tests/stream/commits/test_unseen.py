@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.stream.unseen import Place, UnconfirmedCommits
+from cdc.stream.commits.unseen import Place, UnconfirmedCommits
 
 ROWS: Place = ("shop.things", 0)
 CHECKPOINT: Place = ("shop.checkpoint", 0)

@@ -1,7 +1,7 @@
 """Waiting transactions in the frames in which they came, which the compiled path runs once they are confirmed.
 
-The limbo's queues (cdc.stream.limbo) hold transactions that Python has read. Here they stay unread, in order, as parts of what
-was received, and a CONFIRM releases many of them by one look into the list of their lsns:
+The limbo's queues (cdc.stream.transactions.limbo) hold transactions that Python has read. Here they stay unread, in order, as
+parts of what was received, and a CONFIRM releases many of them by one look into the list of their lsns:
 
     parts      45 sync  46 async  47 sync ║ 48 CONFIRM 45  49 sync ║ …
                └──── certain ───┘ │ still held
@@ -15,7 +15,7 @@ from typing import Final
 
 from cdc import native
 from cdc.protocol.compiled_frames import CompiledFrames
-from cdc.stream.transaction_buffer import Entry
+from cdc.stream.transactions.transaction_buffer import Entry
 
 BYTES_MAX: Final = 4 * 1024 * 1024
 """Maximum size of all that is held, in bytes. More waits in the limbo's queues, which may be on disk."""

@@ -1,0 +1,1 @@
+"""What the publisher and the checkpoint need to know: commits, owners, topics."""

@@ -1,0 +1,1 @@
+"""What operators are told about the stream: warnings and counts."""

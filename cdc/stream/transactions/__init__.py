@@ -1,0 +1,1 @@
+"""Transactions, from their rows until they are certain."""
