@@ -47,7 +47,7 @@ ORDER: Final = ["cdc", "cdc.errors", "cdc.native", *PURE[1:], *SHELL]
 """Packages, and modules beside them. Each may import only what stands before it, and itself."""
 
 STREAM_ORDER: Final = ["cdc.stream.transactions", "cdc.stream", "cdc.stream.commits", "cdc.stream.reports"]
-"""The same for the folders of `cdc.stream`: rows until they are certain; events and batches; what the publisher needs; reports."""
+"""The same for the folders of `cdc.stream`: rows until they are certain, batches of events, what the publisher needs, reports."""
 
 SPARK_ORDER: Final = [
     "spark_jobs",
@@ -123,7 +123,6 @@ must not make explanations shorter."""
 METHODS_MAX: Final = 25
 PARAMETERS_MAX: Final = 8
 WIDER: Final = {
-    "cdc.kafka.publisher.Publisher": 40,
     "cdc.images.overlay.Images": 33,
     "cdc.store.store.StateStore": 32,
     "cdc.feeds.tap.feed.Feed": 32,

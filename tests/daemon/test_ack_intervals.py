@@ -128,7 +128,7 @@ class Running:
     def __init__(self, config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> None:
         delivery.gate.set()
         self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
-        monkeypatch.setattr(self.publisher, "_started", delivery)
+        monkeypatch.setattr(self.publisher._loop, "started", delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda *_: None)
         self.publisher._thread.start()
         self.status = Status("x")

@@ -59,7 +59,7 @@ class Way:
     def __init__(self, config: Config, monkeypatch: pytest.MonkeyPatch) -> None:
         self.delivery = OpenDelivery()
         self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
-        monkeypatch.setattr(self.publisher, "_started", self.delivery)
+        monkeypatch.setattr(self.publisher._loop, "started", self.delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda *_: None)
         self.publisher._thread.start()
         self.writer = StateWriter(config.state.path / "images", "x", 0.01)

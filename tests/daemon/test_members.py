@@ -49,7 +49,7 @@ class Scene:
         self.config = config
         self.delivery = delivery
         self.publisher = Publisher("x", config.kafka, Writer("w", has_store=True), clients(Cluster()))
-        monkeypatch.setattr(self.publisher, "_started", delivery)
+        monkeypatch.setattr(self.publisher._loop, "started", delivery)
         monkeypatch.setattr(self.publisher._topic_admin, "ensure", lambda *_: None)
         self.publisher._thread.start()
         self.writer = StateWriter(config.state.path / "images", "x", 0.0)

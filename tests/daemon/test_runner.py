@@ -62,7 +62,7 @@ def delivery() -> OpenDelivery:
 def publisher(config: Config, delivery: OpenDelivery, monkeypatch: pytest.MonkeyPatch) -> Iterator[Publisher]:
     """Its thread runs, without a broker."""
     publisher = Publisher("x", config.kafka, Writer("w", has_store=False), clients(Cluster()))
-    monkeypatch.setattr(publisher, "_started", delivery)
+    monkeypatch.setattr(publisher._loop, "started", delivery)
     monkeypatch.setattr(publisher._topic_admin, "ensure", lambda *_: None)
     publisher._thread.start()
     yield publisher

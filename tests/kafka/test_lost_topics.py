@@ -37,7 +37,7 @@ SNAPSHOT_KEY = b'{"snapshot_id":"1"}'
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readers_view, "MARKERS_SECONDS", 0.1)
     monkeypatch.setattr(lost_topics, "CHECK_SECONDS", 0.05)
-    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 0.1)
+    monkeypatch.setattr("cdc.kafka.publisher_loop.PROOF_SECONDS", 0.1)
 
 
 @pytest.fixture

@@ -288,7 +288,7 @@ def test_what_cannot_heal_leaves_no_transaction_open(cluster: Cluster, start: St
 
 def test_after_a_slow_abort_only_a_new_producer_goes_on(cluster: Cluster, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """A late copy of the request would abort a part of the next transaction."""
-    monkeypatch.setattr("cdc.kafka.publisher.answer_seconds", lambda _: 0.1)
+    monkeypatch.setattr("cdc.kafka.publisher_loop.answer_seconds", lambda _: 0.1)
     publisher = start("exactly_once")
     until = time.monotonic() + 0.3
     cluster.fail_commit = fails_once_to_commit(KafkaError._MSG_TIMED_OUT)
@@ -542,10 +542,10 @@ def test_also_a_commit_of_the_position_alone_is_seen(
     until(lambda: publisher._readability.is_seen)
     cluster.can_tell = False
     cluster.leave_out.update(["shop.checkpoint"])
-    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 0.0)
+    monkeypatch.setattr("cdc.kafka.publisher_loop.PROOF_SECONDS", 0.0)
     until(lambda: cluster.hanging)
     # Another such commit would end it by the way.
-    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 1000.0)
+    monkeypatch.setattr("cdc.kafka.publisher_loop.PROOF_SECONDS", 1000.0)
     cluster.can_tell = True
     until(lambda: not cluster.hanging)
     stored = publisher.reload()
@@ -654,7 +654,7 @@ def test_a_new_form_is_shown_behind_what_it_ends_and_before_what_it_begins(clust
 def test_a_fault_of_the_thread_ends_the_publisher(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits for ever for what it would have settled."""
     publisher = start("exactly_once")
-    monkeypatch.setattr(publisher, "_topic_admin", None)
+    monkeypatch.setattr(publisher._loop, "_topic_admin", None)
     publisher.submit(batch(1))
     with pytest.raises(PublishError, match="the publisher's thread failed: AttributeError"):
         wait(publisher)

@@ -180,7 +180,7 @@ def test_the_second_of_one_name_fences_the_first(ground: Ground, start: Start, m
 def test_the_first_is_told_also_when_it_has_nothing_to_publish(
     ground: Ground, start: Start, mode: Mode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.kafka.publisher.PROOF_SECONDS", 0.2)
+    monkeypatch.setattr("cdc.kafka.publisher_loop.PROOF_SECONDS", 0.2)
     first = start(mode)
     first.submit(batch(ground, 1))
     wait(first, 1)

@@ -68,7 +68,7 @@ def test_no_abort_takes_what_was_committed_while_a_partition_had_no_leader(kafka
         return True
 
     wait_for("the message is written", is_written)
-    delivery = publisher._delivery
+    delivery = publisher._loop.delivery
     assert isinstance(delivery, ExactlyOnce)
     # Not the length alone: a broker's complaint that nobody has fetched counts, too.
     wait_for("the client has been told", lambda: delivery._producer.flush(0.1) == 0)
