@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from cdc.config import ENVIRONMENT_PREFIX, Config, load, parse
+from cdc.config.timeouts import Timeouts
 from cdc.errors import ConfigurationError
 
 SECRET = "hunter2-and-more"
@@ -58,6 +59,17 @@ def test_the_least_that_is_needed() -> None:
     assert config.http.address == ("127.0.0.1", 8085)
 
 
+def test_the_time_limits_for_members_follow_from_one_key() -> None:
+    limits = parse(copy.deepcopy(GOOD), "shop.toml").source.timeouts
+    assert limits == Timeouts(vote=1, probe_after=1.25, silence=10, survey=10, wait=30)
+    assert parse(changed(source={"replication_timeout_ms": 300}), "shop.toml").source.timeouts == Timeouts(
+        vote=0.3, probe_after=0.375, silence=3, survey=3, wait=9
+    )
+    given = {"replication_timeout_ms": 300, "survey_interval_ms": 0, "divergence_wait_ms": 500}
+    limits = parse(changed(source=given), "shop.toml").source.timeouts
+    assert (limits.survey, limits.wait, limits.silence) == (0, 0.5, 3)
+
+
 MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("name", {"name": "two words"}, "may have letters"),
     ("name", {"name": ""}, "may have letters"),
@@ -75,7 +87,10 @@ MISTAKES: list[tuple[str, dict[str, Any], str]] = [
     ("source.prefer", {"source": {"prefer": "master"}}, 'must be "replica", "leader" or "order"'),
     ("source.divergence_wait_ms", {"source": {"divergence_wait_ms": -1}}, "must be 0 at least"),
     ("source.survey_interval_ms", {"source": {"survey_interval_ms": -1}}, "must be 0 at least"),
-    ("source.vote_timeout_ms", {"source": {"vote_timeout_ms": 1}}, "must be 50 at least"),
+    ("source.replication_timeout_ms", {"source": {"replication_timeout_ms": 1}}, "must be 50 at least"),
+    ("source.vote_timeout_ms", {"source": {"vote_timeout_ms": 1_000}}, "source.replication_timeout_ms, as the same time"),
+    ("source.probe_after_ms", {"source": {"probe_after_ms": 1_250}}, "source.replication_timeout_ms, as 1.25 times that"),
+    ("source.silence_timeout_ms", {"source": {"silence_timeout_ms": 10_000}}, "source.replication_timeout_ms, as 10 times that"),
     ("source", {"source": {"uris": ["a:1@h:3301", "h:3302", "b:2@h:3301"]}}, "names a member twice"),
     ("source.exclude_origins, the first of the list", {"source": {"exclude_origins": [0]}}, "not the id of a member"),
     ("source.exclude_origins, the second of the list", {"source": {"exclude_origins": [31, 32]}}, "not the id of a member"),

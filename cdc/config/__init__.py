@@ -27,10 +27,11 @@ from pydantic import (
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
 from cdc.config.member_uri import parts_of_uri
-from cdc.config.mistakes import mistake_message, place_shown, unknown_variable_error, wrong_toml
+from cdc.config.mistakes import former_key_message, mistake_message, place_shown, unknown_variable_error, wrong_toml
 from cdc.config.password_file import password_in
 from cdc.config.section import Pattern, Section, address_of, check_listen
 from cdc.config.tap import TapSection
+from cdc.config.timeouts import Timeouts
 from cdc.errors import ConfigurationError
 from cdc.positions.vclock import VCLOCK_MAX
 
@@ -112,19 +113,17 @@ class SourceSection(Section):
     prefer: Literal["replica", "leader", "order"] = "order"
     """Choice among several members that can be followed. `order`: the first of `uris`; `replica`: the first read-only one;
     `leader`: the first writable one."""
-    divergence_wait_ms: int = Field(default=30_000, ge=0, le=3_600_000)
+    replication_timeout_ms: int = Field(default=1_000, ge=50, le=3_600_000)
+    """The members' `replication_timeout`, their interval of heartbeats. A member must answer a request for its ballot within this
+    time; the followed one of several is asked after 1.25 times this time of silence, and left if it doesn't answer and another
+    can be followed; after 10 times this time of silence the daemon closes the connection whatever else answers."""
+    divergence_wait_ms: int | None = Field(default=None, ge=0, le=3_600_000)
     """If none of several members can be followed: how long the daemon waits for a member that lags, loads or is unavailable,
-    before the policies apply."""
-    survey_interval_ms: int = Field(default=10_000, ge=0, le=3_600_000)
+    before the policies apply. The default is 30 times `replication_timeout_ms`."""
+    survey_interval_ms: int | None = Field(default=None, ge=0, le=3_600_000)
     """Interval at which the daemon asks every member for its ballot, for /status, /metrics, and to detect a gap that the stream
-    doesn't show yet. 0: only to choose among several members, or when the followed one of several has fallen silent."""
-    vote_timeout_ms: int = Field(default=1_000, ge=50, le=60_000)
-    """Time limit for connect, login, ballot and replica set together. With several members, a slower one counts as
-    unreachable."""
-    probe_after_ms: int = Field(default=1_250, ge=100)
-    """With several members: if the followed one is silent for this time, the daemon asks it for its ballot over another
-    connection. If it doesn't answer and another member can be followed, the daemon leaves it. A healthy master sends a heartbeat
-    each second."""
+    doesn't show yet. The default is 10 times `replication_timeout_ms`. 0: only to choose among several members, or when the
+    followed one of several has fallen silent."""
     exclude_origins: list[ReplicaId] = Field(default=[])
     """Ids of members whose own changes the server must not send."""
     ack_interval_ms: int = Field(default=500, ge=10, le=60_000)
@@ -132,8 +131,6 @@ class SourceSection(Section):
     quorum_alert_ms: int = Field(default=10_000, ge=100, le=86_400_000)
     """Time after which a synchronous transaction that waits for its quorum is an error in /status. The default is twice the
     leader's default time limit (replication_synchro_timeout)."""
-    silence_timeout_ms: int = Field(default=10_000, ge=100)
-    """Silence after which the daemon closes the connection, even if the server answers on other connections."""
     frame_bytes_max: int = Field(default=256 * 1024 * 1024, ge=1024)
     """Maximum size of a packet from the server, in bytes."""
     transaction_bytes_max: int = Field(default=64 * 1024 * 1024, ge=1024)
@@ -150,6 +147,11 @@ class SourceSection(Section):
         if self.instance_name is not None and self.mode != "registered":
             raise ValueError('instance_name needs mode = "registered": an anonymous replica has no name in the replica set')
         return self
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """The time limits for members."""
+        return Timeouts.of(self.replication_timeout_ms, self.survey_interval_ms, self.divergence_wait_ms)
 
     def addresses(self) -> list[tuple[str, int]]:
         """Return the servers' hosts and ports, in order."""
@@ -493,7 +495,7 @@ def _mistakes(error: ValidationError) -> str:
             kind, mistake.get("ctx", {}), place, mistake["input"], default=_default_of(place), is_text=is_variable
         )
         if kind == "extra_forbidden":
-            message = "no such key" + _suggestion(place)
+            message = former_key_message(place) or "no such key" + _suggestion(place)
         origin = f" (from the environment, {variable})" if is_variable else ""
         if place[:2] == ("kafka", "properties") and len(place) > _DEPTH_OF_PROPERTY:
             place, message = place[:_DEPTH_OF_PROPERTY], "must be a string, a number, true or false"

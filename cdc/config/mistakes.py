@@ -27,6 +27,12 @@ _LISTS: Final = {
     "allowed_hosts": 'strings, ["cdc.example"]',
 }
 _LIST_OF_NAMES: Final = 'strings, ["users"]'
+_FORMER_TIMEOUTS: Final = {
+    "source.vote_timeout_ms": "the same time",
+    "source.probe_after_ms": "1.25 times that",
+    "source.silence_timeout_ms": "10 times that",
+}
+"""Keys of earlier versions, and how their values follow from `source.replication_timeout_ms`."""
 _ORDINALS: Final = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth")
 
 
@@ -62,6 +68,14 @@ def mistake_message(kind: str, about: Mapping[str, Any], place: Place, value: ob
         case "model_type" | "model_attributes_type" | "dict_type":
             return f"must be a table, [{'.'.join(map(str, place))}]{but}"
     return ""
+
+
+def former_key_message(place: Place) -> str:
+    """Return a message that names the successor of a key that is gone; empty for other keys."""
+    share = _FORMER_TIMEOUTS.get(".".join(map(str, place)))
+    if share is None:
+        return ""
+    return f"is gone: it follows from source.replication_timeout_ms, as {share}; set that to the members' replication_timeout"
 
 
 def wrong_toml(problem: str) -> str:

@@ -305,7 +305,7 @@ class Follower:
         self._report_cut_off_request()
         self._runner.submit_all(pipeline.resume_unfinished_work(now_us()))
         while not self._is_stopping.is_set():
-            events = self._receive(self._config.source.silence_timeout_ms / 1000)
+            events = self._receive(self._config.source.timeouts.silence)
             for event in events:
                 match event:
                     case StreamRows(frames):

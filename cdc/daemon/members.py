@@ -48,7 +48,7 @@ class Members:
         self._log = structlog.get_logger().bind(name=config.name)
         self._instance_uuid = instance_uuid(config.name)
         self._failover = Failover(len(config.source.uris), rules(config))
-        self._monitor = UpstreamMonitor(config.source, status)
+        self._monitor = UpstreamMonitor(config.source, config.source.timeouts, status)
         # The member that was chosen last.
         self._index = 0
         # Members that couldn't read their logs, and haven't proved since that they can read the end of them.

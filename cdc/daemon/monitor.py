@@ -1,6 +1,6 @@
 """Surveys of all members: for the choice of a member, for the status, and for noticing a followed member that is silent.
 
-    daemon's thread  ── take ──▶ ballots of all members at once, within source.vote_timeout_ms ──▶ Failover.choose
+    daemon's thread  ── take ──▶ ballots of all members at once, within source.replication_timeout_ms ──▶ Failover.choose
     survey's thread  ── when the Watch says so ──▶ status.upstreams; a gap that a quiet master doesn't report
                                                └─▶ lost, if the followed member doesn't answer and another is good
 
@@ -23,6 +23,7 @@ from typing import Final, Protocol
 import structlog
 
 from cdc.config import Member, SourceSection
+from cdc.config.timeouts import Timeouts
 from cdc.errors import CdcError, ConfigurationError, ConnectionLostError, Remedy
 from cdc.ops.status import Status
 from cdc.protocol.session import Session, Voted
@@ -81,11 +82,12 @@ class UpstreamMonitor:
     `ask_all`, `follow` and `record_failure` are for the daemon's thread, `is_lost` is for the follower.
     """
 
-    def __init__(self, source: SourceSection, status: Status) -> None:
+    def __init__(self, source: SourceSection, timeouts: Timeouts, status: Status) -> None:
         """Ask no member yet. `start` begins the regular surveys."""
         self._source = source
         self._addresses = source.addresses()
-        self._timeout = source.vote_timeout_ms / 1000
+        self._timeouts = timeouts
+        self._timeout = timeouts.vote
         self._status = status
         # The members as the status shows them.
         self._shown: tuple[Upstream, ...] = ()
@@ -186,13 +188,12 @@ class UpstreamMonitor:
     # The survey's own thread.
 
     def _run(self) -> None:
-        source = self._source
         watch = Watch(
             len(self._addresses),
             time.monotonic(),
-            survey_seconds=source.survey_interval_ms / 1000,
-            probe_after_seconds=source.probe_after_ms / 1000,
-            silence_seconds=source.silence_timeout_ms / 1000,
+            survey_seconds=self._timeouts.survey,
+            probe_after_seconds=self._timeouts.probe_after,
+            silence_seconds=self._timeouts.silence,
         )
         while not self._is_stopping.wait(watch.pause(time.monotonic(), self._link())):
             link = self._link()

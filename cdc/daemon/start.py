@@ -37,7 +37,7 @@ def options_of(config: Config) -> PipelineOptions:
 def rules(config: Config) -> Rules:
     """Return the configuration's rules for choosing a member."""
     source = config.source
-    return Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, source.divergence_wait_ms)
+    return Rules(source.prefer, config.snapshot.mode, source.on_gap, source.on_divergence, round(source.timeouts.wait * 1000))
 
 
 def known_before(

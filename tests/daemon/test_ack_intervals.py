@@ -117,7 +117,7 @@ def config(tmp_path: Path, served: ServedMaster) -> Config:
         "uris": [f"{served.master.user}:{served.master.password}@127.0.0.1:{served.port}"],
         "transaction_bytes_max": 10_000,
         "ack_interval_ms": 10,
-        "silence_timeout_ms": 120_000,
+        "replication_timeout_ms": 12_000,
     }
     return parse({"name": "x", "source": source, "kafka": kafka, "state": {"path": str(tmp_path)}}, "the test")
 

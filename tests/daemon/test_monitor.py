@@ -7,13 +7,13 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import pytest
 import structlog
 
 from cdc.config import Config, Member, SourceSection, parse
+from cdc.config.timeouts import Timeouts
 from cdc.daemon.monitor import UpstreamMonitor, ask
 from cdc.errors import ConnectionLostError, ProtocolError
 from cdc.ops.status import Status
@@ -112,16 +112,20 @@ def listen() -> Iterator[Listen]:
         listener.close()
 
 
-def source(*ports: int, **options: Any) -> SourceSection:
-    options = {"vote_timeout_ms": round(TIMEOUT_SECONDS * 1000), "survey_interval_ms": 60_000, **options}
+def source(*ports: int) -> SourceSection:
     values = {
         "name": "shop",
-        "source": {"uris": [f"cdc:secret@127.0.0.1:{port}" for port in ports], **options},
+        "source": {"uris": [f"cdc:secret@127.0.0.1:{port}" for port in ports]},
         "kafka": {"bootstrap_servers": "k:9092", "topic_prefix": "shop"},
         "state": {"images": "none"},
     }
     config: Config = parse(values, "test")
     return config.source
+
+
+def limits(**changed: float) -> Timeouts:
+    """Short time limits for answers, and no other survey within a test, but for what is changed."""
+    return replace(Timeouts(vote=TIMEOUT_SECONDS, probe_after=0.1, silence=60, survey=60, wait=60), **changed)
 
 
 def member(port: int) -> Member:
@@ -163,7 +167,7 @@ def test_nobody_holds_up_the_others(listen: Listen) -> None:
     ports = [listen(serve).port for serve in (silent, good, closing, slow, silent, other, good)]
     with socket.create_server(("127.0.0.1", 0)) as gone:
         ports.append(gone.getsockname()[1])
-    survey = UpstreamMonitor(source(*ports), Status("shop"))
+    survey = UpstreamMonitor(source(*ports), limits(), Status("shop"))
     began = time.monotonic()
     found = survey.ask_all()
     assert time.monotonic() - began < TIMEOUT_SECONDS + SLACK_SECONDS, "the limit is for all together"
@@ -173,7 +177,7 @@ def test_nobody_holds_up_the_others(listen: Listen) -> None:
 
 def test_those_that_are_passed_over_are_not_asked(listen: Listen) -> None:
     listeners = [listen(silent), listen(serving(Master()))]
-    survey = UpstreamMonitor(source(*(listener.port for listener in listeners), vote_timeout_ms=30_000), Status("shop"))
+    survey = UpstreamMonitor(source(*(listener.port for listener in listeners)), limits(vote=30), Status("shop"))
     error = ConnectionLostError("it broke")
     found = survey.ask_all({0: error})
     assert (found[0].error, found[1].error) == (error, None)
@@ -199,15 +203,14 @@ class Connection:
 class Scene:
     """A daemon that streams, among members of which each may stop."""
 
-    def __init__(self, listen: Listen, count: int = 2, **options: Any) -> None:
+    def __init__(self, listen: Listen, count: int = 2, **changed: float) -> None:
         self.masters = [Master("2.6") for _ in range(count)]
         for master in self.masters:
             master.create_space("things")
         self.is_paused = [threading.Event() for _ in range(count)]
         self.listeners = [listen(serving(*pair)) for pair in zip(self.masters, self.is_paused, strict=True)]
         self.status = Status("shop")
-        options = {"probe_after_ms": 100, "silence_timeout_ms": 60_000, **options}
-        self.survey = UpstreamMonitor(source(*(listener.port for listener in self.listeners), **options), self.status)
+        self.survey = UpstreamMonitor(source(*(listener.port for listener in self.listeners)), limits(**changed), self.status)
 
     def stream(self, place: int = 0) -> None:
         """The daemon has caught up with a member, and follows it."""
@@ -222,8 +225,8 @@ class Scene:
 def make_scene(listen: Listen) -> Iterator[Callable[..., Scene]]:
     scenes: list[Scene] = []
 
-    def make(count: int = 2, **options: Any) -> Scene:
-        scenes.append(Scene(listen, count, **options))
+    def make(count: int = 2, **changed: float) -> Scene:
+        scenes.append(Scene(listen, count, **changed))
         scenes[-1].survey.start()
         return scenes[-1]
 
@@ -233,7 +236,7 @@ def make_scene(listen: Listen) -> Iterator[Callable[..., Scene]]:
 
 
 def test_the_status_shows_all_members(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene(survey_interval_ms=100)
+    scene = make_scene(survey=0.1)
     scene.masters[0].insert("things", 1)
     scene.masters[1].insert("things", 1)
     scene.stream()
@@ -284,13 +287,13 @@ def test_one_alone_is_not_probed(make_scene: Callable[..., Scene]) -> None:
     scene.is_paused[0].set()
     asked = scene.listeners[0].connection_count
     scene.connection.last_heard_at -= 10
-    time.sleep(0.5)  # several times probe_after_ms, in which nothing is to happen
+    time.sleep(0.5)  # several times the time for a probe, in which nothing is to happen
     assert not scene.survey.is_lost()
     assert scene.listeners[0].connection_count == asked
 
 
 def test_no_regular_surveys(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene(survey_interval_ms=0, probe_after_ms=400)
+    scene = make_scene(survey=0, probe_after=0.4)
     scene.stream()
     time.sleep(0.2)  # in which a regular survey would have begun
     assert [listener.connection_count for listener in scene.listeners] == [0, 0]
@@ -299,7 +302,7 @@ def test_no_regular_surveys(make_scene: Callable[..., Scene]) -> None:
 
 
 def test_a_snapshot_is_not_broken_off_for_a_short_silence(make_scene: Callable[..., Scene]) -> None:
-    scene = make_scene(silence_timeout_ms=1_500)
+    scene = make_scene(silence=1.5)
     scene.stream()
     scene.connection.phase = Phase.SNAPSHOT
     scene.is_paused[0].set()
@@ -310,7 +313,7 @@ def test_a_snapshot_is_not_broken_off_for_a_short_silence(make_scene: Callable[.
 
 def test_a_gap_that_a_quiet_master_does_not_tell_of(make_scene: Callable[..., Scene]) -> None:
     with structlog.testing.capture_logs() as logs:
-        scene = make_scene(survey_interval_ms=100)
+        scene = make_scene(survey=0.1)
         master = scene.masters[0]
         scene.stream()
         wait_for("it is followed", lambda: [one.state for one in scene.status.upstreams][:1] == ["following"])

@@ -46,7 +46,7 @@ class Scene:
         """A daemon of this scene's, not started yet; `sections` are merged into its settings."""
         number = next(self._numbers)
         settings: Settings = {
-            "source": {"uris": [self.tarantool.uri], "silence_timeout_ms": 5000},
+            "source": {"uris": [self.tarantool.uri], "replication_timeout_ms": 500},
             "kafka": {
                 "bootstrap_servers": self.kafka.bootstrap_servers,
                 "topic_prefix": self.prefix,

@@ -29,7 +29,7 @@ def broker_scene(scene_factory: SceneFactory, kafka_cluster: KafkaCluster) -> Sc
     scene = scene_factory(kafka_cluster)
     scene.daemon.settings["kafka"].update(replication_factor=3, partitions=3, stalled_after_ms=3_000)
     # A machine that runs three brokers besides gives the master its turn late.
-    scene.daemon.settings["source"]["silence_timeout_ms"] = 30_000
+    scene.daemon.settings["source"]["replication_timeout_ms"] = 3_000
     # Nothing is to be helped by the end of a transaction's time.
     scene.daemon.settings["kafka"]["properties"]["transaction.timeout.ms"] = 120_000
     scene.workload.create(200)

@@ -83,9 +83,7 @@ def tarantool(cluster: Cluster) -> TarantoolServer:
 def scene(scene_factory: SceneFactory, kafka: KafkaServer, cluster: Cluster) -> Scene:
     """A daemon that knows all members."""
     scene = scene_factory(kafka)
-    scene.daemon.settings["source"] |= {"uris": cluster.uris, "ack_interval_ms": 100, "silence_timeout_ms": 1500}
-    # The members' replication_timeout is 0.3 s.
-    scene.daemon.settings["source"] |= {"probe_after_ms": 500, "vote_timeout_ms": 500}
+    scene.daemon.settings["source"] |= {"uris": cluster.uris, "ack_interval_ms": 100, "replication_timeout_ms": 400}
     scene.daemon.settings["kafka"]["partitions"] = 1
     return scene
 

@@ -50,7 +50,7 @@ def test_silent_master_is_left_and_found_again(scene: Scene, seed: int) -> None:
     courses = iter([stall])
     scene.workload.create(500)
     proxy = scene.proxy(lambda: next(courses, Straight()))
-    scene.daemon.settings["source"]["silence_timeout_ms"] = 1500  # more than the master's heartbeat interval
+    scene.daemon.settings["source"]["replication_timeout_ms"] = 150  # a tenth of the allowed silence
     scene.workload.start()
     scene.daemon.start()
     assert stall.has_stalled.wait(60)
