@@ -15,6 +15,9 @@ from tests.fakes.marked import DOCS
 
 ROOT: Final = DOCS.parent
 README_BYTES_MAX: Final = 9_216
+CHANGELOG_BYTES_MAX: Final = 10_240
+"""What a user meets, and no more: the rest is in git."""
+LINE_CHARACTERS_MAX: Final = 140
 PAGES: Final = [*ROOT.glob("*.md"), *(ROOT / ".github").glob("*.md"), *DOCS.glob("*.md")]
 
 
@@ -59,3 +62,13 @@ def test_what_contributors_are_sent_to_is_there() -> None:
 
 def test_the_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= README_BYTES_MAX
+
+
+def test_the_changelog_is_short() -> None:
+    assert len((ROOT / "CHANGELOG.md").read_bytes()) <= CHANGELOG_BYTES_MAX
+
+
+def test_lines_of_the_page_on_spark_fit_a_terminal() -> None:
+    """But for tables, whose rows Markdown can't divide."""
+    lines = enumerate((DOCS / "spark.md").read_text().splitlines(), 1)
+    assert [number for number, line in lines if len(line) > LINE_CHARACTERS_MAX and not line.startswith("|")] == []

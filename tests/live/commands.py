@@ -33,10 +33,10 @@ def blocks(page: Path, language: str = "") -> list[str]:
 
 
 def commands(page: Path) -> Iterator[str]:
-    """The lines of its blocks without a language: each is a command for a shell, comment and all."""
+    """The lines of its blocks without a language: each is a command for a shell, comment and all; a backslash continues it."""
     if page.name not in _NO_COMMANDS:
         for block in blocks(page):
-            for line in block.splitlines():
+            for line in re.sub(r" \\\n +", " ", block).splitlines():
                 assert _COMMAND.match(line), f"{page.name} has a line that is no command: {line}"
                 yield line
 
