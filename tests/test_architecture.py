@@ -367,6 +367,12 @@ def _declared() -> frozenset[str]:
 INHERITED: Final = {"settings_customise_sources"}
 
 
+def test_each_file_of_tests_says_what_is_tested() -> None:
+    """In its first line: who reads a red test of a file they don't know begins there."""
+    files = [path for path in (ROOT / "tests").rglob("test_*.py") if path.stat().st_size]
+    assert [str(path.relative_to(ROOT)) for path in files if not ast.get_docstring(ast.parse(path.read_text()))] == []
+
+
 @pytest.mark.parametrize("name", CDC)
 def test_everything_public_has_a_docstring(name: str) -> None:
     module = tree(CDC[name])

@@ -1,4 +1,4 @@
-"""When a client is taken for lost: answers as a clock goes on."""
+"""When the daemon considers a Kafka client lost: by the times of its answers."""
 
 from __future__ import annotations
 

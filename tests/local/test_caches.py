@@ -1,3 +1,5 @@
+"""The Redis and memcached that tests start: they serve at their ports, and say why if they can't."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""Java's class archives: brokers and Spark start with them once they are written."""
+
 from __future__ import annotations
 
 import os

@@ -1,3 +1,5 @@
+"""Servers as Docker containers, where an engine answers."""
+
 from __future__ import annotations
 
 from pathlib import Path

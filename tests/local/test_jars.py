@@ -1,3 +1,5 @@
+"""The jars of Kafka, Spark and OpenSearch, as Maven fetches them: once each, and with a remedy if that fails."""
+
 from __future__ import annotations
 
 import xml.etree.ElementTree as ElementTree

@@ -1,3 +1,5 @@
+"""The Kafka that tests start, stop, kill and pause: transactions, address, data and properties stay."""
+
 from __future__ import annotations
 
 import uuid
@@ -76,6 +78,7 @@ def test_transactions_are_read_once_they_are_committed(kafka: KafkaServer) -> No
     assert committed(kafka, topic, 1) == [b"committed"]
 
 
+@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_stops_kills_and_pauses_keep_address_and_data(kafka_factory: KafkaFactory) -> None:
     kafka = kafka_factory()

@@ -1,8 +1,12 @@
+"""The OpenSearch that tests start: it keeps what it has until it is closed."""
+
 from __future__ import annotations
 
 import json
 import urllib.request
 from typing import Any
+
+import pytest
 
 from cdc.local.opensearch import OpenSearch
 from cdc.local.servers import LocalServers
@@ -19,6 +23,7 @@ def ask(server: OpenSearch, method: str, path: str, body: Any = None) -> Any:
         return json.load(answer)
 
 
+@pytest.mark.soak
 def test_it_serves_and_keeps_what_it_has_over_a_kill_until_it_is_closed(servers: LocalServers) -> None:
     server = servers.start_opensearch()
     ask(server, "PUT", "things/_doc/1?refresh=true", {"name": "a"})

@@ -1,3 +1,5 @@
+"""Free ports: each is given to one process, once."""
+
 from __future__ import annotations
 
 import socket

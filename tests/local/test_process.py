@@ -1,3 +1,5 @@
+"""Child processes: how they start, end, fail, are awaited and paused."""
+
 from __future__ import annotations
 
 import os

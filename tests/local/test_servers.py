@@ -1,3 +1,5 @@
+"""Whether servers run as processes or containers, and that they end with their context."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,3 +1,5 @@
+"""The arguments with which a local Spark job starts."""
+
 from __future__ import annotations
 
 import pytest

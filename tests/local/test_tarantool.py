@@ -1,3 +1,5 @@
+"""The Tarantool that tests start: values both ways, errors, users and restarts."""
+
 from __future__ import annotations
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What is said where no daemon can be asked."""
+"""Messages of the commands that ask a running daemon, if none answers."""
 
 from __future__ import annotations
 

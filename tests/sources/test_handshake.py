@@ -1,4 +1,4 @@
-"""A server that isn't one: what is said of it."""
+"""The error if something else than a Tarantool server answers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an operator is told."""
+"""The sentence that an operator reads when a Spark job fails."""
 
 from __future__ import annotations
 

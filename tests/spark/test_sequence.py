@@ -1,4 +1,4 @@
-"""Several commands in one session."""
+"""`spark_jobs.sequence`: several commands one after another in one Spark session."""
 
 from __future__ import annotations
 

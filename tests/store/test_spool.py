@@ -1,4 +1,4 @@
-"""Transactions on disk, and a disk that doesn't take them."""
+"""Large transactions on disk (the spool), and a full disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The rows at which a stream resumes: asked for again, compared, and not passed on a second time."""
+"""The rows at which a stream resumes: requested again, compared, and not published twice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose topics a prefix has."""
+"""Which daemon owns the topics of a prefix."""
 
 from __future__ import annotations
 

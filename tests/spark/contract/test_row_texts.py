@@ -1,4 +1,4 @@
-"""Typed columns of rows."""
+"""Rows as JSON texts become typed columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the job waits for a cache."""
+"""How long the job cache_invalidation waits for a cache, and which addresses it takes."""
 
 from __future__ import annotations
 

@@ -1,3 +1,5 @@
+"""OpenSearch documents made of rows: their ids, names, types and content."""
+
 from __future__ import annotations
 
 import json

@@ -1,3 +1,5 @@
+"""Cache keys made from templates: the keys of a change, of renamed fields and of a truncation."""
+
 from __future__ import annotations
 
 import pytest

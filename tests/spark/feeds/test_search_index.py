@@ -1,4 +1,4 @@
-"""The job's options."""
+"""The options of the job search_index."""
 
 from __future__ import annotations
 

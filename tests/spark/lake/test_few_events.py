@@ -1,4 +1,4 @@
-"""Which events are fetched to this process."""
+"""Which events the driver itself processes, because they are few."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who may append to a table of events."""
+"""Which of several jobs may append to a table of events."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Topics that are read later than others."""
+"""Topics that a job reads later than others: how far a table is complete then."""
 
 from __future__ import annotations
 

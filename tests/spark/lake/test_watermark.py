@@ -1,4 +1,4 @@
-"""What is complete, decided from bits."""
+"""The watermark: up to which seq every event has been appended, computed from bits."""
 
 from __future__ import annotations
 

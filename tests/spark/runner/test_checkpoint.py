@@ -1,4 +1,4 @@
-"""Whose a checkpoint is."""
+"""Which job, daemon and tables a Spark checkpoint belongs to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Spark's progress says of a batch."""
+"""What the jobs report about a batch, from Spark's progress records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Metrics and the bar."""
+"""The metrics and the progress bar of a Spark job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""With which of Java's garbage collectors, and without which settings, a session of its own starts."""
+"""The settings with which a job starts its own Spark session, the garbage collector among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How old what waits is, and since when Kafka has taken nothing of it."""
+"""The backlog: how old waiting changes are, and since when Kafka has accepted none of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose a topic is: what the records of a schema topic say, whatever else is in it."""
+"""Which daemon owns a topic, by the records of its schema topic."""
 
 from __future__ import annotations
 

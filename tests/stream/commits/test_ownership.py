@@ -1,4 +1,4 @@
-"""Whose a prefix is, and whether somebody is at work."""
+"""Which daemon owns a topic prefix, and whether that daemon is running."""
 
 from __future__ import annotations
 

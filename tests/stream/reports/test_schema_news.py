@@ -1,4 +1,4 @@
-"""Of a stream with DDL: what an operator reads about it."""
+"""Log lines about DDL in the stream."""
 
 from __future__ import annotations
 

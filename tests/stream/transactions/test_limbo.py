@@ -1,4 +1,4 @@
-"""What waits, what is said about it, and what comes out."""
+"""The limbo: transactions that wait for CONFIRM or ROLLBACK, and what is published of them."""
 
 from __future__ import annotations
 
