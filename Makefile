@@ -21,17 +21,18 @@ unexport MAKEFLAGS MFLAGS
 # Tests of the code that the compiled row path replaces. Here they run in Python, as on a system without the compiled row path.
 PYTHON_PATH = TARANTOOL_CDC_PURE=1 $(PYTEST:.xml=-python.xml) tests/stream tests/images tests/protocol tests/sources --numprocesses=2 --budget=0.1
 
-.PHONY: help setup demo check check-native test coverage soak bench lint lock wheel spark-zip system clean
+.PHONY: help setup demo check check-newest check-native test coverage soak bench lint lock wheel spark-zip system clean
 
 help:
 	@echo 'make setup   install what is missing: system packages, .venv, the jars of Kafka and Spark, OpenSearch'
 	@echo 'make demo    real Tarantool, Kafka and Spark on this machine, with a workload, end to end'
 	@echo 'make check   lint and all tests that need no servers'
+	@echo 'make check-newest   the same by Python 3.13, if it is installed'
 	@echo 'make test    lint and all tests but the soak'
 	@echo 'make coverage   how much of each package the tests without servers run, by lines and branches'
 	@echo 'make soak    the long drills'
 	@echo 'make bench   the measurements'
-	@echo 'make lint    ruff and mypy'
+	@echo 'make lint    ruff, mypy and the warnings of the compiler'
 	@echo 'make wheel   dist/*.whl: the daemon, with the compiled row path, and the Spark jobs, for pip'
 	@echo 'make spark-zip   dist/spark_jobs.zip: the Spark jobs alone, for spark-submit --py-files'
 	@echo 'make lock    compile requirements.lock anew (make lock UPGRADE=1: with the newest versions)'
@@ -45,6 +46,12 @@ demo: setup
 check: setup lint check-native
 	$(PYTEST) -m 'not live and not spark and not soak' --numprocesses=2 --budget=0.2
 	$(PYTHON_PATH)
+
+# `make check` by the newest Python that is supported, in a virtual environment of its own, if the system has that Python.
+NEWEST := python3.13
+check-newest:
+	@if $(NEWEST) --version >/dev/null 2>&1; then $(MAKE) check PYTHON=$(NEWEST) VENV=.venv-newest; \
+	else echo 'This system has no $(NEWEST): not checked.'; fi
 
 # Four processes, as most tests wait for their servers most of the time.
 test: setup lint check-native
@@ -82,6 +89,7 @@ bench: setup
 lint: system $(STAMPS)/packages
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -W error -m compileall -q -f cdc spark_jobs tests
 	$(BIN)/mypy
 
 # Checks for programs rather than package names, as a server from another source is fine, too.
@@ -148,4 +156,4 @@ spark-zip:
 	  [archive.write(name) for name in sys.stdin.read().split()]; archive.close()'
 
 clean:
-	rm -rf $(VENV) build dist cdc/native/target cdc/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-newest build dist cdc/native/target cdc/_native*.so .mypy_cache .ruff_cache .pytest_cache .hypothesis
