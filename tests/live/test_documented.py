@@ -87,13 +87,23 @@ def test_the_readme_from_its_configuration_to_a_table(reader: Reader, tarantool:
             assert '{"id":1}\t{"op":"u"' in consumer.log_text()
         reader.run(of(README, "spark_jobs current"))
         (row,) = map(json.loads, reader.run(of(README, "spark_jobs.show")).splitlines())
-        reader.run(of(SPARK, "spark_jobs changelog"))
-        assert list((reader.folder / "lake" / "changelog" / "space=users").glob("date=*/*.parquet"))
         assert daemon.terminate() == 0
     assert event is not None
     _has_the_form_of(event, json.loads(reader.text(json.dumps(example))))
     assert (row["path"], row["key"], row["row"]) == ("lake/current/users", {"id": 1}, example["after"])
     assert row["seq"] == event["source"]["seq"]
+
+
+@pytest.mark.soak
+@pytest.mark.live
+@pytest.mark.spark
+@pytest.mark.timeout(900)
+def test_the_command_of_the_page_on_spark(reader: Reader) -> None:
+    """The other one of its block is the README's."""
+    (reader.folder / "cdc.toml").write_text(reader.text(blocks(README, "toml")[0]))
+    reader.run(f"{of(README, 'cdc run')} --until-caught-up")
+    reader.run(of(SPARK, "spark_jobs changelog"))
+    assert list((reader.folder / "lake" / "changelog" / "space=users").glob("date=*/*.parquet"))
 
 
 @pytest.mark.live

@@ -65,7 +65,7 @@ def test_the_newest_event_that_can_be_read(scene: Scene) -> None:
     )
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_topics_of_others_under_the_same_prefix(scene: Scene, mode: str) -> None:
     """Their messages may be anything, and a transaction may be open in them: it is nobody's business here."""
     scene.daemon.settings["kafka"]["delivery"] = mode

@@ -80,7 +80,7 @@ def test_killed_at_random_moments_at_least_once(scene: Scene, seed: int) -> None
     assert max(scene.check_as_promised().values()) > 1, "none of the kills made anything come again"
 
 
-@pytest.mark.parametrize("end", ["kill", "cut", "terminate"])
+@pytest.mark.parametrize("end", ["kill", "cut", pytest.param("terminate", marks=pytest.mark.soak)])
 def test_snapshot_that_is_interrupted_is_taken_again(scene: Scene, end: str, seed: int) -> None:
     chance = random.Random(seed)
     scene.workload.create(SNAPSHOT_ROWS)

@@ -68,8 +68,15 @@ def check_consumers(scene: Scene) -> Stream:
     return stream
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
-@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize(
+    ("images", "delivery"),
+    [
+        ("full", "exactly_once"),
+        ("none", "at_least_once"),
+        pytest.param("full", "at_least_once", marks=pytest.mark.soak),
+        pytest.param("none", "exactly_once", marks=pytest.mark.soak),
+    ],
+)
 def test_newest_checkpoints_that_are_lost(scene: Scene, images: str, delivery: str) -> None:
     scene.daemon.settings["state"]["images"] = images
     scene.daemon.settings["kafka"]["delivery"] = delivery
@@ -99,7 +106,7 @@ def test_newest_checkpoints_that_are_lost(scene: Scene, images: str, delivery: s
         assert command(scene.daemon, "verify").returncode == 0
 
 
-@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize("images", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_a_kafka_without_all_that_it_had(scene: Scene, images: str) -> None:
     """Or another one: it isn't filled, and the store isn't emptied for it, before somebody says so."""
     scene.daemon.settings["state"]["images"] = images

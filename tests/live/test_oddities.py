@@ -27,7 +27,7 @@ from tests.live.waiting import PATIENCE_SECONDS
         pytest.param(40, 5_000, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(3600)]),
     ],
 )
-@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize("images", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_consumers_have_what_an_odd_master_has(scene: Scene, seed: int, images: str, rounds: int, count: int) -> None:
     odd = Oddities(scene.tarantool, seed)
     odd.create()
@@ -59,8 +59,15 @@ def test_the_widest_and_the_most(scene: Scene, seed: int, spaces: int) -> None:
     scene.check()
 
 
-@pytest.mark.parametrize("kind", ["temporary", "is_local"])
-@pytest.mark.parametrize("row_count", [1, 5_000], ids=["one row", "on disk"])
+@pytest.mark.parametrize(
+    ("kind", "row_count"),
+    [
+        pytest.param("temporary", 5_000, id="temporary-on disk"),
+        pytest.param("is_local", 1, id="is_local-one row"),
+        pytest.param("temporary", 1, id="temporary-one row", marks=pytest.mark.soak),
+        pytest.param("is_local", 5_000, id="is_local-on disk", marks=pytest.mark.soak),
+    ],
+)
 def test_transactions_whose_last_row_is_not_relayed(scene: Scene, kind: str, row_count: int) -> None:
     """Servers before 2.8.4 relay no end of a transaction that ends by emptying such a space."""
     scene.daemon.settings["source"]["transaction_bytes_max"] = 65536

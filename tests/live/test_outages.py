@@ -60,7 +60,7 @@ def rows_flow(scene: Scene, count: int) -> None:
     ("how", "mode"),
     [
         ("kill", "exactly_once"),
-        ("stop", "exactly_once"),
+        pytest.param("stop", "exactly_once", marks=pytest.mark.soak),
         pytest.param("kill", "at_least_once", marks=pytest.mark.soak),
     ],
 )
@@ -90,7 +90,7 @@ def test_kafka_ends_in_mid_stream(frail_scene: Scene, how: str, mode: str, end_c
         scene.check_as_promised()
 
 
-@pytest.mark.parametrize("mode", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("mode", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_kafka_stands_still_for_longer_than_a_transaction_may_take(frail_scene: Scene, mode: str) -> None:
     scene = frail_scene
     scene.daemon.settings["kafka"]["delivery"] = mode
@@ -236,7 +236,7 @@ def test_terminated_while_kafka_is_away(frail_scene: Scene) -> None:
         pytest.param(5, id="long", marks=[pytest.mark.soak, pytest.mark.timeout(1800)]),
     ],
 )
-@pytest.mark.parametrize("how", ["kill", "stop"])
+@pytest.mark.parametrize("how", ["kill", pytest.param("stop", marks=pytest.mark.soak)])
 def test_master_ends_in_mid_stream(scene: Scene, how: str, end_count: int, seed: int) -> None:
     chance = random.Random(seed)
     scene.workload.create(500)

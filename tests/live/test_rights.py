@@ -115,7 +115,7 @@ def test_document_lists_what_is_needed() -> None:
     assert commands == rights.grant(rights.needed("shop", config.kafka), config.kafka).split("; ")
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_each_right_is_needed_and_named(secured_scene: Scene, admin: AdminClient, delivery: str) -> None:
     """All but one, in turn: `check` and `run` end with its name and the command for it. With all of them everything works."""
     scene, daemon = secured_scene, secured_scene.daemon

@@ -106,7 +106,7 @@ def test_killed_and_started_again(scene: Scene) -> None:
     assert [event.op for event in scene.check().events] == ["r"] * 50 + ["c"]
 
 
-@pytest.mark.parametrize("delivery", ["exactly_once", "at_least_once"])
+@pytest.mark.parametrize("delivery", ["exactly_once", pytest.param("at_least_once", marks=pytest.mark.soak)])
 def test_second_name_with_the_prefix(scene: Scene, delivery: str) -> None:
     scene.tarantool.eval(THINGS)
     scene.daemon.settings["kafka"]["delivery"] = delivery
@@ -227,7 +227,7 @@ def test_old_copy_of_the_state(scene: Scene) -> None:
     assert ops(scene) == [*before, "c", *["r"] * 52]
 
 
-@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize("images", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_checkpoint_that_is_lost(scene: Scene, images: str) -> None:
     """Consumers decide by seq: what comes afterwards has to be newer for them than what was there."""
     scene.daemon.settings["state"]["images"] = images

@@ -260,7 +260,7 @@ def test_verify_finds_exactly_what_differs(scene: Scene) -> None:
     assert "1 missing, 1 extra, 1 different; 2001 rows" in sentence
 
 
-@pytest.mark.parametrize("images", ["full", "none"])
+@pytest.mark.parametrize("images", ["full", pytest.param("none", marks=pytest.mark.soak)])
 def test_rows_without_their_key(scene: Scene, images: str) -> None:
     """2.6.0 lets UPSERTs of vinyl make them. They stop the daemon with a remedy, and by that remedy they alone are set aside."""
     scene.tarantool.eval(

@@ -290,7 +290,7 @@ def test_a_form_that_is_not_there_is_an_error(job: Job) -> None:
         job.send(put("c", {"id": 1}, 1))
 
 
-@pytest.mark.parametrize("few", [few_events.FEW, 0])
+@pytest.mark.parametrize("few", [few_events.FEW, pytest.param(0, marks=pytest.mark.soak)])
 def test_a_lost_form_is_not_needed_for_events_below_a_snapshot(job: Job, monkeypatch: pytest.MonkeyPatch, few: int) -> None:
     """The daemon can write only present forms again; a snapshot that sweeps leaves no row of a former one."""
     monkeypatch.setattr(few_events, "FEW", few)
@@ -435,7 +435,7 @@ def test_rows_with_another_key_stay_until_a_later_truncation(job: Job) -> None:
     assert job.rows() == job.merged() == {}
 
 
-@pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.parametrize("has_images", [True, pytest.param(False, marks=pytest.mark.soak)])
 def test_primary_key_that_was_altered_in_a_gap_of_the_stream(job: Job, has_images: bool) -> None:
     """The table has rows that the new key has no place for, and two that would have the same; the snapshot tells what is so."""
     names = {1: {"name": "a"}, 2: {"name": "a"}, 3: {}, 4: {"name": "d"}}

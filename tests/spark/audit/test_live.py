@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from cdc.local.jars import SPARK, jar_folder
-from cdc.local.spark import spark_environment
-from spark_jobs.runner.session import JARS_DIRECTORY_VARIABLE
+from spark_jobs import run
 from tests.live.scene import Scene
-
-TIMEOUT_SECONDS = 240
 
 BEFORE = """
 box.schema.space.create('goods', {format = {{'id', 'unsigned'}, {'code', 'string'}, {'n', 'number'}}})
@@ -54,7 +48,7 @@ box.space.empty:drop()
 
 
 @pytest.mark.spark
-def test_a_real_day_is_clean(scene: Scene, tmp_path: Path) -> None:
+def test_a_real_day_is_clean(scene: Scene, spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a daemon that is killed at noon, in several batches."""
     scene.daemon.settings["kafka"]["partitions"] = 3
     scene.tarantool.eval(BEFORE)
@@ -70,17 +64,9 @@ def test_a_real_day_is_clean(scene: Scene, tmp_path: Path) -> None:
         *("audit", "--bootstrap-servers", scene.kafka.bootstrap_servers, "--prefix", scene.prefix),
         *("--path", str(tmp_path / "audit"), "--checkpoint", str(tmp_path / "checkpoint"), "--available-now"),
     ]
-    ended = subprocess.run(
-        [sys.executable, "-m", "spark_jobs", *command, "--max-offsets-per-trigger", "700", "--master", "local[1]"],
-        env={**os.environ, **spark_environment(), JARS_DIRECTORY_VARIABLE: str(jar_folder(SPARK))},
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stderr[-3000:]
-    assert "audit: found nothing" in ended.stderr
+    assert spark is SparkSession.getActiveSession()
+    assert run.main([*command, "--max-offsets-per-trigger", "700"]) == 0
+    assert "audit: found nothing" in capsys.readouterr().err
     events = scene.check_events().events
     assert {event.op for event in events} == set("rcudt")
     assert len(events) > 700
