@@ -222,7 +222,7 @@ class _Verifier:
             }
             try:
                 if pipeline.is_catching_up:
-                    self._replay(stream, pipeline)
+                    self._catch_up(stream, pipeline)
             finally:
                 pipeline.close()
         except XlogGapError as error:
@@ -234,7 +234,7 @@ class _Verifier:
             stream.close()
         return pipeline, uncompared
 
-    def _replay(self, stream: Connection, pipeline: Pipeline) -> None:
+    def _catch_up(self, stream: Connection, pipeline: Pipeline) -> None:
         """Feed the stream's rows to the pipeline until the images have reached its target position, and no further."""
         position = pipeline.position
         assert position.replicaset_uuid is not None

@@ -21,7 +21,7 @@ from cdc.kafka.errors import translate_kafka_errors
 from cdc.kafka.hanging import Place
 from cdc.kafka.readers_view import ReadersView
 from cdc.kafka.topic_admin import snapshot_remedy
-from cdc.stream.commits.unseen import UnconfirmedCommits
+from cdc.stream.commits.unseen import UnseenCommits
 
 PAUSES_SECONDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 """Pauses between two checks. Most commits are readable at the first check, two milliseconds after the commit's answer."""
@@ -45,7 +45,7 @@ class Readability:
         self._view = view
         self._ends = ends
         self._is_stopping = is_stopping
-        self._unconfirmed = UnconfirmedCommits()
+        self._unseen = UnseenCommits()
         self._check_count = self._filler_count = 0
         # Whether the partitions' leaders may have changed.
         self._is_doubtful = False
@@ -61,7 +61,7 @@ class Readability:
     def committed(self, topics: Iterable[str], seconds: float) -> None:
         """Record the commit of a transaction that wrote to these topics, and how many `seconds` the commit took."""
         self._is_doubtful |= seconds >= SLOW_COMMIT_SECONDS
-        self._unconfirmed.committed(topics)
+        self._unseen.committed(topics)
         self._check_count = self._filler_count = 0
         self._open_since = self._missing_since = None
 
@@ -72,7 +72,7 @@ class Readability:
     @property
     def is_seen(self) -> bool:
         """Whether consumers were seen to be able to read all committed messages. Nothing may be written before that."""
-        return self._unconfirmed.is_seen
+        return self._unseen.is_seen
 
     @property
     def unreadable(self) -> str | None:
@@ -91,12 +91,12 @@ class Readability:
             self._ends.reset_clients()
         try:
             self._ask()
-            if not self._unconfirmed.is_seen and self._is_patience_over():
+            if not self._unseen.is_seen and self._is_patience_over():
                 self._end_own(delivery)
         except ConnectionLostError as error:
             self._is_doubtful = True
             self._open_since, self._filler_count = None, 0
-            self._unconfirmed.ask_again()
+            self._unseen.ask_again()
             if self.trouble is None:
                 structlog.get_logger().info(
                     "can't check whether consumers can read the last commit", name=self._name, reason=error.message
@@ -106,7 +106,7 @@ class Readability:
         if self.trouble is not None:
             structlog.get_logger().info("the check whether consumers can read the last commit works again", name=self._name)
             self.trouble = None
-        if self._unconfirmed.is_seen:
+        if self._unseen.is_seen:
             return None
         self._check_count += 1
         # By the last pause the commit should be readable. The broker that was asked may not be the leader any more.
@@ -149,8 +149,8 @@ class Readability:
         self._ends.reset_clients()
 
     def _ask(self) -> None:
-        if not self._unconfirmed.has_ends:
-            ends, missing = self._ends.written(self._unconfirmed.topics)
+        if not self._unseen.has_ends:
+            ends, missing = self._ends.written(self._unseen.topics)
             if missing:
                 # A broker that has just started may know only some of the topics. A topic that stays missing was deleted.
                 now = time.monotonic()
@@ -159,8 +159,8 @@ class Readability:
                     raise ConnectionLostError(f"Kafka doesn't show the topic {missing[0]}")
             else:
                 self._missing_since = None
-            self._unconfirmed.written(ends)
-        self._unconfirmed.reached(self._ends.committed(self._unconfirmed.open))
+            self._unseen.written(ends)
+        self._unseen.reached(self._ends.committed(self._unseen.open))
 
     def _is_patience_over(self) -> bool:
         now = time.monotonic()
@@ -169,23 +169,23 @@ class Readability:
 
     def _end_own(self, delivery: Delivery) -> None:
         """End the daemon's own hanging transaction. It was committed, as no transaction of the daemon is running now."""
-        own = self._view.own(self._unconfirmed.open)
+        own = self._view.own(self._unseen.open)
         if self._filler_count >= FILLERS_MAX:
             own = {}
-        others = self._unconfirmed.open.keys() - own.keys()
+        others = self._unseen.open.keys() - own.keys()
         if others:
             structlog.get_logger().warning(
                 "committed events aren't readable: another producer's transaction is open in the same partitions",
                 name=self._name,
                 partitions=[f"{topic}-{number}" for topic, number in sorted(others)],
             )
-            self._unconfirmed.ignore(others)
+            self._unseen.ignore(others)
         if own:
             self.end(delivery, own, commit=True)
             self._filler_count += 1
             self._open_since = None
             self._check_count = 0
-            self._unconfirmed.committed({topic for topic, _ in own})
+            self._unseen.committed({topic for topic, _ in own})
 
     def _remedy(self, partitions: Iterable[Place]) -> str:
         topics = {topic.removeprefix(f"{self._topic_prefix}.") for topic, _ in partitions}

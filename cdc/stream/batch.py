@@ -96,7 +96,7 @@ class BatchBuilder:
         self.byte_count = 0
 
     def discard(self, position: Position, changes: Changes) -> Batch:
-        """Return the batch of replayed transactions, without messages. The collected topics are kept: later batches need them."""
+        """Return the batch of a catch-up, without messages. The collected topics are kept: later batches need them."""
         batch = Batch([], 0, 0, self.row_count, position, True, self.stored, [], self.timestamp, changes, True)
         self.parts, self.stored = [], {}
         self.byte_count = self.row_count = self.native_row_count = 0
@@ -190,7 +190,7 @@ class Batch(msgspec.Struct, gc=False):
     - `stored`: schema records to write to the checkpoint with it, None for a space that is gone.
     - `topics`: topics that messages of this batch are the first to need.
     - `timestamp`: when the master wrote the batch's last row, in seconds since the epoch; 0 if the batch has none.
-    - `changes`: changes for the state store. A replayed batch (`is_catch_up`) has nothing else: Kafka already has its events.
+    - `changes`: changes for the state store. The catch-up's batches (`is_catch_up`) have nothing else: Kafka has the events.
     - `is_pause`: the batch is empty, because longer work is under way. The caller may attend to its connections, and then asks
       for the next batch.
     - `native_row_count`: how many of the rows the compiled path handled.

@@ -42,8 +42,8 @@ class Boundaries:
         self._reach(savepoint.position)
         return savepoint.take_batch(self._events.base)
 
-    def take_replayed(self, earlier: Changes) -> Batch:
-        """Return the batch of replayed transactions: their changes to the images, behind `earlier` ones, and no messages."""
+    def take_caught_up(self, earlier: Changes) -> Batch:
+        """Return the batch of the catch-up: its transactions' changes to the images, behind `earlier` ones, and no messages."""
         assert self._images is not None
         self._reach(self._events.position)
         earlier.extend(self._images.take())

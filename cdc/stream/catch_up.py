@@ -2,7 +2,7 @@
 
     store's position S         published position K
           │ 41  42  43  44  45 ║ 46  47
-            └── replayed ────┘     └ published as usual
+            └── catch-up ────┘     └ published as usual
                 only images change
 
 Each server sends the origins' rows in an order of its own. Therefore a transaction past K may come before published ones of
@@ -27,11 +27,11 @@ from cdc.stream.transactions.ahead import Ahead
 from cdc.stream.transactions.transaction import Transaction
 
 CHANGES_MAX: Final = 10_000
-"""Maximum number of replayed row changes that are passed on together."""
+"""Maximum number of row changes of the catch-up that are passed on together."""
 
 
 class CatchUp:
-    """The replay from the beginning of a connection up to the position `until`."""
+    """The catch-up from the beginning of a connection up to the position `until`."""
 
     def __init__(
         self, until: Position, context: EventContext, events: StreamEvents, boundaries: Boundaries, ahead: Ahead
@@ -59,7 +59,7 @@ class CatchUp:
         self._ahead.check(transaction.replica_id, known_lsn, self.until.vclock)
         self._ahead.put(transaction)
 
-    def replay(self, transaction: Transaction, suffix: bytes) -> Generator[Batch, None, bool]:
+    def apply(self, transaction: Transaction, suffix: bytes) -> Generator[Batch, None, bool]:
         """Update the images by the next transaction; yield the changes now and then, and at the end. Return whether it was the
         last one."""
         for _ in self._events.fill(transaction, suffix):
@@ -75,7 +75,7 @@ class CatchUp:
 
     def take_batch(self) -> Batch:
         """Return the changes since the last batch."""
-        batch = self._boundaries.take_replayed(self._changes)
+        batch = self._boundaries.take_caught_up(self._changes)
         self._changes = no_changes()
         return batch
 

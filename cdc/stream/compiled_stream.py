@@ -118,7 +118,7 @@ class CompiledStream:
             yield from self._process(frames, start, suffix)
 
     def _has_only_rows(self) -> bool:
-        """Return whether events depend on rows and the limbo alone: nothing is replayed, no schema change is unpublished."""
+        """Return whether events depend on rows and the limbo alone: no catch-up, no schema change is unpublished."""
         return self._python.catch_up is None and not self._context.spaces.schema.is_touched
 
     def _process(self, frames: CompiledFrames, at: int, suffix: bytes) -> Iterator[Batch]:

@@ -94,7 +94,7 @@ class PythonStream:
                 ready = self._decided(transaction)
         for each in ready:
             if not catch_up.is_over:
-                is_last = yield from catch_up.replay(each, suffix)
+                is_last = yield from catch_up.apply(each, suffix)
                 if is_last:
                     yield from self._publication.resume()
             else:

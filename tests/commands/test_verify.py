@@ -86,7 +86,7 @@ def test_a_stream_that_stands_still(
     verifier._config = cast(Any, SimpleNamespace(source=SimpleNamespace(mode="anonymous")))
     master = Master(is_heard)
     with pytest.raises(ConnectionLostError) as caught:
-        verifier._replay(cast(Connection, master), cast(Pipeline, pipeline))
+        verifier._catch_up(cast(Connection, master), cast(Pipeline, pipeline))
     assert words in str(caught.value)
     assert "m:3301" in str(caught.value)
     assert seconds <= CLOCK[0] <= seconds + 2

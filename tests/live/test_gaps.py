@@ -348,14 +348,14 @@ def test_killed_with_a_store_that_is_behind(scene: Scene, kill_count: int, seed:
     scene.workload.start(pause=0.01, rows_max=500)
     scene.daemon.start()
     scene.daemon.wait_until_streaming()
-    replays = 0
+    catch_ups = 0
     for _ in range(kill_count):
         wait_for_work(scene, rows=chance.randrange(200, 2_500), commits=chance.randrange(2, 8))
         scene.daemon.restart_killed()
         scene.daemon.wait_until_streaming()
-        replays += "bringing the state store up" in scene.daemon.run.log_text()
+        catch_ups += "bringing the state store up" in scene.daemon.run.log_text()
     scene.workload.stop()
     scene.catch_up()
     assert scene.daemon.terminate() == 0
-    assert replays
+    assert catch_ups
     scene.check()

@@ -165,9 +165,9 @@ def test_what_is_read_again_for_the_images(memory: int, monkeypatch: pytest.Monk
     out = replace(BEGIN, vclock=VClock({1: 1100}))
     target = follow(filled(), transaction_bytes_max=memory, catch_up_to=out)
     found = [batch for frames in pieces(data, 10_000) for batch in target.feed(frames, NOW_US)]
-    replayed = [batch for batch in found if batch.is_catch_up]
-    assert max(len(batch.changes) for batch in replayed) <= 21
-    assert sum(len(batch.changes) for batch in replayed) == 1 + COUNT + 100
+    caught_up = [batch for batch in found if batch.is_catch_up]
+    assert max(len(batch.changes) for batch in caught_up) <= 21
+    assert sum(len(batch.changes) for batch in caught_up) == 1 + COUNT + 100
     check(batch for batch in found if not batch.is_catch_up)
 
 

@@ -300,7 +300,7 @@ def test_master_that_lost_what_lies_between_store_and_checkpoint(life: Life) -> 
         life.connect()
 
 
-def test_replay_gives_the_stream_the_images_of_the_checkpoint(life: Life) -> None:
+def test_catch_up_gives_the_stream_the_images_of_the_checkpoint(life: Life) -> None:
     life.master.insert("users", 3, "three")
     life.master.delete("users", 1)
     life.follow()
@@ -312,7 +312,7 @@ def test_replay_gives_the_stream_the_images_of_the_checkpoint(life: Life) -> Non
     life.check("users")
 
 
-def test_replay_where_origins_come_in_another_order() -> None:
+def test_catch_up_where_origins_come_in_another_order() -> None:
     """The upstream of the second connection had them the other way round: what isn't out yet waits for what is."""
     life = Life()
     life.master.create_space("users", USERS)
@@ -334,7 +334,7 @@ def test_replay_where_origins_come_in_another_order() -> None:
     life.check("users")
 
 
-def test_replay_over_a_log_that_has_no_end_where_events_are_out() -> None:
+def test_catch_up_over_a_log_that_has_no_end_where_events_are_out() -> None:
     """What consumers have ends within a transaction of this log: then only a snapshot helps."""
     life = Life()
     life.master.create_space("users", USERS)

@@ -581,7 +581,7 @@ def live_randomly(seed: int, note: Callable[[str], None] = lambda _: None) -> No
 
 
 def reconnect(life: Life, rng: random.Random) -> None:
-    """A new connection, whose snapshot or replay may be killed, or find that only a snapshot leads on."""
+    """A new connection, whose snapshot or catch-up may be killed, or find that only a snapshot leads on."""
     while True:
         try:
             life.connect()

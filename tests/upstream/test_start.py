@@ -152,7 +152,7 @@ TOGETHER: dict[str, tuple[Position | None, Position | None, str]] = {
     "no store": (both(5, 10), None, "empty it, snapshot"),
     "no snapshot in the store": (both(5, 10), Position(), "empty it, snapshot"),
     "the same": (both(5, 10), both(5, 10), "go on"),
-    "the store is behind": (both(7, 12), both(5, 10), "replay"),
+    "the store is behind": (both(7, 12), both(5, 10), "catch up"),
     "the store is ahead": (both(5, 10), both(7, 12), "empty it, snapshot"),
     "the store is of another history": (
         both(5, 10),
@@ -192,7 +192,7 @@ def test_checkpoint_and_store(case: str) -> None:
             ("empty it", found.clears_store is not None),
             # One is taken in any case where none has been taken, or not to its end.
             ("snapshot", found.snapshot is not None and not is_due),
-            ("replay", found.catch_up_to is not None),
+            ("catch up", found.catch_up_to is not None),
         )
         if holds
     ]

@@ -15,7 +15,7 @@ Place = tuple[str, int]
 """A topic and the number of one of its partitions."""
 
 
-class UnconfirmedCommits:
+class UnseenCommits:
     """Commits of one producer whose messages readers haven't been seen to reach.
 
     Its topics may be shared: another producer's transaction may keep readers from its records.

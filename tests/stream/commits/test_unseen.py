@@ -5,22 +5,22 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.stream.commits.unseen import Place, UnconfirmedCommits
+from cdc.stream.commits.unseen import Place, UnseenCommits
 
 ROWS: Place = ("shop.things", 0)
 CHECKPOINT: Place = ("shop.checkpoint", 0)
 
 
-def committed(**ends: int) -> UnconfirmedCommits:
+def committed(**ends: int) -> UnseenCommits:
     """One commit, with the ends of the first partitions of topics."""
-    found = UnconfirmedCommits()
+    found = UnseenCommits()
     found.committed(f"shop.{name}" for name in ends)
     found.written({(f"shop.{name}", 0): end for name, end in ends.items()})
     return found
 
 
 def test_nothing_is_unseen_before_a_commit() -> None:
-    found = UnconfirmedCommits()
+    found = UnseenCommits()
     assert (found.is_seen, found.topics) == (True, frozenset())
 
 
@@ -42,7 +42,7 @@ def test_topics_of_commits_that_were_not_seen_add_up_and_ends_are_asked_for_anew
 
 
 def test_topics_that_are_gone_have_nothing_to_see() -> None:
-    found = UnconfirmedCommits()
+    found = UnseenCommits()
     found.committed(["shop.things"])
     found.written({})
     found.reached({})
@@ -72,7 +72,7 @@ def test_leaving_one_partition_doesnt_make_the_others_seen() -> None:
 
 @given(st.lists(st.dictionaries(st.integers(0, 3), st.integers(0, 5), min_size=4), max_size=5))
 def test_seen_means_that_each_partition_has_been_at_its_end(looks: list[dict[int, int]]) -> None:
-    found = UnconfirmedCommits()
+    found = UnseenCommits()
     found.committed(["shop.things"])
     ends = {("shop.things", number): 3 + number % 2 for number in range(4)}
     found.written(ends)
