@@ -7,6 +7,7 @@ import json
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F  # noqa: N812 - its customary name
 
 from spark_jobs.contract.envelope import CONTROL, parse, with_fault_column
 from spark_jobs.errors import operator_message
@@ -43,22 +44,19 @@ def test_golden_messages_are_read_to_the_byte(spark: SparkSession) -> None:
         assert (row["ts_ms"], row["ts_us"], row["ts_ns"]) == (value["ts_ms"], value["ts_us"], value["ts_ns"])
 
 
-@pytest.mark.parametrize(
-    ("op", "rows"),
-    [
-        ("u", {"before": f'{{"id":1,"d":{NESTED}}}', "after": f'{{"id":1,"d":{NESTED}}}'}),
-        ("d", {"before": f'{{"id":1,"d":{NESTED}}}'}),
-        ("c", {"after": f'{{"id":1,"d":{NESTED},"t":{TRICKY},"n":1e300,"big":18446744073709551615,"s":"\\u0001𝄞"}}'}),
-        (
-            "u",
-            {"patch": '[{"op":"=","field":"d","value":[{"a":[],"upsert":{}}]}]', "upsert": '{"id":1,"p":{"a":[],"upsert":{}}}'},
-        ),
-        ("u", {"patch": '[{"op":"=","field":"d","value":{"a":[1],"upsert":{}}}]'}),
-    ],
-)
-def test_rows_that_look_like_envelopes_are_cut_out_whole(spark: SparkSession, op: str, rows: dict[str, str]) -> None:
-    (row,) = read(spark, event(op, {"id": 1}, 1, rows))
-    assert {name: row[name] for name in ("before", "after", "patch", "upsert") if row[name] is not None} == rows
+LIKE_ENVELOPES = [
+    ("u", {"before": f'{{"id":1,"d":{NESTED}}}', "after": f'{{"id":1,"d":{NESTED}}}'}),
+    ("d", {"before": f'{{"id":1,"d":{NESTED}}}'}),
+    ("c", {"after": f'{{"id":1,"d":{NESTED},"t":{TRICKY},"n":1e300,"big":18446744073709551615,"s":"\\u0001𝄞"}}'}),
+    ("u", {"patch": '[{"op":"=","field":"d","value":[{"a":[],"upsert":{}}]}]', "upsert": '{"id":1,"p":{"a":[],"upsert":{}}}'}),
+    ("u", {"patch": '[{"op":"=","field":"d","value":{"a":[1],"upsert":{}}}]'}),
+]
+
+
+def test_rows_that_look_like_envelopes_are_cut_out_whole(spark: SparkSession) -> None:
+    found = read(spark, *(event(op, {"id": 1}, seq, rows) for seq, (op, rows) in enumerate(LIKE_ENVELOPES)))
+    for row, (_, rows) in zip(found, LIKE_ENVELOPES, strict=True):
+        assert {name: row[name] for name in ("before", "after", "patch", "upsert") if row[name] is not None} == rows
 
 
 def test_a_message_in_another_order_and_spacing_is_read_as_equal_json(spark: SparkSession) -> None:
@@ -73,43 +71,48 @@ def test_a_truncation_needs_no_key(spark: SparkSession) -> None:
     assert [(row["op"], row["key"], row["partition"]) for row in read(spark, truncate(5))] == [("t", None, 0), ("t", None, 1)]
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        "garbage",
-        "",
-        "[]",
-        "null",
-        '"text"',
-        "{}",
-        '{"op":"c"}',
-        '{"op":"c","before":null,"after":{"id":1}}',
-        '{"op":"x",VALID',
-        '{"op":5,VALID',
-        '{"op":"u",VALID',
-        '{"op":"c","before":null,"after":[1],SOURCE',
-        """{"op":"c","before":null,"after":{'id':1},SOURCE""",
-        '{"op":"c","before":null,"after":{"id":NaN},SOURCE',
-        '{"op":"c","before":null,"after":5,SOURCE',
-        '{"op":"u","before":"text","after":{"id":1},SOURCE',
-        '{"op":"u","before":null,"after":null,"patch":{"op":"="},SOURCE',
-        '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":"x","schema_version":1}}',
-        '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"schema_version":1}}',
-        '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}',
-        '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"","space_id":1,"seq":1,"schema_version":1}} .',
-    ],
-)
-def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession, value: str) -> None:
+NO_ENVELOPES = [
+    "garbage",
+    "",
+    "[]",
+    "null",
+    '"text"',
+    "{}",
+    '{"op":"c"}',
+    '{"op":"c","before":null,"after":{"id":1}}',
+    '{"op":"x",VALID',
+    '{"op":5,VALID',
+    '{"op":"u",VALID',
+    '{"op":"c","before":null,"after":[1],SOURCE',
+    """{"op":"c","before":null,"after":{'id':1},SOURCE""",
+    '{"op":"c","before":null,"after":{"id":NaN},SOURCE',
+    '{"op":"c","before":null,"after":5,SOURCE',
+    '{"op":"u","before":"text","after":{"id":1},SOURCE',
+    '{"op":"u","before":null,"after":null,"patch":{"op":"="},SOURCE',
+    '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":"x","schema_version":1}}',
+    '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"schema_version":1}}',
+    '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}',
+    '{"op":"c","before":null,"after":{"id":1},"source":{"version":"1","table":"","space_id":1,"seq":1,"schema_version":1}} .',
+]
+
+
+def test_what_is_no_envelope_is_refused_with_its_place(spark: SparkSession) -> None:
     rest = '"before":null,"after":null,"source":{"version":"1","table":"users","space_id":1,"seq":1,"schema_version":1}}'
     source = rest.partition('"after":null,')[2]
-    bad = Message("shop.users", '{"id":1}', value.replace("VALID", rest).replace("SOURCE", source))
-    with pytest.raises(PySparkException) as raised:
-        read(spark, put("c", {"id": 3}, 1), bad)
+    values = [value.replace("VALID", rest).replace("SOURCE", source) for value in NO_ENVELOPES]
+    topics = FakeTopics(spark)
+    sent = topics.send(put("c", {"id": 3}, 1), *(Message("shop.users", '{"id":1}', value) for value in values))
     partition = sum(b'{"id":1}') % 2
-    offset = 1 if sum(b'{"id":3}') % 2 == partition else 0
-    assert operator_message(raised.value).startswith(
-        f"topic shop.users, partition {partition}, offset {offset} holds something that"
-    )
+    first = 1 if sum(b'{"id":3}') % 2 == partition else 0
+    bad = sent.where(f"partition = {partition} and offset >= {first}")
+    told = {row["offset"]: row["sentence"] for row in with_fault_column(bad).collect()}
+    for offset, value in enumerate(values, first):
+        begin = f"topic shop.users, partition {partition}, offset {offset} holds something that is no change event"
+        assert (told[offset] or "").startswith(begin), value
+    for offset in (first, first + len(values) - 1):
+        with pytest.raises(PySparkException) as raised:
+            parse(sent.where(f"partition <> {partition} or offset = {offset}")).collect()
+        assert operator_message(raised.value) == told[offset]
 
 
 def test_a_damaged_event_is_told_without_its_row(spark: SparkSession) -> None:
@@ -121,19 +124,19 @@ def test_a_damaged_event_is_told_without_its_row(spark: SparkSession) -> None:
     )
 
 
-@pytest.mark.parametrize("key", [None, "", "5", "null", "[1]", "abc", '"{}"', '{"id":1'])
-def test_a_change_whose_key_is_no_json_object_is_refused_with_its_place(spark: SparkSession, key: str | None) -> None:
-    change = put("c", {"id": 1}, 1)
-    sent = FakeTopics(spark).send(Message(change.topic, key, change.value))
-    partition = sent.first()["partition"]  # type: ignore[index]
-    told = (
-        f"topic shop.users, partition {partition}, offset 0 holds something that is no change event: the record's key isn't a "
-        f"JSON object: {'null' if key is None else key}"
-    )
+def test_a_change_whose_key_is_no_json_object_is_refused_with_its_place(spark: SparkSession) -> None:
+    value, keys = put("c", {"id": 1}, 1).value, ["", "5", "null", "[1]", "abc", '"{}"', '{"id":1', None]
+    sent = FakeTopics(spark).send(*(Message("shop.users", key, value) for key in keys))
+    rows = with_fault_column(sent.withColumn("key", F.col("key").cast("string"))).collect()
+    found = [(row["key"], row["sentence"]) for row in rows]
+    assert {key for key, _ in found} == set(keys)
+    for key, sentence in found:
+        assert sentence.endswith(
+            f" holds something that is no change event: the record's key isn't a JSON object: {'null' if key is None else key}"
+        )
     with pytest.raises(PySparkException) as raised:
-        parse(sent).collect()
-    assert operator_message(raised.value) == told
-    assert [row["sentence"] for row in with_fault_column(sent).collect()][:1] == [told]
+        parse(sent.where("key = 'abc'")).collect()
+    assert operator_message(raised.value) == next(sentence for key, sentence in found if key == "abc")
 
 
 def test_a_filter_behind_the_reading_does_not_read_twice(spark: SparkSession) -> None:
