@@ -220,6 +220,22 @@ def test_acks_go_on_while_the_daemon_waits(
     assert not running.errors
 
 
+def test_what_kafka_has_not_committed_is_not_acknowledged(served: ServedMaster, running: Running, delivery: OpenDelivery) -> None:
+    served.write(1)
+    durable = VClock(served.master.vclock)
+    wait_for("the ACK of everything", lambda: served.acks[-1:] == [durable] or running.errors)
+    delivery.gate.clear()
+    served.write(1)
+    published = VClock(served.master.vclock)
+    wait_for("it to be published", lambda: running.follower._pipeline.ledger.published == published or running.errors)
+    count = len(served.acks)
+    wait_for(f"{ENOUGH} ACKs", lambda: len(served.acks) >= count + ENOUGH or running.errors)
+    assert all(ack == durable for ack in served.acks[count:])
+    delivery.gate.set()
+    wait_for("the ACK of everything", lambda: served.acks[-1:] == [published] or running.errors)
+    assert not running.errors
+
+
 def before(first: Blocked, then: Any) -> Any:
     """A method that waits before it does its work."""
 
