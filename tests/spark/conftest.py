@@ -62,6 +62,12 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.sql.codegen.wholeStage": "false",
             "spark.sql.codegen.factoryMode": "NO_CODEGEN",
             "spark.databricks.delta.stats.collect": "false",
+            # Otherwise each method of a column asks Java for the session, a setting and the class that keeps the place in the
+            # program, which is for a person's errors; and Java takes a stack's trace for each of its own.
+            "spark.python.sql.dataFrameDebugging.enabled": "false",
+            "spark.sql.dataFrameQueryContext.enabled": "false",
+            # Each query's plan is written down for a page that nobody looks at: in the shortest form.
+            "spark.sql.ui.explainMode": "simple",
             # The one for several drivers starts sixteen processes (readlink) for each commit; this is the only driver here.
             "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
             # Without a file of checksums beside each file, which would be made, and given its rights by a process, as well.
@@ -75,10 +81,13 @@ def _start(warehouse: Path) -> SparkSession:
             "spark.databricks.delta.snapshotPartitions": "1",
             "spark.sql.adaptive.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
-            # With both of Java's compilers: the session lives long enough to get back what the second one costs.
+            # With both of Java's compilers, and the second one for what is called ten times as often as by default: the rest of
+            # Spark runs too seldom here to get back what its compilation costs, which was as much as all that the tests do.
             "spark.driver.extraJavaOptions": " ".join(
                 [
                     *("-XX:+UseSerialGC", "-XX:+UnlockDiagnosticVMOptions", "-XX:-BytecodeVerificationRemote"),
+                    *("-XX:Tier4InvocationThreshold=50000", "-XX:Tier4MinInvocationThreshold=6000"),
+                    *("-XX:Tier4CompileThreshold=150000", "-XX:Tier4BackEdgeThreshold=400000"),
                     *start_options(SPARK),
                 ]
             ),
