@@ -20,6 +20,18 @@ ROWS = 10_000
 
 
 @pytest.mark.timeout(600)
+def test_measures_a_stream_and_writes_down_what_it_found(servers: LocalServers, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    results = measure(parse(["--only", "tail-500", "--rows", str(ROWS), "--json", str(file)]), servers, tmp_path)
+    found = {result.what: result for result in results}
+    assert [found[delivery].counted for delivery in ("exactly_once", "at_least_once")] == [ROWS, ROWS]
+    assert (found["raw drain"].of_raw, found["replica"].of_replica) == (1, 1)
+    content = json.loads(file.read_text())
+    assert [entry["rows_per_second"] for entry in content["results"]] == [result.rows_per_second for result in results]
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
 def test_measures_what_it_says_and_loses_no_row(servers: LocalServers, tmp_path: Path) -> None:
     file = tmp_path / "bench.json"
     chosen = "tail-500,tail-1,sync,snapshot,replay,latency,backlog"

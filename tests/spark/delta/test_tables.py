@@ -34,7 +34,7 @@ def test_locations_name_tables() -> None:
     assert tables.identifier(catalog.of("users")) == "`lake_1`.`shop_users_v1`"
 
 
-@pytest.mark.parametrize("by_name", [False, True], ids=["path", "catalog"])
+@pytest.mark.parametrize("by_name", [pytest.param(False, id="path", marks=pytest.mark.soak), pytest.param(True, id="catalog")])
 def test_every_step_works_with_both_kinds(spark: SparkSession, tmp_path: Path, schema: tuple[str, ...], by_name: bool) -> None:
     location = Location(schema=schema, prefix="shop") if by_name else Location(path=str(tmp_path))
     table: Table = location.of("a `b")

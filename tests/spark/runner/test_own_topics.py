@@ -26,8 +26,9 @@ def other(kafka: KafkaServer, prefix: str) -> Daemon:
     return found
 
 
+@pytest.mark.parametrize("job", ["changelog", pytest.param("history", marks=pytest.mark.soak)])
 def test_only_the_daemons_own_topics_and_events_count(
-    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession, kafka: KafkaServer, daemon: Daemon, tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
     daemon.create_topics("users_archive", "old_users", "schema_migrations", "notes")
     own = [
@@ -39,25 +40,24 @@ def test_only_the_daemons_own_topics_and_events_count(
     daemon.send(Message("shop.notes", "key", "of another program"))
     for prefix in (f"e{daemon.prefix}", f"{daemon.prefix}.eu", f"{daemon.prefix}-eu"):
         other(kafka, prefix)
-    for job in ("changelog", "history"):
-        arguments = daemon.arguments(tmp_path / job)
-        assert run.main([job, *arguments]) == 0, capsys.readouterr().err
-        said = capsys.readouterr().err
-        eu = f"{daemon.prefix}.eu"
-        assert f"{job}: leaves out the topic {eu}.users: its events are those of '{eu}', and " in said
-        assert f"leaves out the topic {daemon.prefix}.notes: its events are those of no daemon" in said
-        path = tmp_path / job / "tables" / ("_versions" if job == "history" else "")
-        rows = spark.read.format("delta").load(str(path)).where("space not like '~%'").collect()
-        assert {(row["space"], row["seq"]) for row in rows} == {("users", 1), ("schema_migrations", 2)}
+    arguments = daemon.arguments(tmp_path)
+    assert run.main([job, *arguments]) == 0, capsys.readouterr().err
+    said = capsys.readouterr().err
+    eu = f"{daemon.prefix}.eu"
+    assert f"{job}: leaves out the topic {eu}.users: its events are those of '{eu}', and " in said
+    assert f"leaves out the topic {daemon.prefix}.notes: its events are those of no daemon" in said
+    path = tmp_path / "tables" / ("_versions" if job == "history" else "")
+    rows = spark.read.format("delta").load(str(path)).where("space not like '~%'").collect()
+    assert {(row["space"], row["seq"]) for row in rows} == {("users", 1), ("schema_migrations", 2)}
     # A space that is created later, and one whose form is no longer there.
     daemon.create_topics("orders", "lost")
     daemon.send(schema(2, space="orders", space_id=514), put("c", {"id": 1}, 3, space="orders", space_id=514))
     daemon.send(put("c", {"id": 1}, 4, space="lost", space_id=515))
-    assert run.main(["changelog", *daemon.arguments(tmp_path / "changelog")]) == 0
-    rows = spark.read.format("delta").load(str(tmp_path / "changelog" / "tables")).collect()
+    assert run.main([job, *arguments]) == 0
+    rows = spark.read.format("delta").load(str(path)).where("space not like '~%'").collect()
     assert sorted(row["seq"] for row in rows) == [1, 2, 3, 4]
     # Fewer spaces: what is left out isn't gone in silence.
-    assert run.main(["changelog", *daemon.arguments(tmp_path / "changelog"), "--spaces", "users"]) == 1
+    assert run.main([job, *arguments, "--spaces", "users"]) == 1
     assert "Start it with the former --spaces" in capsys.readouterr().err
 
 
