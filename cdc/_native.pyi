@@ -31,9 +31,12 @@ class PendingChanges:
     def take_before(self, mark: int) -> Changes: ...
     def written(self, changes: Changes) -> None: ...
 
+KeyPart = tuple[int, list[int | str], str, bool]
+"""A part of a primary key: its field (from 0), the path inside it, its type, and whether each notation of a value is a key."""
+
 class StoreKeys:
     @staticmethod
-    def compile(number: int, parts: list[tuple[int, str]]) -> StoreKeys | None: ...
+    def compile(number: int, parts: list[KeyPart]) -> StoreKeys | None: ...
     def of_tuple(self, tuple_: bytes) -> bytes | None: ...
     def of_key(self, key: bytes) -> bytes | None: ...
 
@@ -97,9 +100,13 @@ class Rows:
     def end_of_open(self, at: int) -> int:
         """Return the index after the row that ends the transaction open at row `at`, or after the last row."""
 
-ImageKeys = tuple[int, list[tuple[int, str]], list[tuple[bytes, str]], bool]
-"""Number with which a space's keys begin, the keys' fields and types, the space's fields and types, and whether the space is in
-vinyl."""
+FittingRules = tuple[int, int, list[tuple[str, bool, int]]]
+"""The number of fields that a tuple must have (0 for any), the least number, and by field: the name of its check, whether it may
+be nil, and the scale of its decimals."""
+
+ImageRules = tuple[int, list[tuple[bytes, str]], bool, FittingRules | None]
+"""Number with which a space's keys begin, the space's fields and types, whether the space is in vinyl, and the rules for the
+results of its UPSERTs."""
 
 class Arrivals:
     """Consecutive transactions of one origin: asynchronous ones, synchronous ones, and CONFIRMs of earlier ones."""
@@ -143,10 +150,10 @@ class CompiledRowPath:
         table: bytes,
         schema: bytes,
         fields: list[tuple[bytes, bool]],
-        parts: list[tuple[bytes, int, int]],
+        parts: list[tuple[bytes, KeyPart]],
         fields_max: int,
-        images: ImageKeys | None,
-        handles_upserts: bool,
+        images: ImageRules | None,
+        counts_upserts: bool,
         is_synchronous: bool,
     ) -> None:
         """Handle a space's rows from here on."""
@@ -155,6 +162,9 @@ class CompiledRowPath:
     def remove_plan(self, space_id: int) -> None:
         """Hand a space's rows back from here on."""
     def remove_all_plans(self) -> None: ...
+    @property
+    def upsert_count(self) -> int:
+        """Number of UPSERTs handled in the spaces where they are counted."""
     def run(
         self,
         rows: Rows,

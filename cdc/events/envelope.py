@@ -21,6 +21,7 @@ from cdc.events.row_encoder import RowEncoder
 from cdc.positions.position import Position
 from cdc.protocol.codec import Body
 from cdc.protocol.constants import Key, Type
+from cdc.schema.fitting import Fitting
 from cdc.schema.forms import ChangeKind, SchemaChange, SpaceForm
 
 OPEN_CREATE: Final = b'{"op":"c","before":null,"after":'
@@ -79,6 +80,10 @@ class SpaceEvents(RowEncoder):
         """Source of `changes`: the row alone, the image, or nothing, if the rows are published in another way."""
         self.key_number = form.space_id
         """Number with which the keys of the images begin, if `changes` use images."""
+        self.fitting: Fitting | None = None
+        """Check of the results of UPSERTs, if `changes` use images and the server ignores results that don't fit."""
+        self.counts_upserts = False
+        """Whether UPSERTs are counted."""
         self.changes: dict[int, Change] = {
             Type.INSERT: self._whole_row(OPEN_CREATE),
             Type.REPLACE: self._whole_row(OPEN_UPDATE),
@@ -92,6 +97,7 @@ class SpaceEvents(RowEncoder):
 
     def count_upserts(self, count: Callable[[], None]) -> None:
         """Call `count` after each UPSERT that is encoded."""
+        self.counts_upserts = True
         upsert = self.changes[Type.UPSERT]
 
         def counted(body: Body, frame: bytes) -> tuple[bytes, bytes, bytes] | None:

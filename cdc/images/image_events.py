@@ -84,7 +84,7 @@ class ImageChanges:
         self._version = images.version
         # Memtx refuses such a request. Vinyl doesn't look at the tuple before it logs an UPSERT, and ignores the UPSERT later.
         leaves_misfits = space.form.is_vinyl and images.version >= VINYL_CHECKS_SINCE
-        self._fitting = Fitting(space.form, images.version) if leaves_misfits else None
+        self._fitting = space.fitting = Fitting(space.form, images.version) if leaves_misfits else None
         self._notation = notation_of(space.form, images.version)
         self.changes: dict[int, Change] = {
             Type.INSERT: self._insert,

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from cdc._native import CompiledMessages as CompiledMessages
     from cdc._native import CompiledRowPath as CompiledRowPath
     from cdc._native import FrameReader as FrameReader
-    from cdc._native import ImageKeys as ImageKeys
+    from cdc._native import ImageRules as ImageRules
+    from cdc._native import KeyPart as KeyPart
     from cdc._native import Rows as Rows
     from cdc._native import Run as Run
 

@@ -96,7 +96,15 @@ _is_decimal: Final = _is_extension(_DECIMAL)
 _is_number: Final = _either(_is(*_INTEGERS, *_FLOATS), _is_decimal)
 _is_old_scalar: Final = _either(_is_number, _is(layout.STRING, layout.BINARY), _is_boolean)
 
-_CHECKS: Final[dict[str, Check]] = {
+
+def _unsigned_up_to(last: int) -> Check:
+    def check(value: bytes) -> bool:
+        return layout.TYPES[value[0]] is layout.UNSIGNED and layout.integer(value, 0) <= last
+
+    return check
+
+
+_BY_TYPE: Final[dict[str, Check]] = {
     "any": _any,
     "unsigned": _is(layout.UNSIGNED),
     "string": _is(layout.STRING),
@@ -113,15 +121,24 @@ _CHECKS: Final[dict[str, Check]] = {
     "array": _is(layout.ARRAY),
     "map": _is(layout.MAP),
     **{f"int{bits}": _is_between(-(1 << bits - 1), (1 << bits - 1) - 1) for bits in (8, 16, 32, 64)},
+    **{f"uint{bits}": _unsigned_up_to((1 << bits) - 1) for bits in (8, 16, 32, 64)},
     "float32": _is(layout.FLOAT),
     "float64": _is(layout.DOUBLE),
 }
 """Check of a value by the field's type."""
-_UNSIGNED_MAX: Final = {f"uint{bits}": (1 << bits) - 1 for bits in (8, 16, 32, 64)}
 _DECIMALS: Final = {f"decimal{bits}": _has_digits(digits) for bits, digits in {32: 9, 64: 18, 128: 38, 256: 76}.items()}
 
-FIELD_TYPES: Final = frozenset({*_CHECKS, *_UNSIGNED_MAX, *_DECIMALS})
+FIELD_TYPES: Final = frozenset({*_BY_TYPE, *_DECIMALS})
 """All types that a field has in any version."""
+
+_OLD_SCALAR: Final = "scalar before 2.10"
+
+
+def _check_of(name: str, field: Field) -> Check:
+    """Return the check of a field, by name: a type's, or one of earlier versions."""
+    if name == _OLD_SCALAR:
+        return _is_old_scalar
+    return _DECIMALS[name](field) if name in _DECIMALS else _BY_TYPE[name]
 
 
 def check_types(form: SpaceForm) -> None:
@@ -146,7 +163,8 @@ class Fitting:
         """Raises ConfigurationError for a field of an unknown type."""
         check_types(form)
         self._exact_count = form.field_count
-        self._checks = [_check_of(field, version) for field in form.fields]
+        names = [_check_name(field, version) for field in form.fields]
+        self._checks = [_check_of(name, field) for name, field in zip(names, form.fields, strict=True)]
         self._may_be_nil = [
             field.is_nullable or field.type == "any" or (field.has_default and version >= _DEFAULTS_SINCE)
             for field in form.fields
@@ -154,6 +172,9 @@ class Fitting:
         # A nil may stand for the value of any field that may be nil, but only a nullable field may be missing.
         required = [place for place, field in enumerate(form.fields, 1) if not field.is_nullable]
         self._count_min = required[-1] if required else 0
+        scales = [field.scale or 0 for field in form.fields]
+        self.rules = self._exact_count, self._count_min, list(zip(names, self._may_be_nil, scales, strict=True))
+        """The rules for the compiled row path (cdc/native/src/fitting.rs)."""
 
     def fits(self, tuple_: bytes) -> bool:
         """Return whether a tuple fits."""
@@ -169,20 +190,9 @@ class Fitting:
         return True
 
 
-def _check_of(field: Field, version: tuple[int, ...]) -> Check:
+def _check_name(field: Field, version: tuple[int, ...]) -> str:
     if field.type == "double" and version < _INTEGERS_IN_DOUBLES_SINCE:
-        return _is(layout.DOUBLE)
+        return "float64"
     if field.type == "scalar" and version < _MORE_SCALARS_SINCE:
-        return _is_old_scalar
-    if field.type in _UNSIGNED_MAX:
-        return _unsigned_up_to(_UNSIGNED_MAX[field.type])
-    if field.type in _DECIMALS:
-        return _DECIMALS[field.type](field)
-    return _CHECKS[field.type]
-
-
-def _unsigned_up_to(last: int) -> Check:
-    def check(value: bytes) -> bool:
-        return layout.TYPES[value[0]] is layout.UNSIGNED and layout.integer(value, 0) <= last
-
-    return check
+        return _OLD_SCALAR
+    return field.type

@@ -101,6 +101,11 @@ def no_key_hint(form: SpaceForm) -> str:
     return hint
 
 
+def compiled_part(part: KeyPart) -> tuple[int, list[int | str], str, bool]:
+    """Return a part of a primary key as the compiled row path reads it."""
+    return part.field, steps(part.path), part.type, part.is_as_written
+
+
 class KeyCodec:
     """Encoder of one space's keys. For common kinds of keys, faster functions replace the general methods."""
 

@@ -13,25 +13,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from typing import Any, Final, SupportsIndex
-from uuid import UUID
 
 from cdc import native
 from cdc.events.envelope import SpaceEvents
 from cdc.events.json_values import encode
-from cdc.events.key_text import key_converter
 from cdc.events.row_encoder import PLAIN_FIELD_TYPES
-from cdc.schema.forms import KeyPart, SpaceForm
+from cdc.schema.forms import SpaceForm
+from cdc.schema.keys import compiled_part
 from cdc.stream.options import PipelineOptions
 
 _new_row_path: Final[Callable[[bytes, bool, int | None, str, int], native.CompiledRowPath] | None] = native.choose(
     "CompiledRowPath", None
 )
 
-_KINDS: Final[dict[type, int]] = {type(None): 1, bool: 2, int: 4, str: 8, bytes: 16, UUID: 32}
-"""Bit of each type of values in a plan (cdc/native/src/plan.rs)."""
-_ALL_KINDS: Final = sum(_KINDS.values())
-_INSTANT: Final = 64
-"""Bit of points in time, which a key contains without their time zones."""
 _RECORDS_FROM: Final = {"none": None, "multi": 2, "all": 1}
 _NO_MAX: Final = 1 << 32
 _PAST_FORMAT: Final = re.compile(r"field_\d+")
@@ -87,38 +81,24 @@ def _set_plan(path: native.CompiledRowPath, space: SpaceEvents, *, is_synchronou
     """Add a plan for a space to the compiled path, if the path can handle the space's form."""
     form = space.form
     names = [form.part_name(index) for index in range(len(form.key_parts))]
-    kinds = [_kinds(part) for part in form.key_parts]
-    if len(set(names)) < len(names) or not all(kinds):
+    if len(set(names)) < len(names):
         return
-    if space.changes_by == "image" and any(part.is_as_written for part in form.key_parts):
-        return  # Python makes the space's keys in the state store
     try:
         fields = [(encode(item.name), item.type in PLAIN_FIELD_TYPES) for item in form.fields]
-        parts = [(encode(name), part.field, kind) for name, part, kind in zip(names, form.key_parts, kinds, strict=True)]
+        parts = [(encode(name), compiled_part(part)) for name, part in zip(names, form.key_parts, strict=True)]
         name = encode(form.name)
         images = _images(space) if space.changes_by == "image" else None
     except UnicodeEncodeError:
         return  # a name isn't valid UTF-8
-    handles_upserts = not form.is_vinyl  # UPSERTs of vinyl spaces are counted in Python, if the server merges them
     about = space.topic, name, space.table, space.schema
-    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, handles_upserts, is_synchronous)
+    upserts = space.counts_upserts
+    path.set_plan(form.space_id, *about, fields, parts, _fields_max(form), images, upserts, is_synchronous)
 
 
-def _images(space: SpaceEvents) -> native.ImageKeys:
-    """Return the number and parts of a space's keys in the state store, its fields, and whether it is in vinyl."""
-    form = space.form
-    parts = [(part.field, part.type) for part in form.key_parts]
-    # Vinyl checks an UPSERT's tuple when it is too late to refuse the UPSERT, and finds keys by their bytes: it has other rules.
-    return space.key_number, parts, [(field.name.encode(), field.type) for field in form.fields], form.is_vinyl
-
-
-def _kinds(part: KeyPart) -> int:
-    """Return the bits of the value types that a key part may have and that are written unchanged; 0 if there are none."""
-    if part.path:
-        return 0
-    if part.type == "datetime" and not part.is_as_written:
-        return _INSTANT
-    return _ALL_KINDS if part.type in PLAIN_FIELD_TYPES else sum(_KINDS[kind] for kind in key_converter(part)[1])
+def _images(space: SpaceEvents) -> native.ImageRules:
+    """Return the number of a space's keys in the state store, its fields, whether it is in vinyl, and what fits its format."""
+    fields = [(field.name.encode(), field.type) for field in space.form.fields]
+    return space.key_number, fields, space.form.is_vinyl, space.fitting.rules if space.fitting is not None else None
 
 
 def _fields_max(form: SpaceForm) -> int:

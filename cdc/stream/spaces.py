@@ -76,8 +76,8 @@ class Spaces:
         self._server_uuid = str(surroundings.server_uuid)
         self._server_version = ".".join(map(str, surroundings.version))
         self._merges_upserts = surroundings.version < VINYL_CHECKS_SINCE
-        self.merging_upsert_count = 0
-        """Number of UPSERTs of vinyl spaces, if the server merges them."""
+        # Of those that the Python path has handled.
+        self._merging_upsert_count = 0
         # The configuration may publish other spaces than in the daemon's last run.
         schema.touch_all()
         self.unpublished_spaces_with_rows = {
@@ -147,7 +147,12 @@ class Spaces:
         return space
 
     def _count_upsert(self) -> None:
-        self.merging_upsert_count += 1
+        self._merging_upsert_count += 1
+
+    @property
+    def merging_upsert_count(self) -> int:
+        """Number of UPSERTs of vinyl spaces, if the server merges them."""
+        return self._merging_upsert_count + (self.row_path.upsert_count if self.row_path is not None else 0)
 
     def plain_events_of(self, form: SpaceForm) -> SpaceEvents:
         """Return an encoder for one form that uses no images, and announce its topic."""

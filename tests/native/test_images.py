@@ -17,15 +17,16 @@ from hypothesis import strategies as st
 from cdc.errors import SchemaError
 from cdc.protocol.codec import tuple_values
 from cdc.protocol.extensions import Datetime, OpaqueExtension, pack
-from cdc.schema.forms import KeyPart, SpaceForm
-from cdc.schema.keys import KeyCodec
+from cdc.schema.forms import WRITTEN_DIFFERENTLY, KeyPart, SpaceForm
+from cdc.schema.keys import KeyCodec, compiled_part
 from cdc.tuples.update import update, upsert
 from tests.fakes.profiles import MANY, examples
 
 compiled: Any = pytest.importorskip("cdc._native", reason="it wasn't built")
 
 CAPTURES = Path(__file__).parents[1] / "captures"
-KINDS = ["unsigned", "integer", "number", "double", "string", "varbinary", "boolean", "uuid", "datetime", "scalar"]
+KINDS = ["unsigned", "integer", "number", "double", "decimal", "string", "varbinary", "boolean", "uuid", "datetime", "scalar"]
+PATHS = ["", "", "", "a", "[1]", "[2].a"]
 NAMES = ("id", "name", "data", "dotted.name", "größe")
 TYPES = ("any", "double", "float32", "number", "any")
 
@@ -43,18 +44,39 @@ scalars = (
     | st.uuids()
     | st.builds(Datetime, st.integers(-(2**40), 2**40), st.integers(0, 999_999_999), st.integers(-720, 840))
     | st.decimals(allow_nan=False, allow_infinity=False, places=2, min_value=-1000, max_value=1000)
+    | st.builds(lambda digits, scale: Decimal(digits).scaleb(-scale), st.integers(-(10**38), 10**38), st.integers(-3, 40))
+    | st.integers(2**53 - 9, 2**64 + 9).map(Decimal)
+    | st.floats(1e-20, 1e20).map(lambda value: Decimal(repr(value)))
+    | st.sampled_from([Decimal("0.1"), Decimal("0.10000000000000001"), Decimal("-0.00"), Decimal("0.30000000000000004")])
     | st.builds(OpaqueExtension, st.sampled_from([2, 4, 9]), st.binary(max_size=3))
 )
+
+
+maps = st.dictionaries(st.sampled_from(["a", "b", 1]), scalars, max_size=2)
+nested: st.SearchStrategy[Any] = scalars | st.lists(scalars, max_size=3) | maps
+nested |= st.lists(nested, max_size=2) | st.dictionaries(st.just("a"), nested)
+
+
+def compiled_keys(parts: tuple[KeyPart, ...]) -> Any:
+    return compiled.StoreKeys.compile(513, [compiled_part(part) for part in parts])
 
 
 @given(kinds=st.lists(st.sampled_from(KINDS), min_size=1, max_size=3), data=st.data())
 @examples(600)
 def test_keys_are_the_same(kinds: list[str], data: st.DataObject) -> None:
-    fields = [data.draw(st.integers(0, 3)) for _ in kinds]
-    parts = tuple(KeyPart(field, "", kind) for field, kind in zip(fields, kinds, strict=True))
-    keys = compiled.StoreKeys.compile(513, list(zip(fields, kinds, strict=True)))
+    is_hash, has_paths = data.draw(st.booleans()), data.draw(st.booleans())
+    parts = tuple(
+        KeyPart(
+            data.draw(st.integers(0, 3)),
+            data.draw(st.sampled_from(PATHS)) if has_paths else "",
+            kind,
+            is_as_written=is_hash and kind in WRITTEN_DIFFERENTLY,
+        )
+        for kind in kinds
+    )
+    keys = compiled_keys(parts)
     codec = KeyCodec(SpaceForm(513, "things", (), parts))
-    raw = pack(data.draw(st.lists(scalars, max_size=5)))
+    raw = pack(data.draw(st.lists(nested if has_paths else scalars, max_size=5)))
     if data.draw(st.booleans()):
         # Anything may come, and none of it may be read past its end.
         place = data.draw(st.integers(0, len(raw)))
@@ -75,13 +97,25 @@ def test_keys_are_the_same(kinds: list[str], data: st.DataObject) -> None:
         (["number", "double"], [7, 0.5]),
         (["uuid", "boolean", "varbinary"], [UUID(int=7), True, b"\0\1"]),
         (["scalar", "datetime"], ["x", Datetime(-5, 3)]),
+        (["decimal", "decimal"], [Decimal("1.50"), Decimal("0.12345678901234567890")]),
+        (["number", "scalar"], [2**53 + 1, Decimal("-1E-20")]),
     ],
 )
-def test_the_common_keys_are_not_left_to_python(kinds: list[str], values: list[Any]) -> None:
-    keys = compiled.StoreKeys.compile(513, list(enumerate(kinds)))
-    parts = tuple(KeyPart(field, "", kind) for field, kind in enumerate(kinds))
+@pytest.mark.parametrize("is_hash", [True, False])
+def test_the_common_keys_are_not_left_to_python(kinds: list[str], values: list[Any], *, is_hash: bool) -> None:
+    parts = tuple(
+        KeyPart(field, "", kind, is_as_written=is_hash and kind in WRITTEN_DIFFERENTLY) for field, kind in enumerate(kinds)
+    )
+    keys = compiled_keys(parts)
     codec = KeyCodec(SpaceForm(513, "things", (), parts))
     assert keys.of_tuple(pack(values)) == codec.of_tuple(values) == keys.of_key(pack(values))
+
+
+def test_keys_at_paths_are_not_left_to_python() -> None:
+    parts = (KeyPart(1, "a[2]", "decimal"), KeyPart(1, "b", "string"))
+    row = [0, {"b": "x", "a": [1, Decimal("2.50")]}]
+    codec = KeyCodec(SpaceForm(513, "things", (), parts))
+    assert compiled_keys(parts).of_tuple(pack(row)) == codec.of_tuple(row)
 
 
 def test_captured_requests_come_to_the_same() -> None:

@@ -23,6 +23,7 @@ from cdc.protocol.codec import FrameDecoder
 from cdc.protocol.compiled_frames import CompiledFrames, frame_decoder
 from cdc.protocol.constants import Flag, Key, Type
 from cdc.protocol.extensions import Datetime, OpaqueExtension
+from cdc.schema.fitting import FIELD_TYPES
 from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast, Message
 from cdc.stream.snapshot import Snapshot
@@ -31,7 +32,7 @@ from tests.fakes.captures import REPLICASET
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY
 from tests.fakes.tuples import MemoryTuples
-from tests.stream.test_compiled_rows import BEGIN, USERS, Counting, requests_of, rows, spaces
+from tests.stream.test_compiled_rows import BEGIN, PATHS, USERS, Counting, requests_of, rows, spaces, wrapped
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
@@ -44,8 +45,9 @@ KEYS: dict[str, list[Any]] = {
     "varbinary": [b"", b"\0", b"b"],
     "boolean": [True, False],
     "uuid": [UUID(int=1), UUID(int=2)],
-    "number": [1, 1.0, 2.5, Decimal("2.5"), 2**53 + 1, float("nan")],
-    "decimal": [Decimal("1.5"), Decimal("1.50")],
+    "number": [1, 1.0, 2.5, Decimal("2.5"), 2**53 + 1, Decimal(2**53 + 1), float("nan")],
+    "double": [1, 1.0, -0.0, 0.1, Decimal("0.1"), 2.0**64],
+    "decimal": [Decimal("1.5"), Decimal("1.50"), Decimal("-0.10000000000000000001"), Decimal("1E+2"), Decimal("9" * 39)],
     "scalar": [1, Decimal(1), "a", False, b"b", 0.5],
     "datetime": [Datetime(1), Datetime(1, 0, 60), Datetime(2, 5)],
 }
@@ -58,19 +60,24 @@ VALUES = (
     | st.sampled_from([OpaqueExtension(9, b"x"), [1, {"a": 2}], {"b": None}, "x" * 300, "\udcff"])
 )
 FIELDS = ["id", "second", "n", "s", "größe"]
+TYPES = ["any"] * 20 + ["unsigned", "number", "string"] * 5 + sorted(FIELD_TYPES)
 
 
 class Stream(NamedTuple):
-    """A space that is there, and the frames of rows in it."""
+    """A space that is there, the frames of rows in it, and the server's version."""
 
     stored: list[StoredSpace]
     frames: list[bytes]
+    version: tuple[int, ...] = (2, 11)
 
 
 @st.composite
 def streams(draw: st.DrawFn) -> Stream:
     kinds = [draw(st.sampled_from(sorted(KEYS))) for _ in range(draw(st.sampled_from([1, 1, 1, 2])))]
-    fields = [*zip(FIELDS, kinds, strict=False), ("n", "any"), ("s", "any")]
+    paths = [draw(st.sampled_from(PATHS)) for _ in kinds]
+    types = ["any" if path else kind for kind, path in zip(kinds, paths, strict=True)]
+    fields = [*zip(FIELDS, types, strict=False), *((name, draw(st.sampled_from(TYPES))) for name in "ns")]
+    parts = [(field, kind, path) for field, (kind, path) in enumerate(zip(kinds, paths, strict=True))]
     frames: list[bytes] = []
     lsn = BEGIN.vclock[1]
     there: set[str] = set()
@@ -84,17 +91,19 @@ def streams(draw: st.DrawFn) -> Stream:
                 header[Key.TSN] = lsn - first
                 if place == length - 1:
                     header[Key.FLAGS] = Flag.COMMIT
-            kind, body = draw(requests(kinds, there))
+            kind, body = draw(requests(parts, there))
             header = {Key.REQUEST_TYPE: kind, **header}
             frames.append(wire.frame(header, body))
-    engine = draw(st.sampled_from(["memtx", "vinyl"]))
-    return Stream(spaces(fields, list(enumerate(kinds)), engine), frames)
+    engine, index_type = draw(st.sampled_from([("memtx", "tree"), ("memtx", "hash"), ("vinyl", "tree"), ("vinyl", "tree")]))
+    version = draw(st.sampled_from([(2, 6, 0), (2, 11), (3, 8)]))
+    return Stream(spaces(fields, parts, engine, index_type), frames, version)
 
 
 @st.composite
-def requests(draw: st.DrawFn, kinds: list[str], there: set[str]) -> tuple[int, dict[int, Any]]:
-    key = [draw(st.sampled_from(KEYS[kind])) for kind in kinds]
-    tuple_ = key + draw(st.lists(VALUES, max_size=3))
+def requests(draw: st.DrawFn, parts: list[tuple[int, str, str]], there: set[str]) -> tuple[int, dict[int, Any]]:
+    key = [draw(st.sampled_from(KEYS[kind])) for _, kind, _ in parts]
+    tuple_ = [wrapped(draw, value, path) for value, (_, _, path) in zip(key, parts, strict=True)]
+    tuple_ += draw(st.lists(VALUES | st.integers(0, 9), max_size=3))
     wanted = draw(st.sampled_from([Type.INSERT, Type.REPLACE, Type.UPDATE, Type.UPDATE, Type.UPDATE, Type.UPSERT, Type.DELETE]))
     if wanted == Type.INSERT and repr(key) in there and draw(st.integers(0, 9)):
         wanted = Type.REPLACE
@@ -132,15 +141,16 @@ class Outcome(NamedTuple):
     rows: list[tuple[bytes, bytes]]
     doubtful: frozenset[bytes]
     position: object
+    upsert_count: int = 0
 
 
 def outcome(stream: Stream, decoder: FrameDecoder, *, size: int, writes: int, is_python: bool, **options: Any) -> Outcome:
     """`writes`: after so many batches those that have come are written."""
     store = MemoryTuples()
-    images = Images(store, version=(2, 11))
+    images = Images(store, version=stream.version)
     if is_python:
         images._pending = PendingChanges()
-    target = pipeline(BEGIN, stream.stored, version=(2, 11), images=images, **options)
+    target = pipeline(BEGIN, stream.stored, version=stream.version, images=images, **options)
     data = b"".join(stream.frames)
     messages: list[Message | Broadcast] = []
     changes: list[tuple[bytes, bytes | None]] = []
@@ -169,7 +179,7 @@ def outcome(stream: Stream, decoder: FrameDecoder, *, size: int, writes: int, is
         store.write(one, ())
         images.written(one)
     assert list(images.scan(USERS)) == found == sorted(store.rows.items())
-    return Outcome(messages, changes, error, found, images.doubtful, target.position)
+    return Outcome(messages, changes, error, found, images.doubtful, target.position, target.merging_upsert_count)
 
 
 @MANY
@@ -397,6 +407,29 @@ def test_a_snapshots_rows_are_not_handed_back(monkeypatch: pytest.MonkeyPatch) -
     found = shown(frames, frame_decoder(), size=30_000, has_images=True, is_python=False)
     assert len(found.rows) == 2000
     assert 0 < len(seen) < 40
+
+
+@pytest.mark.parametrize("version", [(2, 6, 0), (2, 11)])
+def test_upserts_of_vinyl_are_not_handed_back(version: tuple[int, ...]) -> None:
+    def body(place: int) -> dict[int, Any]:
+        operation = ["-", 2, 100] if place % 3 == 0 else ["+", 2, 1]
+        return {Key.SPACE_ID: USERS, Key.INDEX_BASE: 1, Key.TUPLE: [place % 50, 5], Key.OPS: [operation]}
+
+    stored = spaces([("id", "unsigned"), ("n", "unsigned")], [(0, "unsigned")], "vinyl")
+    stream = Stream(stored, requests_of(300, 1, Type.UPSERT, body, first=11), version)
+    images = Images(MemoryTuples(), version=version)
+    target = pipeline(BEGIN, stored, version=version, images=images)
+    counting = Counting(target)
+    for _ in target.feed(frame_decoder().feed(b"".join(stream.frames)), NOW_US):
+        pass
+    assert counting.row_count == 299
+    python = outcome(stream, FrameDecoder(), size=1 << 20, writes=0, is_python=True)
+    compiled = outcome(stream, frame_decoder(), size=1 << 20, writes=0, is_python=False)
+    assert compiled == python
+    # From 2.6.1 on, the server ignores an UPSERT whose result is no longer unsigned.
+    count = sum(isinstance(message, tuple) and message[0] == "shop.users" for message in python.messages)
+    assert count == (300 if version == (2, 6, 0) else 217)
+    assert python.upsert_count == (300 if version == (2, 6, 0) else 0)
 
 
 @pytest.mark.parametrize("length", [1, 50])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import random
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from cdc import native
 from cdc.errors import CdcError
+from cdc.images.overlay import Images
 from cdc.positions.position import Position, SnapshotState
 from cdc.positions.vclock import VClock
 from cdc.protocol.codec import FrameDecoder
@@ -31,11 +32,13 @@ from cdc.schema.forms import StoredSpace
 from cdc.stream.batch import Broadcast, Message
 from cdc.stream.compiled_stream import CompiledStream
 from cdc.stream.pipeline import Pipeline
+from cdc.tuples.operations import steps
 from tests.fakes import wire
 from tests.fakes.captures import REPLICASET
 from tests.fakes.master import SERVER
 from tests.fakes.pipelines import NOW_US, pipeline
 from tests.fakes.profiles import MANY, SOME
+from tests.fakes.tuples import MemoryTuples
 
 pytestmark = pytest.mark.skipif(
     native.ROW_PATH == "python", reason="this installation has no compiled row path, or doesn't run it"
@@ -48,16 +51,24 @@ TYPES = ["unsigned", "integer", "string", "boolean", "varbinary", "uuid", "numbe
 NAMES = ["id", "name", "a b", 'quo"te', "back\\slash", "field_3", "field_5", "é", "\t", "", "id"]
 
 
-def spaces(fields: list[tuple[str, str]], parts: list[tuple[int, str]], engine: str = "memtx") -> list[StoredSpace]:
+PATHS = ["", "", "", "a", "[2].b", "a.b[1]"]
+
+
+def spaces(
+    fields: list[tuple[str, str]], parts: Sequence[tuple[Any, ...]], engine: str = "memtx", index_type: str = "tree"
+) -> list[StoredSpace]:
+    """`parts` of the key: each a field and its type, and the path inside the field, if there is one."""
     form = [{"name": name, "type": kind} for name, kind in fields]
-    index = [USERS, 0, "pk", "tree", {}, [[field, kind] for field, kind in parts]]
+    keys = [{"field": part[0], "type": part[1], "path": part[2]} if part[2:] else [*part] for part in parts]
+    index = [USERS, 0, "pk", index_type, {}, keys]
     return [
         StoredSpace(USERS, [USERS, 1, "users", engine, 0, {}, form], {0: index}, 1),
         StoredSpace(HIDDEN, [HIDDEN, 1, "hidden", "memtx", 0, {}, []], {0: [HIDDEN, 0, "pk", "tree", {}, [[0, "unsigned"]]]}, 0),
     ]
 
 
-PLAIN = spaces([("id", "unsigned"), ("name", "string"), ("more", "any")], [(0, "unsigned")])
+PLAIN_FIELDS = [("id", "unsigned"), ("name", "string"), ("more", "any")]
+PLAIN = spaces(PLAIN_FIELDS, [(0, "unsigned")])
 
 DATETIMES = st.builds(
     Datetime,
@@ -116,7 +127,13 @@ def streams(draw: st.DrawFn) -> tuple[list[StoredSpace], list[bytes]]:
     names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5))
     fields = [(name, draw(st.sampled_from(TYPES))) for name in names]
     numbers = draw(st.lists(st.integers(0, len(fields) - 1), min_size=1, max_size=2, unique=True))
-    parts = [(number, fields[number][1]) for number in numbers]
+    parts = [(number, fields[number][1], draw(st.sampled_from(PATHS))) for number in numbers]
+    for number, _, path in parts:
+        if path:
+            fields[number] = (fields[number][0], "any")
+    of_part = {number: (kind, path) for number, kind, path in parts}
+    index_type = draw(st.sampled_from(["tree", "tree", "hash"]))
+    engine = draw(st.sampled_from(["memtx", "vinyl"])) if index_type == "tree" else "memtx"
     lsns = {1: 10, 2: 7}
     frames: list[bytes] = []
     for _ in range(draw(st.integers(1, 12))):
@@ -136,17 +153,42 @@ def streams(draw: st.DrawFn) -> tuple[list[StoredSpace], list[bytes]]:
                 header[Key.TSN] = lsns[origin] - first
                 if has_end and place == length - 1:
                     header[Key.FLAGS] = Flag.COMMIT
-            tuple_ = [draw(of_type(kind)) for _, kind in fields][: draw(st.sampled_from([9, 9, 9, 1, 2]))]
+            kinds = [of_part.get(number, (kind, "")) for number, (_, kind) in enumerate(fields)]
+            tuple_ = [wrapped(draw, draw(of_type(kind)), path) for kind, path in kinds][: draw(st.sampled_from([9, 9, 9, 1, 2]))]
             tuple_ += draw(st.lists(VALUES, max_size=2)) if draw(st.integers(0, 5)) == 0 else []
             frames.append(wire.frame(header, body_of(draw, header[Key.REQUEST_TYPE], tuple_, parts)))
-    return spaces(fields, parts), frames
+    return spaces(fields, parts, engine, index_type), frames
 
 
-def body_of(draw: st.DrawFn, kind: int, tuple_: list[Any], parts: list[tuple[int, str]]) -> dict[int, Any]:
+def wrapped(draw: st.DrawFn, value: Any, path: str) -> Any:
+    """A value inside which this one is at the path, mostly."""
+    for step in reversed(steps(path)):
+        if not draw(st.integers(0, 30)):
+            return draw(VALUES)
+        if isinstance(step, int):
+            value = [draw(SCALARS) for _ in range(step)] + [value] + draw(st.sampled_from([[], [1]]))
+        else:
+            others: list[list[tuple[Any, Any]]] = [[], [("z", 1)], [(5, [])], [(b"a", 2)]]
+            pairs = [(step, value), *draw(st.sampled_from(others))]
+            value = dict(draw(st.permutations(pairs)))
+    return value
+
+
+def at_path(value: Any, path: str) -> Any:
+    """The value at a path, or another."""
+    for step in steps(path):
+        try:
+            value = value[step]
+        except (TypeError, LookupError):
+            return 5
+    return value
+
+
+def body_of(draw: st.DrawFn, kind: int, tuple_: list[Any], parts: list[tuple[int, str, str]]) -> dict[int, Any]:
     if kind == Type.NOP:
         return {}
     body: dict[int, Any] = {Key.SPACE_ID: draw(st.sampled_from([USERS] * 12 + [HIDDEN, HIDDEN, UNKNOWN]))}
-    key = [tuple_[field] for field, _ in parts if field < len(tuple_)]
+    key = [at_path(tuple_[field], path) for field, _, path in parts if field < len(tuple_)]
     if kind in (Type.INSERT, Type.REPLACE):
         return body | {Key.TUPLE: tuple_}
     if kind == Type.DELETE:
@@ -181,7 +223,7 @@ def outcome(
         error = f"{type(caught).__name__}: {caught}"
         # How far it came before the one at fault is the path's own matter, as the next connection goes on from the checkpoint.
         return found, error, None
-    at_end = target.position, target.open_byte_count, row_count, event_count, target.ledger.received
+    at_end = target.position, target.open_byte_count, row_count, event_count, target.ledger.received, target.merging_upsert_count
     return found, error, at_end
 
 
@@ -208,7 +250,7 @@ def compare(stored: list[StoredSpace], pieces: list[bytes], *, may_differ: bool 
     tombstones=st.booleans(),
     topic=st.sampled_from(["none", "multi", "all"]),
     bytes_max=st.sampled_from([1, 1500, 1 << 20]),
-    version=st.sampled_from([(2, 8, 3), (2, 11)]),
+    version=st.sampled_from([(2, 6, 0), (2, 8, 3), (2, 11)]),
     on_error=st.sampled_from(["dlq", "dlq", "fail"]),
 )
 def test_both_paths_write_the_same_bytes(
@@ -292,20 +334,42 @@ def test_the_compiled_path_takes_what_it_can(length: int, size: int) -> None:
         (Type.UPSERT, {Key.TUPLE: [5, "a"], Key.OPS: [["=", 2, "b"]]}),
     ],
 )
-def test_operations_are_not_handed_back(kind: int, more: dict[int, Any]) -> None:
+@pytest.mark.parametrize("engine", ["memtx", "vinyl"])
+@pytest.mark.parametrize("version", [(2, 6, 0), (2, 11)])
+def test_operations_are_not_handed_back(kind: int, more: dict[int, Any], engine: str, version: tuple[int, ...]) -> None:
     frames = requests_of(300, 1, kind, lambda _: {Key.SPACE_ID: USERS, Key.INDEX_BASE: 1, **more}, first=11)
-    target = pipeline(BEGIN, PLAIN, version=(2, 11))
+    target = pipeline(BEGIN, spaces(PLAIN_FIELDS, [(0, "unsigned")], engine), version=version)
     counting = Counting(target)
     batches = list(target.feed(frame_decoder().feed(b"".join(frames)), NOW_US))
     assert (sum(batch.row_count for batch in batches), counting.row_count) == (300, 299)
+    is_merged = engine == "vinyl" and kind == Type.UPSERT and version == (2, 6, 0)
+    assert target.merging_upsert_count == (300 if is_merged else 0)
 
 
-@pytest.mark.parametrize("part", [(0, "uuid"), (0, "datetime"), (0, "string")])
-def test_common_keys_are_not_handed_back(part: tuple[int, str]) -> None:
-    keys: dict[str, Callable[[int], Any]] = {"uuid": lambda number: UUID(int=number), "datetime": Datetime, "string": str}
-    key = keys[part[1]]
-    frames = requests_of(300, 1, Type.INSERT, lambda place: {Key.SPACE_ID: USERS, Key.TUPLE: [key(place), 1]}, first=11)
-    target = pipeline(BEGIN, spaces([("id", part[1]), ("n", "any")], [part]), version=(2, 11))
+COMMON_KEYS: dict[str, tuple[str, Callable[[int], Any]]] = {
+    "uuid": ("tree", lambda number: UUID(int=number)),
+    "datetime": ("hash", lambda number: Datetime(number, 0, 60)),
+    "string": ("tree", str),
+    "decimal": ("tree", lambda number: Decimal(number) / 100),
+    "number": ("hash", lambda number: Decimal(number) / 100),
+    "double": ("tree", lambda number: number / 2),
+    "scalar": ("tree", lambda number: number.to_bytes(2)),
+}
+
+
+@pytest.mark.parametrize("has_images", [True, False])
+@pytest.mark.parametrize("path", ["", "a.b"])
+@pytest.mark.parametrize("kind", COMMON_KEYS)
+def test_common_keys_are_not_handed_back(kind: str, path: str, *, has_images: bool) -> None:
+    index_type, key = COMMON_KEYS[kind]
+
+    def body(place: int) -> dict[int, Any]:
+        return {Key.SPACE_ID: USERS, Key.TUPLE: [{"a": {"b": key(place)}} if path else key(place), 1]}
+
+    frames = requests_of(300, 1, Type.INSERT, body, first=11)
+    stored = spaces([("id", "any" if path else kind), ("n", "any")], [(0, kind, path)], "memtx", index_type)
+    images = Images(MemoryTuples(), version=(2, 11)) if has_images else None
+    target = pipeline(BEGIN, stored, version=(2, 11), images=images)
     counting = Counting(target)
     batches = list(target.feed(frame_decoder().feed(b"".join(frames)), NOW_US))
     assert (sum(batch.row_count for batch in batches), counting.row_count) == (300, 299)

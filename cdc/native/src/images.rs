@@ -146,13 +146,17 @@ impl Work {
                 Found::Unknown => return Err(Refused),
             },
         };
-        if images.is_vinyl && matches!(row.kind, UPDATE | DELETE) {
-            if let Some(before) = before {
-                let key = slice(frame, body.key)?;
-                if images.keys.is_written_alike(key, before) != Some(true) {
-                    return Err(Refused);
-                }
-            }
+        if let (true, Some(before)) = (images.is_vinyl, before) {
+            let is_alike = match row.kind {
+                UPDATE | DELETE => images
+                    .keys
+                    .is_written_alike(slice(frame, body.key)?, before),
+                UPSERT => images
+                    .keys
+                    .are_written_alike(slice(frame, body.tuple)?, before),
+                _ => Some(true),
+            };
+            is_alike.filter(|is_alike| *is_alike).ok_or(Refused)?;
         }
         self.key.clear();
         if row.kind == DELETE {
@@ -196,13 +200,15 @@ impl Work {
                     return Err(Refused);
                 }
                 self.key.clear();
+                if let (UPSERT, Some(fitting)) = (kind, &images.fitting) {
+                    if !fitting.fits(&self.after).ok_or(Refused)? {
+                        return Ok(false);
+                    }
+                }
                 &self.after
             }
             _ => return Err(Refused),
         };
-        if row.kind == UPSERT && images.is_vinyl {
-            return Err(Refused);
-        }
         match before {
             None => out.extend_from_slice(OPEN_CREATE),
             Some(before) => {
@@ -234,18 +240,19 @@ fn push_row(
 mod tests {
     use super::*;
     use crate::frames::{scan, tests::framed, walk};
-    use crate::keys::KeyPlan;
+    use crate::keys::{tests::parts, KeyPlan};
     use crate::plan::tests::users;
     use crate::update::Format;
 
     fn images() -> ImagePlan {
         ImagePlan {
-            keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
+            keys: KeyPlan::new(512, &parts(&["unsigned"])).unwrap(),
             format: Format {
                 names: vec![b"id".to_vec(), b"name".to_vec()],
                 widths: Vec::new(),
             },
             is_vinyl: false,
+            fitting: None,
         }
     }
 

@@ -8,6 +8,7 @@ use std::collections::HashSet;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 
+use crate::extensions::{Datetime, Decimal, EXT_DATETIME, EXT_DECIMAL, EXT_UUID};
 use crate::wire::{Reader, Value};
 
 /// Error for input that only the Python path handles.
@@ -15,10 +16,6 @@ use crate::wire::{Reader, Value};
 pub struct Refused;
 
 pub type Written = Result<(), Refused>;
-
-const EXT_DECIMAL: i8 = 1;
-const EXT_UUID: i8 = 2;
-const EXT_DATETIME: i8 = 4;
 
 const LEVELS_MAX: usize = 24;
 const DIGITS_MAX: usize = 77;
@@ -96,7 +93,7 @@ pub fn is_utf8(text: &[u8]) -> bool {
     std::str::from_utf8(text).is_ok()
 }
 
-fn push_double(out: &mut Vec<u8>, number: f64) {
+pub fn push_double(out: &mut Vec<u8>, number: f64) {
     if number.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(number).as_bytes());
     } else if number.is_nan() {
@@ -151,7 +148,9 @@ pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written
     match reader.value().ok_or(Refused)? {
         Value::Double(number) => push_double(out, number),
         Value::Extension(EXT_DECIMAL, data) => push_decimal(out, data)?,
-        Value::Extension(EXT_DATETIME, data) => push_datetime(out, data)?,
+        Value::Extension(EXT_DATETIME, data) => {
+            push_datetime(out, &Datetime::read(data).ok_or(Refused)?)?
+        }
         Value::Array(count) => {
             out.push(b'[');
             for place in 0..count {
@@ -187,8 +186,19 @@ pub fn push_any(out: &mut Vec<u8>, reader: &mut Reader, level: usize) -> Written
     Ok(())
 }
 
-/// Append a decimal in plain notation. Its data: the scale as an integer, then packed digits, whose last nibble is the sign.
+/// Append a decimal in plain notation.
 fn push_decimal(out: &mut Vec<u8>, data: &[u8]) -> Written {
+    let Some(number) = Decimal::read(data) else {
+        return push_long_decimal(out, data);
+    };
+    out.push(b'"');
+    number.push(out);
+    out.push(b'"');
+    Ok(())
+}
+
+/// Append a decimal of any length. Its data: the scale as an integer, then packed digits, whose last nibble is the sign.
+fn push_long_decimal(out: &mut Vec<u8>, data: &[u8]) -> Written {
     let mut reader = Reader::new(data, 0);
     let scale = reader
         .unsigned()
@@ -233,36 +243,14 @@ fn push_padded(out: &mut Vec<u8>, number: i64, width: usize) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Append a datetime. Its data (little-endian): seconds int64; unless all are zero, nanoseconds int32, offset int16, zone int16.
-fn push_datetime(out: &mut Vec<u8>, data: &[u8]) -> Written {
-    let (seconds, nanosecond, offset) = datetime(data)?;
-    push_time(out, seconds, nanosecond, offset)
-}
-
-/// Append only the instant of a datetime, in UTC.
-pub fn push_instant(out: &mut Vec<u8>, data: &[u8]) -> Written {
-    let (seconds, nanosecond, _) = datetime(data)?;
-    push_time(out, seconds, nanosecond, 0)
-}
-
-fn datetime(data: &[u8]) -> Result<(i64, i32, i64), Refused> {
-    if data.len() != 8 && data.len() != 16 {
-        return Err(Refused);
-    }
-    let seconds = i64::from_le_bytes(data[..8].try_into().map_err(|_| Refused)?);
-    if data.len() == 8 {
-        return Ok((seconds, 0, 0));
-    }
-    let nanosecond = i32::from_le_bytes([data[8], data[9], data[10], data[11]]);
-    let offset = i64::from(i16::from_le_bytes([data[12], data[13]]));
-    Ok((seconds, nanosecond, offset))
-}
-
-fn push_time(out: &mut Vec<u8>, seconds: i64, nanosecond: i32, offset: i64) -> Written {
+/// Append a datetime in its zone.
+pub fn push_datetime(out: &mut Vec<u8>, moment: &Datetime) -> Written {
+    let nanosecond = moment.nanosecond;
+    let offset = i64::from(moment.offset_minutes);
     if !(0..1_000_000_000).contains(&nanosecond) {
         return Err(Refused);
     }
-    let local = seconds.checked_add(offset * 60).ok_or(Refused)?;
+    let local = moment.seconds.checked_add(offset * 60).ok_or(Refused)?;
     let days = local.div_euclid(DAY_SECONDS);
     let second = local.rem_euclid(DAY_SECONDS);
     // Days since 0000-03-01, in cycles of 400 years; in a year that begins in March, the months have regular lengths.

@@ -122,6 +122,56 @@ pub fn element(data: &[u8], place: usize) -> Option<usize> {
     Some(position)
 }
 
+/// A step of a JSON path: a place in an array (from 0), or a key of a map.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Step {
+    Place(u64),
+    Name(Vec<u8>),
+}
+
+/// Return where the value at a path in the value at `position` begins. None if there is none, or if a map on the way has the key
+/// twice, or a key that only the Python path compares.
+pub fn descend(data: &[u8], mut position: usize, path: &[Step]) -> Option<usize> {
+    for step in path {
+        let first = *data.get(position)?;
+        let (count, begin) = header(data, position)?;
+        position = match step {
+            Step::Place(place) if is_array(first) && *place < count => {
+                (0..*place).try_fold(begin, |position, _| end_of(data, position))?
+            }
+            Step::Name(name) if is_map(first) => value_of(data, begin, count, name)?,
+            _ => return None,
+        };
+    }
+    Some(position)
+}
+
+/// Return where the value of a key begins among `count` pairs.
+fn value_of(data: &[u8], mut position: usize, count: u64, name: &[u8]) -> Option<usize> {
+    let mut found = None;
+    for _ in 0..count {
+        let key = position;
+        if is_array(*data.get(key)?) || is_map(data[key]) {
+            return None;
+        }
+        position = end_of(data, key)?;
+        if string(data, key) == Some(name) && found.replace(position).is_some() {
+            return None;
+        }
+        position = end_of(data, position)?;
+    }
+    found
+}
+
+/// Return the content of the string at `position`; None if there is none.
+pub fn string(data: &[u8], position: usize) -> Option<&[u8]> {
+    if !matches!(*data.get(position)?, 0xa0..=0xbf | 0xd9..=0xdb) {
+        return None;
+    }
+    let (begin, length) = content(data, position)?;
+    data.get(begin..begin.checked_add(length)?)
+}
+
 /// Append an integer in its shortest form. None if it doesn't fit into 64 bits.
 pub fn push_integer(out: &mut Vec<u8>, value: i128) -> Option<()> {
     if value >= 0 {
@@ -184,6 +234,28 @@ mod tests {
         ] {
             assert_eq!(end_of(bytes, 0), end, "{bytes:?}");
         }
+    }
+
+    #[test]
+    fn paths_lead_to_one_value() {
+        let name = |text: &str| Step::Name(text.into());
+        let data = b"\x92\x01\x84\xa1a\x92\x05\x06\x07\xa1x\xc0\xa1y\xd9\x01b\x08";
+        for (path, position) in [
+            (&[Step::Place(0)][..], Some(1)),
+            (&[Step::Place(1), name("a"), Step::Place(1)], Some(7)),
+            (&[Step::Place(1), name("b")], Some(17)),
+            (&[Step::Place(1), name("c")], None),
+            (&[Step::Place(1), Step::Place(7)], None),
+            (&[Step::Place(2)], None),
+            (&[Step::Place(0), name("a")], None),
+        ] {
+            assert_eq!(descend(data, 0, path), position, "{path:?}");
+        }
+        assert_eq!(
+            descend(b"\x82\xa1a\x01\xd9\x01a\x02", 0, &[name("a")]),
+            None
+        );
+        assert_eq!(descend(b"\x82\xa1a\x01\x90\x02", 0, &[name("a")]), None);
     }
 
     #[test]

@@ -5,9 +5,12 @@
 //! their own tests.
 
 pub mod envelope;
+pub mod extensions;
+pub mod fitting;
 pub mod frames;
 pub mod images;
 pub mod json;
+pub mod key_text;
 pub mod keys;
 pub mod layout;
 pub mod limbo;

@@ -1,5 +1,6 @@
 //! Sums of the server's kinds of numbers, with their result types; as cdc.tuples.arithmetic, except for sums that need rounding.
 
+use crate::extensions::{extension_of, Decimal, EXT_DECIMAL};
 use crate::layout;
 
 /// Width of a field's floating-point numbers, by its type in the format.
@@ -21,7 +22,6 @@ impl Width {
     }
 }
 
-const EXT_DECIMAL: u8 = 1;
 /// Maximum number of a decimal's digits; at most one less may follow the point. (Decimals from 3.5 on can be larger.)
 const DIGITS_MAX: u32 = 38;
 const DECIMAL_END: i128 = 10i128.pow(DIGITS_MAX);
@@ -53,35 +53,14 @@ impl Number {
 }
 
 fn decimal(data: &[u8], position: usize) -> Option<Number> {
-    let (begin, length) = layout::content(data, position)?;
-    let content = data.get(begin..begin.checked_add(length)?)?;
-    let (scale, packed) = content.split_first()?;
-    if data[begin - 1] != EXT_DECIMAL || u32::from(*scale) >= DIGITS_MAX {
-        return None;
+    let decimal = Decimal::read(extension_of(data, position, EXT_DECIMAL)?)?;
+    if decimal.scale >= DIGITS_MAX || (decimal.is_negative && decimal.digits == 0) {
+        return None; // a negative zero, for instance
     }
-    let (last, others) = packed.split_last()?;
-    let mut digits: i128 = 0;
-    for digit in others
-        .iter()
-        .flat_map(|byte| [byte >> 4, byte & 0x0f])
-        .chain([last >> 4])
-    {
-        if digit > 9 || digits >= DECIMAL_END / 10 {
-            return None;
-        }
-        digits = digits * 10 + i128::from(digit);
-    }
-    let is_negative = match last & 0x0f {
-        0x0b | 0x0d => true,
-        0x0a | 0x0c | 0x0e | 0x0f => false,
-        _ => return None,
-    };
-    if is_negative && digits == 0 {
-        return None; // a negative zero
-    }
+    let digits = decimal.digits as i128;
     Some(Number::Decimal(
-        if is_negative { -digits } else { digits },
-        u32::from(*scale),
+        if decimal.is_negative { -digits } else { digits },
+        decimal.scale,
     ))
 }
 
@@ -143,7 +122,7 @@ fn push_decimal(out: &mut Vec<u8>, digits: i128, scale: u32) -> Option<()> {
         16 => out.push(0xd8),
         _ => out.extend([0xc7, size as u8]),
     }
-    out.extend([EXT_DECIMAL, scale as u8]);
+    out.extend([EXT_DECIMAL as u8, scale as u8]);
     out.extend(nibbles.chunks(2).map(|pair| pair[0] << 4 | pair[1]));
     Some(())
 }

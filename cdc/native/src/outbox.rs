@@ -19,6 +19,8 @@ pub struct Outbox {
     pub byte_count: usize,
     pub seq: u64,
     pub row_count: u64,
+    /// Number of UPSERTs that the server merges.
+    pub upsert_count: u64,
     pub timestamp: f64,
     pub has_records: bool,
     /// Whether the run stopped because the next transaction doesn't fit into the batch.
@@ -31,6 +33,7 @@ impl Outbox {
         self.bytes.clear();
         self.messages.clear();
         (self.byte_count, self.seq, self.row_count) = (byte_count, seq, 0);
+        self.upsert_count = 0;
         (self.has_records, self.is_full) = (false, false);
     }
 
@@ -67,9 +70,9 @@ impl Outbox {
     }
 }
 
-/// State of an outbox to return to: number of bytes, number of messages, size of values, and last seq.
+/// State of an outbox to return to: number of bytes, number of messages, size of values, last seq, and number of UPSERTs.
 #[derive(Clone, Copy)]
-pub struct Mark(usize, usize, usize, u64);
+pub struct Mark(usize, usize, usize, u64, u64);
 
 impl Outbox {
     pub fn mark(&self) -> Mark {
@@ -78,12 +81,13 @@ impl Outbox {
             self.messages.len(),
             self.byte_count,
             self.seq,
+            self.upsert_count,
         )
     }
 
     pub fn back_to(&mut self, mark: Mark) {
         self.bytes.truncate(mark.0);
         self.messages.truncate(mark.1);
-        (self.byte_count, self.seq) = (mark.2, mark.3);
+        (self.byte_count, self.seq, self.upsert_count) = (mark.2, mark.3, mark.4);
     }
 }

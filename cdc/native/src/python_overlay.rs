@@ -7,7 +7,8 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::keys::KeyPlan;
+use crate::keys::{KeyPart, KeyPlan};
+use crate::layout::Step;
 use crate::numbers::Width;
 use crate::overlay::{slices, Changes, Overlay};
 use crate::update::{update, Format};
@@ -223,6 +224,30 @@ impl PendingChanges {
     }
 }
 
+/// A step of a path in Python: a place in an array (from 0), or a key of a map.
+#[derive(FromPyObject)]
+pub enum PyStep {
+    Place(u64),
+    Name(String),
+}
+
+/// A part of a primary key in Python: its field (from 0), the path inside the field, its type, and whether different notations
+/// of a value are different keys.
+pub type PyKeyPart = (usize, Vec<PyStep>, String, bool);
+
+pub fn key_part((field, path, type_name, is_as_written): PyKeyPart) -> KeyPart {
+    let step = |step| match step {
+        PyStep::Place(place) => Step::Place(place),
+        PyStep::Name(name) => Step::Name(name.into_bytes()),
+    };
+    KeyPart {
+        field,
+        path: path.into_iter().map(step).collect(),
+        type_name,
+        is_as_written,
+    }
+}
+
 /// Encoder of one space's keys (cdc.schema.keys). Functions return None for keys that only the Python path encodes.
 #[pyclass(module = "cdc._native")]
 struct StoreKeys {
@@ -231,13 +256,10 @@ struct StoreKeys {
 
 #[pymethods]
 impl StoreKeys {
-    /// Compile the primary key's parts, given as fields (from 0) and their types.
+    /// Compile the primary key's parts.
     #[staticmethod]
-    fn compile(number: u32, parts: Vec<(usize, String)>) -> Option<StoreKeys> {
-        let parts: Vec<(usize, &str)> = parts
-            .iter()
-            .map(|(field, kind)| (*field, kind.as_str()))
-            .collect();
+    fn compile(number: u32, parts: Vec<PyKeyPart>) -> Option<StoreKeys> {
+        let parts: Vec<KeyPart> = parts.into_iter().map(key_part).collect();
         KeyPlan::new(number, &parts).map(|plan| StoreKeys { plan })
     }
 

@@ -7,17 +7,19 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList, PyString};
 
 use crate::envelope::Origins;
+use crate::fitting::Fitting;
 use crate::frames::{
     continues_open, end_of_open, scan, scan_log, walk, whole_until, Row, LENGTH_BYTES,
 };
-use crate::keys::KeyPlan;
+use crate::key_text::KeyText;
+use crate::keys::{KeyPart, KeyPlan};
 use crate::limbo;
 use crate::outbox::{Outbox, KEPT_BYTES};
 use crate::overlay::Overlay;
 use crate::plan::{Field, ImagePlan, Part, Plan};
 use crate::python_limbo::Arrivals;
 use crate::python_messages::{Messages, Topic};
-use crate::python_overlay::{format_of, PendingChanges};
+use crate::python_overlay::{format_of, key_part, PendingChanges, PyKeyPart};
 use crate::row_path::{Images, RowPath as Path, Settings, FETCH_BYTES};
 use crate::snapshot_progress::{Pieces, SnapshotProgress};
 
@@ -322,6 +324,7 @@ struct RowPath {
     path: Path,
     topics: Arc<Vec<Arc<Topic>>>,
     outbox: Outbox,
+    upsert_count: u64,
 }
 
 impl RowPath {
@@ -339,6 +342,30 @@ impl RowPath {
     fn messages(&mut self) -> Messages {
         Messages::take(&mut self.outbox, &self.topics)
     }
+}
+
+/// A format's rules for the results of UPSERTs: see `Fitting::new`.
+type PyFitting = (u64, u64, Vec<(String, bool, i64)>);
+
+/// What belongs to a space's images: the number with which its keys in the store begin, the names and types of the format's
+/// fields, whether the space is in vinyl, and the rules for the results of UPSERTs, if the server has such rules.
+type PyImages = (u32, Vec<(Vec<u8>, String)>, bool, Option<PyFitting>);
+
+/// Return how to maintain a space's images; None if only Python can.
+fn image_plan(images: PyImages, parts: &[KeyPart]) -> Option<ImagePlan> {
+    let (number, fields, is_vinyl, fitting) = images;
+    let fitting = match fitting {
+        None => None,
+        Some((exact_count, count_min, fields)) => {
+            Some(Fitting::new(exact_count, count_min, &fields)?)
+        }
+    };
+    Some(ImagePlan {
+        keys: KeyPlan::new(number, parts)?,
+        format: format_of(fields),
+        is_vinyl,
+        fitting,
+    })
 }
 
 /// The pending changes, and a Python function that returns the stored tuple of a key, or None.
@@ -412,6 +439,7 @@ impl RowPath {
             path: Path::new(settings),
             topics: Arc::new(vec![Topic::new(&transaction_topic)]),
             outbox: Outbox::default(),
+            upsert_count: 0,
         })
     }
 
@@ -419,13 +447,12 @@ impl RowPath {
     ///
     /// - `name`: the space's name as JSON; `table` and `schema`: the envelope's pieces for the space.
     /// - `fields`: for each field of the format, its name as JSON, and whether its type has only simple values.
-    /// - `parts`: for each part of the primary key, its name as JSON, its field, and the allowed kinds of values.
+    /// - `parts`: for each part of the primary key, its name as JSON, and the part.
     /// - `fields_max`: tuples with more fields are handed back.
-    /// - `images`, if the space has images: the number with which its keys in the store begin, the keys' fields and types, the
-    ///   names and types of the format's fields, and whether it is in vinyl.
-    /// - `handles_upserts`: whether UPSERTs are handled if the space has no images.
+    /// - `images`: what belongs to the images, if the space has images.
+    /// - `counts_upserts`: whether UPSERTs are counted.
     /// - `is_synchronous`: whether the space's rows are handled only in runs that are certain.
-    #[allow(clippy::too_many_arguments, clippy::type_complexity)] // a space's form, passed in a single call
+    #[allow(clippy::too_many_arguments)] // a space's form, passed in a single call
     fn set_plan(
         &mut self,
         space_id: u64,
@@ -434,43 +461,49 @@ impl RowPath {
         table: Vec<u8>,
         schema: Vec<u8>,
         fields: Vec<(Vec<u8>, bool)>,
-        parts: Vec<(Vec<u8>, usize, u8)>,
+        parts: Vec<(Vec<u8>, PyKeyPart)>,
         fields_max: usize,
-        images: Option<(u32, Vec<(usize, String)>, Vec<(Vec<u8>, String)>, bool)>,
-        handles_upserts: bool,
+        images: Option<PyImages>,
+        counts_upserts: bool,
         is_synchronous: bool,
     ) -> PyResult<()> {
+        let (part_names, parts): (Vec<_>, Vec<_>) = parts
+            .into_iter()
+            .map(|(name, part)| (name, key_part(part)))
+            .unzip();
         let images = match images {
             None => None,
-            Some((number, parts, fields, is_vinyl)) => {
-                let parts: Vec<(usize, &str)> = parts
-                    .iter()
-                    .map(|(field, kind)| (*field, kind.as_str()))
-                    .collect();
-                let Some(keys) = KeyPlan::new(number, &parts) else {
-                    return Ok(()); // Python must encode its keys
-                };
-                Some(ImagePlan {
-                    keys,
-                    format: format_of(fields),
-                    is_vinyl,
-                })
-            }
+            Some(images) => match image_plan(images, &parts) {
+                None => return Ok(()), // Python must encode its keys
+                found => found,
+            },
         };
         let topic = self.topic(topic)?;
         let fields = fields
             .into_iter()
             .map(|(name, is_simple)| Field { name, is_simple })
             .collect();
-        let parts = parts
+        let parts = part_names
             .into_iter()
-            .map(|(name, field, kinds)| Part { name, field, kinds })
+            .zip(parts)
+            .map(|(name, part)| Part {
+                name,
+                field: part.field,
+                text: KeyText::new(&part.type_name, part.is_as_written),
+                path: part.path,
+            })
             .collect();
         let mut plan = Plan::new(fields, parts, fields_max, table, schema, name, topic);
         plan.images = images;
-        plan.handles_upserts = handles_upserts;
+        plan.counts_upserts = counts_upserts;
         self.path.set_plan(space_id, Some(plan), is_synchronous);
         Ok(())
+    }
+
+    /// Number of UPSERTs handled in the spaces where they are counted.
+    #[getter]
+    fn upsert_count(&self) -> u64 {
+        self.upsert_count
     }
 
     /// Skip a space's rows from here on, because they have no events.
@@ -525,6 +558,7 @@ impl RowPath {
             );
             (at, origins)
         })?;
+        self.upsert_count += self.outbox.upsert_count;
         let moved = PyDict::new(py);
         for (origin, lsn) in origins.components() {
             moved.set_item(origin, lsn)?;

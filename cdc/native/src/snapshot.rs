@@ -161,7 +161,7 @@ impl RowPath {
 mod tests {
     use super::*;
     use crate::frames::{scan, tests::framed, walk};
-    use crate::keys::KeyPlan;
+    use crate::keys::{tests::parts, KeyPlan};
     use crate::overlay::Overlay;
     use crate::plan::{tests::users, ImagePlan};
     use crate::row_path::Settings;
@@ -177,9 +177,10 @@ mod tests {
         });
         let mut plan = users();
         plan.images = Some(ImagePlan {
-            keys: KeyPlan::new(512, &[(0, "unsigned")]).unwrap(),
+            keys: KeyPlan::new(512, &parts(&["unsigned"])).unwrap(),
             format: Default::default(),
             is_vinyl: false,
+            fitting: None,
         });
         path.plans.insert(512, Some(plan));
         path.snapshot.pieces.insert(

@@ -181,6 +181,7 @@ impl RowPath {
             };
             let begin = outbox.bytes.len();
             let overlay = overlay.as_deref_mut();
+            outbox.upsert_count += u64::from(plan.counts_upserts && row.kind == UPSERT);
             let Some(key) = push_content(
                 &mut self.work,
                 &mut self.places,
@@ -331,7 +332,7 @@ fn push_content(
             push_patch(out, plan, frame, operations.0, body.base)?;
             Ok(Some(EventKey::Before(key_end)))
         }
-        UPSERT if plan.handles_upserts => {
+        UPSERT => {
             let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
             let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
                 return Err(Obstacle::Uncommon);

@@ -201,10 +201,10 @@ fn push_result(
             let (offset, cut) = (int32(operations, change.first)?, int32(operations, second)?);
             push_splice(
                 out,
-                text(tuple, begin)?,
+                layout::string(tuple, begin)?,
                 offset,
                 cut,
-                text(operations, third)?,
+                layout::string(operations, third)?,
                 base,
             )?;
         }
@@ -220,14 +220,6 @@ fn int32(data: &[u8], position: usize) -> Option<i64> {
         .ok()
         .filter(|number| *number != i32::MIN)
         .map(i64::from)
-}
-
-fn text(data: &[u8], position: usize) -> Option<&[u8]> {
-    if !matches!(*data.get(position)?, 0xa0..=0xbf | 0xd9..=0xdb) {
-        return None;
-    }
-    let (begin, length) = layout::content(data, position)?;
-    data.get(begin..begin.checked_add(length)?)
 }
 
 fn push_splice(
