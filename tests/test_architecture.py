@@ -248,13 +248,47 @@ def test_one_module_decides_which_row_path_runs() -> None:
     assert {name for name, path in CDC.items() if COMPILED in imports(path)} == {"cdc.native"}
 
 
+CRATE: Final = {path.stem: path.read_text().partition("#[cfg(test)]")[0] for path in (ROOT / "cdc/native/src").glob("*.rs")}
+"""The crate's modules, without their tests."""
+
+RUST_FUNCTION_LINES_MAX: Final = 60
+_RUST_FUNCTION: Final = re.compile(
+    r"^( *)(?:[a-z]+(?:\(crate\))? |extern \"C\" )*fn (\w+)(?!.*[;}]$)(?:.*\n)*?(?=\1})", re.MULTILINE
+)
+
+
 def test_no_modules_of_the_crate_use_each_other() -> None:
-    sources = {path.stem: path.read_text().partition("#[cfg(test)]")[0] for path in (ROOT / "cdc/native/src").glob("*.rs")}
-    left = {name: set(re.findall(r"\bcrate::(\w+)", text)) & set(sources) - {name} for name, text in sources.items()}
-    assert left["stream_events"] >= {"frames", "row_path"}, "the search finds what they use"
+    left = {name: set(re.findall(r"\bcrate::(\w+)", text)) & set(CRATE) - {name} for name, text in CRATE.items()}
+    assert left["stream_events"] >= {"codec", "row_path"}, "the search finds what they use"
     while free := {name for name, used in left.items() if not used & set(left)}:
         left = {name: used for name, used in left.items() if name not in free}
     assert not left
+
+
+def test_functions_of_the_crate_are_short() -> None:
+    found = [
+        (name, match[2], match[0].count("\n") + 1) for name, text in CRATE.items() for match in _RUST_FUNCTION.finditer(text)
+    ]
+    assert max(count for *_, count in found) > RUST_FUNCTION_LINES_MAX / 2, "the search finds their ends"
+    assert len(found) > 200
+    assert not [one for one in found if one[2] > RUST_FUNCTION_LINES_MAX]
+
+
+def twins() -> dict[str, str]:
+    """The modules of the crate, and the Python module that each is the twin of or "", from the table in the documentation."""
+    table = (ROOT / "docs/architecture.md").read_text().partition("| module of the crate |")[2].partition("\n\n")[0]
+    found = {}
+    for line in table.splitlines()[2:]:
+        names, twin, _ = line.strip("|").split("|")
+        twin = twin.strip().strip("`")
+        found |= {name: "" if twin.startswith("none") else twin for name in re.findall(r"`(\w+)`", names)}
+    return found
+
+
+def test_modules_of_the_crate_have_the_names_of_their_twins() -> None:
+    found = twins()
+    assert set(found) == set(CRATE) - {"lib"}
+    assert not {name: twin for name, twin in found.items() if twin and (twin not in CDC or twin.split(".")[-1] != name)}
 
 
 def test_arrows_between_rooms() -> None:

@@ -1,13 +1,12 @@
 //! Events as bytes: the pieces of the envelope in docs/events.md, built as in cdc.events.envelope and cdc.stream.fragments.
 
-use crate::json::{push_signed, push_unsigned};
-use crate::plan::Plan;
+use crate::json_values::{push_signed, push_unsigned};
+use crate::row_encoder::Plan;
 
 pub const OPEN_CREATE: &[u8] = br#"{"op":"c","before":null,"after":"#;
 pub const OPEN_UPDATE: &[u8] = br#"{"op":"u","before":null,"after":"#;
-pub const OPEN_UPDATE_IMAGE: &[u8] = br#"{"op":"u","before":"#;
-pub const OPEN_DELETE_IMAGE: &[u8] = br#"{"op":"d","before":"#;
 pub const OPEN_PATCH: &[u8] = br#"{"op":"u","before":null,"after":null,"patch":"#;
+pub const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
 pub const THEN_UPSERT: &[u8] = br#","upsert":"#;
 pub const OPEN_DELETE: &[u8] = br#"{"op":"d","before":null,"after":null"#;
 

@@ -4,16 +4,18 @@
 
 use std::cmp::Ordering;
 
-use crate::layout;
+use crate::layout::{Reader, Value};
 
 pub const EXT_DECIMAL: i8 = 1;
 pub const EXT_UUID: i8 = 2;
 pub const EXT_DATETIME: i8 = 4;
 pub const EXT_INTERVAL: i8 = 6;
 
-/// Maximum number of digits that are decoded.
-const DIGITS_MAX: u32 = 38;
-const SCALE_MAX: u8 = 38;
+pub const DIGITS_MAX: usize = 76;
+pub const SCALE_MAX: u64 = 10_000;
+/// Maximum number of digits that are decoded here, and of those after the point.
+pub const DECODED_DIGITS_MAX: u32 = 38;
+const DECODED_SCALE_MAX: u8 = 38;
 /// Decimals of at most this many digits are converted to doubles and back without a loss.
 const DOUBLE_DIGITS: u32 = 15;
 /// Integers below it, and powers of ten up to the next constant, are doubles.
@@ -25,12 +27,10 @@ const EXACT_DIGITS: usize = 160;
 
 /// Return the code and the content of the extension at `position`.
 pub fn extension(data: &[u8], position: usize) -> Option<(i8, &[u8])> {
-    if !matches!(*data.get(position)?, 0xc7..=0xc9 | 0xd4..=0xd8) {
-        return None;
+    match Reader::new(data, position).value()? {
+        Value::Extension(code, content) => Some((code, content)),
+        _ => None,
     }
-    let (begin, length) = layout::content(data, position)?;
-    let content = data.get(begin..begin.checked_add(length)?)?;
-    Some((data[begin - 1] as i8, content))
 }
 
 /// Return the content of the extension at `position` if it has this code.
@@ -53,7 +53,7 @@ impl Decimal {
     pub fn read(content: &[u8]) -> Option<Decimal> {
         let (scale, packed) = content.split_first()?;
         let (last, others) = packed.split_last()?;
-        if *scale > SCALE_MAX || packed.len() > DIGITS_MAX as usize / 2 + 1 {
+        if *scale > DECODED_SCALE_MAX || packed.len() > DECODED_DIGITS_MAX as usize / 2 + 1 {
             return None;
         }
         let mut digits: u128 = 0;
@@ -68,7 +68,7 @@ impl Decimal {
             return None;
         }
         digits = digits * 10 + u128::from(last >> 4);
-        (digits < 10u128.pow(DIGITS_MAX)).then_some(Decimal {
+        (digits < 10u128.pow(DECODED_DIGITS_MAX)).then_some(Decimal {
             is_negative: matches!(last & 0x0f, 0x0b | 0x0d),
             digits,
             scale: u32::from(*scale),

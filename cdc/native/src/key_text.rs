@@ -2,15 +2,14 @@
 //!
 //! NaN, infinity and values that don't fit the part's type are `Refused`.
 
-use crate::extensions::{Datetime, Decimal, EXT_DATETIME, EXT_DECIMAL, EXT_UUID};
-use crate::json::{
+use crate::extensions::{Datetime, Decimal, EXT_DATETIME, EXT_DECIMAL, EXT_UUID, UINT64_END};
+use crate::json_values::{
     is_utf8, push_base64, push_datetime, push_double, push_signed, push_text, push_unsigned,
     push_uuid, Refused, Written,
 };
-use crate::wire::{Reader, Value};
+use crate::layout::{Reader, Value};
 
 const INT64_MIN: f64 = -9_223_372_036_854_775_808.0;
-const UINT64_END: f64 = crate::extensions::UINT64_END;
 
 /// Notation of a key part's values, by the part's type.
 #[derive(Clone, Copy, Debug, PartialEq)]

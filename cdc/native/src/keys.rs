@@ -7,7 +7,7 @@
 use crate::extensions::{
     extension, extension_of, Datetime, Decimal, EXT_DATETIME, EXT_DECIMAL, EXT_UUID, UINT64_END,
 };
-use crate::layout::{self, Step};
+use crate::layout::{self, Reader, Step, Value};
 
 /// Keys of at least this many bytes are stored as hashes.
 const KEY_BYTES_MAX: usize = 511;
@@ -53,15 +53,15 @@ struct Part {
 
 /// Encoder of one space's keys.
 #[derive(Clone, Debug)]
-pub struct KeyPlan {
+pub struct KeyCodec {
     prefix: [u8; 4],
     parts: Vec<Part>,
     is_text: bool,
 }
 
-impl KeyPlan {
+impl KeyCodec {
     /// Compile the parts of a primary key. None if Python must encode keys of these types.
-    pub fn new(number: u32, parts: &[KeyPart]) -> Option<KeyPlan> {
+    pub fn new(number: u32, parts: &[KeyPart]) -> Option<KeyCodec> {
         let parts: Option<Vec<Part>> = parts
             .iter()
             .map(|part| {
@@ -75,7 +75,7 @@ impl KeyPlan {
             .collect();
         let parts = parts.filter(|parts| !parts.is_empty())?;
         let is_text = parts.len() == 1 && matches!(parts[0].kind, Kind::String | Kind::Binary);
-        Some(KeyPlan {
+        Some(KeyCodec {
             prefix: number.to_be_bytes(),
             parts,
             is_text,
@@ -191,11 +191,10 @@ impl Part {
             }
             Kind::Number => self.push_number(out, data, position)?,
             Kind::String => push_text(out, layout::string(data, position)?, is_last),
-            Kind::Binary => {
-                let (begin, length) = layout::content(data, position)
-                    .filter(|_| matches!(data[position], 0xc4..=0xc6))?;
-                push_text(out, data.get(begin..begin.checked_add(length)?)?, is_last);
-            }
+            Kind::Binary => match Reader::new(data, position).value()? {
+                Value::Binary(text) => push_text(out, text, is_last),
+                _ => return None,
+            },
             Kind::Boolean => match *data.get(position)? {
                 0xc2 => out.push(0),
                 0xc3 => out.push(1),
@@ -367,7 +366,7 @@ pub mod tests {
     fn key(kinds: &[&str], values: &[u8]) -> Option<Vec<u8>> {
         let parts = parts(kinds);
         let mut out = Vec::new();
-        let plan = KeyPlan::new(513, &parts).unwrap();
+        let plan = KeyCodec::new(513, &parts).unwrap();
         plan.of_key(values, &mut out)?;
         let mut again = Vec::new();
         plan.of_tuple(values, &mut again).unwrap();
@@ -420,7 +419,7 @@ pub mod tests {
     fn a_key_is_compared_with_a_tuples_by_its_bytes() {
         let mut parts = parts(&["number", "string"]);
         (parts[0].field, parts[1].field) = (2, 0);
-        let plan = KeyPlan::new(513, &parts).unwrap();
+        let plan = KeyCodec::new(513, &parts).unwrap();
         let tuple = b"\x93\xa1a\x00\x02";
         assert_eq!(plan.is_written_alike(b"\x92\x02\xa1a", tuple), Some(true));
         assert_eq!(
@@ -444,6 +443,6 @@ pub mod tests {
         assert_eq!(key(&["unsigned"], b"\x92\x01\x01"), None);
         assert_eq!(key(&["number"], b"\x91\xcb\x7f\xf8\0\0\0\0\0\0"), None);
         assert_eq!(key(&["string"], b"\x91\xc4\x01x"), None);
-        assert!(KeyPlan::new(1, &parts(&["interval"])).is_none());
+        assert!(KeyCodec::new(1, &parts(&["interval"])).is_none());
     }
 }

@@ -1,6 +1,7 @@
-//! The boundaries of MessagePack values, found without decoding them; as cdc.protocol.layout.
+//! MessagePack: values read one by one and without copying, and the places where they begin and end; as cdc.protocol.layout.
 //!
-//! Functions return None if a value is incomplete, of another type than expected, or begins with a byte with which none begins.
+//! Nothing here trusts its input: functions return None if a value is incomplete, of another type than expected, or begins with a
+//! byte with which none begins.
 
 /// Size of a value in bytes, by its first byte; 0 if the first byte doesn't determine it.
 const SIZES: [u8; 256] = sizes();
@@ -27,22 +28,143 @@ const fn sizes() -> [u8; 256] {
     sizes
 }
 
-fn unsigned_at(data: &[u8], begin: usize, width: usize) -> Option<u64> {
-    let bytes = data.get(begin..begin.checked_add(width)?)?;
-    Some(
-        bytes
-            .iter()
-            .fold(0, |number, byte| number << 8 | u64::from(*byte)),
-    )
+/// One value. For an array or a map, it has the number of elements or pairs, which follow.
+pub enum Value<'a> {
+    Nil,
+    Boolean(bool),
+    Unsigned(u64),
+    Signed(i64),
+    Double(f64),
+    Text(&'a [u8]),
+    Binary(&'a [u8]),
+    Array(usize),
+    Map(usize),
+    Extension(i8, &'a [u8]),
+}
+
+/// Bytes, and the offset up to which they have been read.
+#[derive(Clone)]
+pub struct Reader<'a> {
+    pub data: &'a [u8],
+    pub at: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub fn new(data: &'a [u8], at: usize) -> Self {
+        Reader { data, at }
+    }
+
+    #[inline]
+    pub fn peek(&self) -> Option<u8> {
+        self.data.get(self.at).copied()
+    }
+
+    #[inline]
+    pub fn take(&mut self, count: usize) -> Option<&'a [u8]> {
+        let end = self.at.checked_add(count)?;
+        let found = self.data.get(self.at..end)?;
+        self.at = end;
+        Some(found)
+    }
+
+    #[inline]
+    fn fixed<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take(N)?.try_into().ok()
+    }
+
+    #[inline]
+    fn size(&mut self, width: usize) -> Option<usize> {
+        Some(match width {
+            1 => usize::from(self.fixed::<1>()?[0]),
+            2 => usize::from(u16::from_be_bytes(self.fixed()?)),
+            _ => usize::try_from(u32::from_be_bytes(self.fixed()?)).ok()?,
+        })
+    }
+
+    fn extension(&mut self, size: usize) -> Option<Value<'a>> {
+        let code = self.fixed::<1>()?[0] as i8;
+        Some(Value::Extension(code, self.take(size)?))
+    }
+
+    /// Read the next value.
+    #[inline]
+    pub fn value(&mut self) -> Option<Value<'a>> {
+        let first = self.peek()?;
+        self.at += 1;
+        Some(match first {
+            0x00..=0x7f => Value::Unsigned(u64::from(first)),
+            0x80..=0x8f => Value::Map(usize::from(first & 0x0f)),
+            0x90..=0x9f => Value::Array(usize::from(first & 0x0f)),
+            0xa0..=0xbf => Value::Text(self.take(usize::from(first & 0x1f))?),
+            0xc0 => Value::Nil,
+            0xc1 => return None,
+            0xc2 => Value::Boolean(false),
+            0xc3 => Value::Boolean(true),
+            0xc4..=0xc6 => {
+                let size = self.size(1 << (first - 0xc4))?;
+                Value::Binary(self.take(size)?)
+            }
+            0xc7..=0xc9 => {
+                let size = self.size(1 << (first - 0xc7))?;
+                self.extension(size)?
+            }
+            0xca => Value::Double(f64::from(f32::from_be_bytes(self.fixed()?))),
+            0xcb => Value::Double(f64::from_be_bytes(self.fixed()?)),
+            0xcc => Value::Unsigned(u64::from(self.fixed::<1>()?[0])),
+            0xcd => Value::Unsigned(u64::from(u16::from_be_bytes(self.fixed()?))),
+            0xce => Value::Unsigned(u64::from(u32::from_be_bytes(self.fixed()?))),
+            0xcf => Value::Unsigned(u64::from_be_bytes(self.fixed()?)),
+            0xd0 => Value::Signed(i64::from(self.fixed::<1>()?[0] as i8)),
+            0xd1 => Value::Signed(i64::from(i16::from_be_bytes(self.fixed()?))),
+            0xd2 => Value::Signed(i64::from(i32::from_be_bytes(self.fixed()?))),
+            0xd3 => Value::Signed(i64::from_be_bytes(self.fixed()?)),
+            0xd4..=0xd8 => self.extension(1 << (first - 0xd4))?,
+            0xd9..=0xdb => {
+                let size = self.size(1 << (first - 0xd9))?;
+                Value::Text(self.take(size)?)
+            }
+            0xdc | 0xdd => Value::Array(self.size(2 << (first - 0xdc))?),
+            0xde | 0xdf => Value::Map(self.size(2 << (first - 0xde))?),
+            0xe0..=0xff => Value::Signed(i64::from(first as i8)),
+        })
+    }
+
+    /// Read the next value, which must be an unsigned integer.
+    #[inline]
+    pub fn unsigned(&mut self) -> Option<u64> {
+        match self.value()? {
+            Value::Unsigned(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// Skip the next value, including its contents.
+    #[inline]
+    pub fn skip(&mut self) -> Option<()> {
+        let mut left: usize = 1;
+        while left > 0 {
+            left -= 1;
+            let size = usize::from(SIZES[usize::from(self.peek()?)]);
+            if size > 0 {
+                self.at += size;
+                continue;
+            }
+            match self.value()? {
+                // Each element has at least one byte, so a hostile count can't make the loop continue past the data.
+                Value::Array(count) => left = left.checked_add(count)?,
+                Value::Map(count) => left = left.checked_add(count.checked_mul(2)?)?,
+                _ => {}
+            }
+        }
+        (self.at <= self.data.len()).then_some(())
+    }
 }
 
 /// Return the number of elements of the array (or of pairs of the map), and where the first one begins.
 pub fn header(data: &[u8], position: usize) -> Option<(u64, usize)> {
-    let first = *data.get(position)?;
-    match first {
-        0x80..=0x9f => Some((u64::from(first & 0x0f), position + 1)),
-        0xdc | 0xde => Some((unsigned_at(data, position + 1, 2)?, position + 3)),
-        0xdd | 0xdf => Some((unsigned_at(data, position + 1, 4)?, position + 5)),
+    let mut reader = Reader::new(data, position);
+    match reader.value()? {
+        Value::Array(count) | Value::Map(count) => Some((count as u64, reader.at)),
         _ => None,
     }
 }
@@ -55,59 +177,20 @@ pub fn is_map(first: u8) -> bool {
     matches!(first, 0x80..=0x8f | 0xde | 0xdf)
 }
 
-/// Return where the content of the string, binary or extension begins, and its length. The content may be incomplete.
-pub fn content(data: &[u8], position: usize) -> Option<(usize, usize)> {
-    let first = *data.get(position)?;
-    let (width, more) = match first {
-        0xa0..=0xbf => return Some((position + 1, usize::from(first & 0x1f))),
-        0xd4..=0xd8 => return Some((position + 2, 1 << (first - 0xd4))),
-        0xc4 | 0xd9 => (1, 0),
-        0xc5 | 0xda => (2, 0),
-        0xc6 | 0xdb => (4, 0),
-        0xc7 => (1, 1),
-        0xc8 => (2, 1),
-        0xc9 => (4, 1),
-        _ => return None,
-    };
-    let length = usize::try_from(unsigned_at(data, position + 1, width)?).ok()?;
-    Some((position + 1 + width + more, length))
-}
-
 /// Return the end of the value.
-pub fn end_of(data: &[u8], mut position: usize) -> Option<usize> {
-    let mut left: u64 = 1;
-    while left > 0 {
-        let first = *data.get(position)?;
-        let size = usize::from(SIZES[usize::from(first)]);
-        left -= 1;
-        if size > 0 {
-            position += size;
-        } else if is_array(first) || is_map(first) {
-            let (count, begin) = header(data, position)?;
-            // Each element has at least one byte, so a hostile count can't make the loop continue past the data.
-            left = left.checked_add(if is_map(first) { count * 2 } else { count })?;
-            position = begin;
-        } else {
-            let (begin, length) = content(data, position)?;
-            position = begin.checked_add(length)?;
-        }
-    }
-    (position <= data.len()).then_some(position)
+pub fn end_of(data: &[u8], position: usize) -> Option<usize> {
+    let mut reader = Reader::new(data, position);
+    reader.skip()?;
+    Some(reader.at)
 }
 
 /// Return the integer at `position`, in any of its encodings.
 pub fn integer(data: &[u8], position: usize) -> Option<i128> {
-    let first = *data.get(position)?;
-    Some(match first {
-        0x00..=0x7f => i128::from(first),
-        0xe0..=0xff => i128::from(first as i8),
-        0xcc..=0xcf => i128::from(unsigned_at(data, position + 1, 1 << (first - 0xcc))?),
-        0xd0 => i128::from(unsigned_at(data, position + 1, 1)? as u8 as i8),
-        0xd1 => i128::from(unsigned_at(data, position + 1, 2)? as u16 as i16),
-        0xd2 => i128::from(unsigned_at(data, position + 1, 4)? as u32 as i32),
-        0xd3 => i128::from(unsigned_at(data, position + 1, 8)? as i64),
-        _ => return None,
-    })
+    match Reader::new(data, position).value()? {
+        Value::Unsigned(number) => Some(i128::from(number)),
+        Value::Signed(number) => Some(i128::from(number)),
+        _ => None,
+    }
 }
 
 /// Return where field `place` of an array begins.
@@ -165,11 +248,10 @@ fn value_of(data: &[u8], mut position: usize, count: u64, name: &[u8]) -> Option
 
 /// Return the content of the string at `position`; None if there is none.
 pub fn string(data: &[u8], position: usize) -> Option<&[u8]> {
-    if !matches!(*data.get(position)?, 0xa0..=0xbf | 0xd9..=0xdb) {
-        return None;
+    match Reader::new(data, position).value()? {
+        Value::Text(text) => Some(text),
+        _ => None,
     }
-    let (begin, length) = content(data, position)?;
-    data.get(begin..begin.checked_add(length)?)
 }
 
 /// Append an integer in its shortest form. None if it doesn't fit into 64 bits.
@@ -288,5 +370,28 @@ mod tests {
         }
         assert_eq!(push_integer(&mut Vec::new(), u64::MAX as i128 + 1), None);
         assert_eq!(integer(b"\xcd\x01", 0), None);
+    }
+
+    #[test]
+    fn what_is_not_whole_is_nothing() {
+        let whole = b"\x94\x01\xa3abc\x81\xa1k\xcb\x3f\xf0\0\0\0\0\0\0\xc7\x02\x01ab";
+        let mut reader = Reader::new(whole, 0);
+        assert!(reader.skip().is_some());
+        assert_eq!(reader.at, whole.len());
+        for length in 0..whole.len() {
+            assert!(Reader::new(&whole[..length], 0).skip().is_none());
+        }
+    }
+
+    #[test]
+    fn what_a_length_promises_is_not_believed() {
+        for hostile in [
+            &b"\xdf\xff\xff\xff\xff"[..],
+            b"\xdd\xff\xff\xff\xff\x01",
+            b"\xc6\xff\xff\xff\xff",
+            b"\xc1",
+        ] {
+            assert!(Reader::new(hostile, 0).skip().is_none());
+        }
     }
 }

@@ -1,15 +1,12 @@
 //! The limbo's decision about many transactions together: which of those that have arrived are certain. cdc.stream.transactions.limbo does the
 //! same for single transactions, and is the specification.
 
-use crate::frames::{
-    extent, is_change, space_id_of, Extent, Row, CONFIRM, NOP, WAIT_ACK, WAIT_SYNC,
-};
-use crate::wire::{Reader, Value};
+use crate::codec::{extent, is_change, space_id_of, Extent, Row};
+use crate::constants::{LSN, NOP, RAFT_CONFIRM, REPLICA_ID, WAIT_ACK, WAIT_SYNC};
+use crate::layout::{Reader, Value};
 
-const OWNER: u64 = 2;
-const CONFIRMED_LSN: u64 = 3;
-/// The last id of a system space. Rows of these may change the schema.
-const SYSTEM_ID_MAX: u64 = 511;
+/// Highest id of a system space. Rows of these may change the schema.
+const SYSTEM_SPACE_MAX: u64 = 511;
 
 /// Consecutive transactions of one origin that have just arrived: asynchronous ones, synchronous ones, and CONFIRMs of earlier
 /// ones.
@@ -20,7 +17,7 @@ pub struct Arrivals {
     pub starts: Vec<usize>,
     /// Index after the last transaction's last row.
     pub end: usize,
-    /// The highest lsn that a CONFIRM among them names; 0 if there is none.
+    /// The highest lsn that a RAFT_CONFIRM among them names; 0 if there is none.
     pub confirmed: u64,
     /// Indices of the CONFIRMs that leave something waiting, so that the position doesn't move past them.
     pub deferred: Vec<usize>,
@@ -28,7 +25,7 @@ pub struct Arrivals {
 
 impl Arrivals {
     /// Return the index before which all are certain if the synchronous transactions up to lsn `confirmed` are, and the last lsn
-    /// that is confirmed thereby, 0 if none is: a CONFIRM releases everything before the first synchronous transaction past its
+    /// that is confirmed thereby, 0 if none is: a RAFT_CONFIRM releases everything before the first synchronous transaction past its
     /// lsn. As CONFIRMs name only earlier transactions, it is enough to know the highest lsn.
     pub fn certain_until(&self, confirmed: u64) -> (usize, u64) {
         let count = self.lsns.partition_point(|lsn| *lsn <= confirmed);
@@ -49,7 +46,7 @@ impl Arrivals {
         }
     }
 
-    /// Return the index of the first deferred CONFIRM from row `at` on, or the end.
+    /// Return the index of the first deferred RAFT_CONFIRM from row `at` on, or the end.
     pub fn plain_until(&self, at: usize) -> usize {
         let count = self.deferred.partition_point(|index| *index < at);
         self.deferred.get(count).copied().unwrap_or(self.end)
@@ -67,7 +64,7 @@ enum Arrival {
 }
 
 /// Return the complete transactions from row `at` on, up to the first one that is uncommon to the limbo: of another origin, with
-/// a system row, with any control row but a CONFIRM of earlier transactions of its own origin, not past lsn `after`, or malformed.
+/// a system row, with any control row but a RAFT_CONFIRM of earlier transactions of its own origin, not past lsn `after`, or malformed.
 /// `waiting` is the lsn of the last synchronous transaction that waits before them, 0 if none does; then there are no arrivals if
 /// the first one doesn't concern the limbo.
 pub fn arrivals(
@@ -127,7 +124,7 @@ pub fn waiting_counts(rows: &[Row], at: usize) -> (usize, usize) {
         let Extent::Whole(end) = extent(rows, at) else {
             break;
         };
-        if rows[at].kind != CONFIRM {
+        if rows[at].kind != RAFT_CONFIRM {
             count += 1;
             row_count += end - at;
         }
@@ -139,7 +136,7 @@ pub fn waiting_counts(rows: &[Row], at: usize) -> (usize, usize) {
 /// Return what a transaction is to the limbo; None if it is uncommon.
 fn arrival(data: &[u8], rows: &[Row], synchronous: &[u64], has_flags: bool) -> Option<Arrival> {
     let last = rows.last()?;
-    if rows.len() == 1 && last.kind == CONFIRM {
+    if rows.len() == 1 && last.kind == RAFT_CONFIRM {
         return Some(Arrival::Confirm(confirmed_lsn(data, last)?));
     }
     let (mut touches, mut has_changes) = (false, false);
@@ -157,7 +154,7 @@ fn arrival(data: &[u8], rows: &[Row], synchronous: &[u64], has_flags: bool) -> O
         }
         has_changes = true;
         let space_id = space_id_of(frame, row.body)?;
-        if space_id <= SYSTEM_ID_MAX {
+        if space_id <= SYSTEM_SPACE_MAX {
             return None;
         }
         touches = touches || synchronous.contains(&space_id);
@@ -171,7 +168,7 @@ fn arrival(data: &[u8], rows: &[Row], synchronous: &[u64], has_flags: bool) -> O
     })
 }
 
-/// Return the lsn that a CONFIRM names; None if it names another origin's or later transactions, or is malformed.
+/// Return the lsn that a RAFT_CONFIRM names; None if it names another origin's or later transactions, or is malformed.
 fn confirmed_lsn(data: &[u8], row: &Row) -> Option<u64> {
     let mut reader = Reader::new(&data[..row.end], row.body);
     let Some(Value::Map(count)) = reader.value() else {
@@ -179,9 +176,9 @@ fn confirmed_lsn(data: &[u8], row: &Row) -> Option<u64> {
     };
     let (mut owner, mut lsn) = (None, None);
     for _ in 0..count {
-        match reader.unsigned()? {
-            OWNER => owner = Some(reader.unsigned()?),
-            CONFIRMED_LSN => lsn = Some(reader.unsigned()?),
+        match u8::try_from(reader.unsigned()?) {
+            Ok(REPLICA_ID) => owner = Some(reader.unsigned()?),
+            Ok(LSN) => lsn = Some(reader.unsigned()?),
             _ => reader.skip()?,
         }
     }
@@ -192,7 +189,7 @@ fn confirmed_lsn(data: &[u8], row: &Row) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::{scan, tests::framed, walk};
+    use crate::codec::{scan, tests::framed, walk};
 
     const SYNC: u8 = 200;
     const PLAIN: u8 = 201;

@@ -2,9 +2,9 @@
 //!
 //! Paths, splices, and malformed operations are refused.
 
-use crate::json::{push_any, push_signed, Refused, Written};
-use crate::plan::Plan;
-use crate::wire::{Reader, Value};
+use crate::json_values::{push_any, push_signed, Refused, Written};
+use crate::layout::{Reader, Value};
+use crate::row_encoder::Plan;
 
 /// Append the operations at `at` as a JSON array; return their end. `base` is the request's INDEX_BASE.
 pub fn push_patch(
@@ -61,7 +61,7 @@ fn push_operation(out: &mut Vec<u8>, plan: &Plan, reader: &mut Reader, base: u64
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::tests::users;
+    use crate::row_encoder::tests::users;
 
     fn patch(operations: &[u8], base: u64) -> Result<String, Refused> {
         let mut out = Vec::new();

@@ -2,18 +2,20 @@
 
 use pyo3::prelude::*;
 
+use crate::python_frames;
+use crate::python_images;
 use crate::python_limbo;
 use crate::python_messages;
-use crate::python_overlay;
 use crate::python_producer;
 use crate::python_rows;
 
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("SOURCES_CRC32", env!("SOURCES_CRC32"))?;
+    python_frames::register(module)?;
     python_limbo::register(module)?;
     python_messages::register(module)?;
-    python_overlay::register(module)?;
+    python_images::register(module)?;
     python_producer::register(module)?;
     python_rows::register(module)?;
     Ok(())

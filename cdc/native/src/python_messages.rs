@@ -7,8 +7,8 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString, PyTuple};
 
+use crate::batch::{BatchBuilder, Message};
 use crate::murmur2::partition_of;
-use crate::outbox::{Message, Outbox};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Messages>()
@@ -35,9 +35,9 @@ pub struct Messages {
 }
 
 impl Messages {
-    /// Take the messages out of an outbox, which is empty afterwards.
-    pub fn take(outbox: &mut Outbox, topics: &Arc<Vec<Arc<Topic>>>) -> Self {
-        let (mut bytes, messages) = outbox.take();
+    /// Take the messages out of a batch, which is empty afterwards.
+    pub fn take(batch: &mut BatchBuilder, topics: &Arc<Vec<Arc<Topic>>>) -> Self {
+        let (mut bytes, messages) = batch.take();
         if bytes.capacity() > bytes.len() + bytes.len() / 4 {
             bytes.shrink_to_fit(); // the messages may be queued for long
         }

@@ -14,8 +14,8 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyString, PyTuple};
 
+use crate::python_frames::without_lock;
 use crate::python_messages::Messages;
-use crate::python_rows::without_lock;
 
 /// Maximum number of messages in one call.
 const CALL_COUNT: usize = 512;

@@ -4,23 +4,16 @@
 
 use std::collections::{HashMap, HashSet};
 
+use crate::codec::{is_change, space_id_of, Row};
+use crate::constants::{INDEX_ID, KEY, NOP, SPACE_ID};
 use crate::envelope::Shared;
-use crate::frames::{is_change, space_id_of, Row, NOP, SPACE_ID};
-use crate::images::Work;
-use crate::json::Refused;
-use crate::overlay::Overlay;
-use crate::plan::Plan;
+use crate::image_events::Work;
+use crate::json_values::Refused;
+use crate::layout::{Reader, Value};
+use crate::overlay::FETCH_ROWS;
+use crate::row_encoder::Plan;
 use crate::snapshot_progress::SnapshotProgress;
-use crate::wire::{Reader, Value};
 
-const INDEX_ID: u8 = 0x11;
-pub const KEY: u8 = 0x20;
-pub const TUPLE: u8 = 0x21;
-
-/// Maximum number of rows for which the store is read at a time.
-pub const FETCH_ROWS: usize = 1024;
-/// A read of the store stops once it has returned more bytes than this, because tuples have no maximum size.
-pub const FETCH_BYTES: usize = 4 * 1024 * 1024;
 /// Settings that stay the same for a connection.
 pub struct Settings {
     /// The beginning of each event's source.
@@ -64,23 +57,6 @@ pub struct RowPath {
     pub work: Work,
     /// Number of rows for which the store is read next; smaller if their tuples are large.
     pub fetch_rows: usize,
-}
-
-/// The images of one connection: the pending changes, and a function that reads keys from the store into `Overlay::fetched`.
-pub struct Images<'a> {
-    pub overlay: &'a mut Overlay,
-    /// Stops after FETCH_BYTES. Returns false if the store can't be read.
-    pub fetch: &'a mut dyn FnMut(&mut Overlay, &[Vec<u8>]) -> bool,
-}
-
-impl Images<'_> {
-    /// Forget the tuples read from the store if they are many or large.
-    pub fn make_room(&mut self) {
-        let overlay = &mut self.overlay;
-        if overlay.fetched_count() > FETCH_ROWS || overlay.fetched_bytes() > FETCH_BYTES {
-            overlay.forget_fetched();
-        }
-    }
 }
 
 impl RowPath {

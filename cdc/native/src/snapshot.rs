@@ -5,13 +5,14 @@
 
 use std::collections::HashMap;
 
-use crate::frames::{space_id_of, Row, INSERT};
-use crate::outbox::Outbox;
-use crate::overlay::Found;
-use crate::plan::Plan;
-use crate::row_path::{content, names_one_space, plan_of, Images, RowPath, FETCH_ROWS, TUPLE};
-
-const OPEN_SNAPSHOT: &[u8] = br#"{"op":"r","before":null,"after":"#;
+use crate::batch::BatchBuilder;
+use crate::codec::{space_id_of, Row};
+use crate::constants::{INSERT, TUPLE};
+use crate::envelope::OPEN_SNAPSHOT;
+use crate::overlay::{Images, FETCH_ROWS};
+use crate::pending::Found;
+use crate::row_encoder::Plan;
+use crate::row_path::{content, names_one_space, plan_of, RowPath};
 
 fn key_of(plan: &Plan, frame: &[u8], row: &Row, key: &mut Vec<u8>) -> bool {
     key.clear();
@@ -29,23 +30,23 @@ impl RowPath {
         data: &[u8],
         rows: &[Row],
         mut at: usize,
-        outbox: &mut Outbox,
+        batch: &mut BatchBuilder,
         images: &mut Option<Images>,
     ) -> usize {
         let mut fetched_until = at;
-        while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
+        while at < rows.len() && batch.byte_count <= self.settings.bytes_max {
             if let Some(images) = images.as_mut().filter(|_| at == fetched_until) {
                 fetched_until = rows.len().min(at + FETCH_ROWS);
                 if !self.prefetch(data, &rows[at..fetched_until], images) {
                     break;
                 }
             }
-            let mark = outbox.mark();
+            let mark = batch.mark();
             if self
-                .push_snapshot_row(data, &rows[at], outbox, images)
+                .push_snapshot_row(data, &rows[at], batch, images)
                 .is_none()
             {
-                outbox.back_to(mark);
+                batch.back_to(mark);
                 break;
             }
             at += 1;
@@ -93,20 +94,20 @@ impl RowPath {
             let is_next = last.get(&space_id).map_or(true, |before| key > *before);
             if is_next && self.snapshot.is_after(space_id, &key) {
                 last.entry(space_id).or_default().clone_from(&key);
-            } else if images.overlay.current(&key) == Found::Unknown {
+            } else if images.pending.current(&key) == Found::Unknown {
                 wanted.push(key.clone());
             }
         }
         wanted.sort_unstable();
         wanted.dedup();
-        wanted.is_empty() || (images.fetch)(images.overlay, &wanted)
+        wanted.is_empty() || (images.fetch)(images.pending, &wanted)
     }
 
     fn push_snapshot_row(
         &mut self,
         data: &[u8],
         row: &Row,
-        outbox: &mut Outbox,
+        batch: &mut BatchBuilder,
         images: &mut Option<Images>,
     ) -> Option<()> {
         let frame = &data[..row.end];
@@ -121,36 +122,35 @@ impl RowPath {
         let has_key = key_of(plan, frame, row, &mut key);
         self.snapshot.key = key;
         if plan.images.is_some() {
-            let overlay = &images.as_ref()?.overlay;
+            let pending = &images.as_ref()?.pending;
             let is_new = self.snapshot.is_next(space_id)
-                || overlay.current(&self.snapshot.key) == Found::Nothing;
-            if !has_key || !is_new || overlay.doubtful.contains(&self.snapshot.key) {
+                || pending.current(&self.snapshot.key) == Found::Nothing;
+            if !has_key || !is_new || pending.doubtful.contains(&self.snapshot.key) {
                 return None;
             }
         }
         let pieces = self.snapshot.pieces.get_mut(&space_id)?;
-        let begin = outbox.bytes.len();
-        outbox.bytes.extend_from_slice(OPEN_SNAPSHOT);
+        let begin = batch.bytes.len();
+        batch.bytes.extend_from_slice(OPEN_SNAPSHOT);
         if plan
-            .push_row(&mut outbox.bytes, frame, body, &mut self.places)
+            .push_row(&mut batch.bytes, frame, body, &mut self.places)
             .ok()?
             != row.end
         {
             return None;
         }
-        outbox.bytes.extend_from_slice(&pieces.before);
-        outbox.seq += 1;
-        crate::json::push_unsigned(&mut outbox.bytes, outbox.seq);
-        outbox.bytes.extend_from_slice(&pieces.after);
-        outbox.add(plan.topic, (0, 0), begin);
-        let key_begin = outbox.bytes.len();
-        plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)
+        batch.bytes.extend_from_slice(&pieces.before);
+        batch.seq += 1;
+        crate::json_values::push_unsigned(&mut batch.bytes, batch.seq);
+        batch.bytes.extend_from_slice(&pieces.after);
+        batch.add(plan.topic, (0, 0), begin);
+        let key_begin = batch.bytes.len();
+        plan.push_key_of_row(&mut batch.bytes, frame, &self.places)
             .ok()?;
-        let key_end = outbox.bytes.len();
-        outbox.messages.last_mut()?.key = (key_begin, key_end);
+        batch.set_last_key(key_begin);
         pieces.count += 1;
         if let (Some(images), true) = (images, has_key) {
-            images.overlay.put(&self.snapshot.key, Some(&frame[body..]));
+            images.pending.put(&self.snapshot.key, Some(&frame[body..]));
             self.snapshot.remember(space_id);
         }
         Some(())
@@ -160,10 +160,10 @@ impl RowPath {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::{scan, tests::framed, walk};
-    use crate::keys::{tests::parts, KeyPlan};
-    use crate::overlay::Overlay;
-    use crate::plan::{tests::users, ImagePlan};
+    use crate::codec::{scan, tests::framed, walk};
+    use crate::keys::{tests::parts, KeyCodec};
+    use crate::pending::Pending;
+    use crate::row_encoder::{tests::users, ImagePlan};
     use crate::row_path::Settings;
     use crate::snapshot_progress::Pieces;
 
@@ -177,7 +177,7 @@ mod tests {
         });
         let mut plan = users();
         plan.images = Some(ImagePlan {
-            keys: KeyPlan::new(512, &parts(&["unsigned"])).unwrap(),
+            keys: KeyCodec::new(512, &parts(&["unsigned"])).unwrap(),
             format: Default::default(),
             is_vinyl: false,
             fitting: None,
@@ -196,7 +196,7 @@ mod tests {
 
     fn run_rows(
         path: &mut RowPath,
-        overlay: &mut Overlay,
+        pending: &mut Pending,
         ids: &[u8],
         stored: &[u8],
     ) -> (usize, String) {
@@ -213,10 +213,10 @@ mod tests {
             })
             .collect();
         let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
-        let mut outbox = Outbox::default();
-        let mut fetch = |overlay: &mut Overlay, keys: &[Vec<u8>]| {
+        let mut batch = BatchBuilder::default();
+        let mut fetch = |pending: &mut Pending, keys: &[Vec<u8>]| {
             for key in keys {
-                overlay.fetched(key, stored.contains(&key[11]).then_some(&b"\x91\x00"[..]));
+                pending.fetched(key, stored.contains(&key[11]).then_some(&b"\x91\x00"[..]));
             }
             true
         };
@@ -224,24 +224,24 @@ mod tests {
             &data,
             &rows,
             0,
-            &mut outbox,
+            &mut batch,
             &mut Some(Images {
-                overlay,
+                pending,
                 fetch: &mut fetch,
             }),
         );
-        let texts: Vec<&[u8]> = outbox
+        let texts: Vec<&[u8]> = batch
             .messages
             .iter()
-            .map(|message| &outbox.bytes[message.value.unwrap().0..message.value.unwrap().1])
+            .map(|message| &batch.bytes[message.value.unwrap().0..message.value.unwrap().1])
             .collect();
         (at, String::from_utf8(texts.concat()).unwrap())
     }
 
     #[test]
     fn rows_in_any_order_are_published_once() {
-        let (mut path, mut overlay) = (path(), Overlay::new());
-        let (at, text) = run_rows(&mut path, &mut overlay, &[1, 2], &[]);
+        let (mut path, mut pending) = (path(), Pending::new());
+        let (at, text) = run_rows(&mut path, &mut pending, &[1, 2], &[]);
         assert_eq!(at, 2);
         assert_eq!(
             text,
@@ -251,16 +251,16 @@ mod tests {
             )
         );
         assert_eq!(
-            run_rows(&mut path, &mut overlay, &[5, 3, 9, 3], &[]).0,
+            run_rows(&mut path, &mut pending, &[5, 3, 9, 3], &[]).0,
             3,
             "it is pending"
         );
         assert_eq!(
-            run_rows(&mut path, &mut overlay, &[4, 7], &[7]).0,
+            run_rows(&mut path, &mut pending, &[4, 7], &[7]).0,
             1,
             "it is in the store"
         );
         assert_eq!(path.snapshot.pieces[&512].count, 6);
-        assert_eq!(overlay.change_count(), 6);
+        assert_eq!(pending.change_count(), 6);
     }
 }

@@ -2,26 +2,57 @@
 //! the hot path.
 //!
 //! A transaction is handled completely or not at all. If it contains anything uncommon (rows of the schema, the cluster's
-//! internal rows, rows of a space without a plan, values that json.rs refuses), it is handed back unchanged to the Python path. The
+//! internal rows, rows of a space without a plan, values that json_values.rs refuses), it is handed back unchanged to the Python path. The
 //! same holds for anything that must be reported. The Python path handles the transaction, or reports why it can't.
 
+use crate::batch::BatchBuilder;
+use crate::codec::{extent, space_id_of, whole_until, Extent, Row};
+use crate::constants::{
+    COMMIT, DELETE, INSERT, KEY, RAFT_CONFIRM, REPLACE, TUPLE, UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
+};
 use crate::envelope::{
     transaction_records, Origins, Place, OPEN_CREATE, OPEN_DELETE, OPEN_PATCH, OPEN_UPDATE,
     THEN_UPSERT,
 };
-use crate::frames::{
-    extent, space_id_of, whole_until, Extent, Row, COMMIT, CONFIRM, DELETE, INSERT, REPLACE,
-    UPDATE, UPSERT, WAIT_ACK, WAIT_SYNC,
-};
-use crate::images::{Body, Work};
+use crate::image_events::{Body, Work};
 use crate::limbo::Arrivals;
-use crate::outbox::Outbox;
-use crate::overlay::Overlay;
+use crate::overlay::{Images, FETCH_BYTES, FETCH_ROWS};
 use crate::patch::push_patch;
-use crate::plan::Plan;
-use crate::row_path::{
-    content, plan_of, Images, Obstacle, RowPath, FETCH_BYTES, FETCH_ROWS, KEY, TUPLE,
-};
+use crate::pending::Pending;
+use crate::row_encoder::Plan;
+use crate::row_path::{content, plan_of, Obstacle, RowPath};
+
+/// One complete transaction.
+struct Transaction<'a> {
+    data: &'a [u8],
+    rows: &'a [Row],
+    /// The end of its events.
+    suffix: &'a [u8],
+    /// Whether the limbo has released it.
+    is_certain: bool,
+}
+
+/// How far the store has been read for the next rows.
+struct Ahead {
+    /// Index after the last of those rows.
+    until: usize,
+    /// Whether all of their keys were read.
+    has_all: bool,
+}
+
+impl Ahead {
+    fn new(at: usize) -> Self {
+        Ahead {
+            until: at,
+            has_all: true,
+        }
+    }
+
+    /// Return whether a transaction that ends at this index may need a key that wasn't read.
+    fn may_lack(&self, end: usize) -> bool {
+        !self.has_all && end < self.until
+    }
+}
 
 impl RowPath {
     /// Handle all complete transactions from row `at` on, until one must be handed back or the batch is full; return the index of
@@ -35,20 +66,15 @@ impl RowPath {
         mut at: usize,
         suffix: &[u8],
         origins: &mut Origins,
-        outbox: &mut Outbox,
+        batch: &mut BatchBuilder,
         images: &mut Option<Images>,
         certain: Option<&Arrivals>,
     ) -> usize {
-        // Index up to which the store has been read for the rows.
-        let mut fetched_until = at;
-        // Whether all keys of those rows were read.
-        let mut has_all = true;
-        while at < rows.len() && outbox.byte_count <= self.settings.bytes_max {
-            if let (Some(arrivals), CONFIRM) = (certain, rows[at].kind) {
+        let mut ahead = Ahead::new(at);
+        while at < rows.len() && batch.byte_count <= self.settings.bytes_max {
+            if let (Some(arrivals), RAFT_CONFIRM) = (certain, rows[at].kind) {
                 if !arrivals.defers(at) {
-                    outbox.timestamp = rows[at].timestamp;
-                    outbox.row_count += 1;
-                    origins.advance(rows[at].origin, rows[at].lsn);
+                    pass_over(&rows[at], origins, batch);
                 }
                 at += 1;
                 continue;
@@ -56,45 +82,56 @@ impl RowPath {
             let Extent::Whole(end) = extent(rows, at) else {
                 break;
             };
-            let mut change_count = 0;
-            if let Some(images) = images {
-                if end > fetched_until {
-                    let fetch_rows = if has_all { self.fetch_rows } else { 1 };
-                    fetched_until = whole_until(rows, at, fetch_rows);
-                    let Some(found) = self.fetch(data, &rows[at..fetched_until], images) else {
-                        break;
-                    };
-                    has_all = found;
+            if let Some(images) = images.as_mut().filter(|_| end > ahead.until) {
+                if self
+                    .fetch_ahead(data, rows, at, &mut ahead, images)
+                    .is_none()
+                {
+                    break;
                 }
-                change_count = images.overlay.change_count();
             }
-            let mark = outbox.mark();
-            let overlay = images.as_mut().map(|images| &mut *images.overlay);
-            if let Err(obstacle) = self.transaction(
+            let mark = batch.mark();
+            let change_count = images
+                .as_ref()
+                .map_or(0, |images| images.pending.change_count());
+            let pending = images.as_mut().map(|images| &mut *images.pending);
+            let transaction = Transaction {
                 data,
-                &rows[at..end],
+                rows: &rows[at..end],
                 suffix,
-                origins,
-                outbox,
-                overlay,
-                certain.is_some(),
-            ) {
+                is_certain: certain.is_some(),
+            };
+            if let Err(obstacle) = self.transaction(&transaction, origins, batch, pending) {
                 if let Some(images) = images {
-                    images.overlay.back_to(change_count);
+                    images.pending.back_to(change_count);
                 }
-                outbox.back_to(mark);
-                if !has_all && end < fetched_until && matches!(obstacle, Obstacle::Uncommon) {
-                    // The transaction may need a key that wasn't read: try again with a read for it alone.
-                    fetched_until = at;
+                batch.back_to(mark);
+                if ahead.may_lack(end) && matches!(obstacle, Obstacle::Uncommon) {
+                    ahead.until = at; // try again with a read for this transaction alone
                     continue;
                 }
-                outbox.is_full = matches!(obstacle, Obstacle::Full);
+                batch.is_full = matches!(obstacle, Obstacle::Full);
                 break;
             }
-            outbox.row_count += (end - at) as u64;
+            batch.row_count += (end - at) as u64;
             at = end;
         }
         at
+    }
+
+    /// Read the store for transactions from row `at` on; None if it can't be read.
+    fn fetch_ahead(
+        &mut self,
+        data: &[u8],
+        rows: &[Row],
+        at: usize,
+        ahead: &mut Ahead,
+        images: &mut Images,
+    ) -> Option<()> {
+        let fetch_rows = if ahead.has_all { self.fetch_rows } else { 1 };
+        ahead.until = whole_until(rows, at, fetch_rows);
+        ahead.has_all = self.fetch(data, &rows[at..ahead.until], images)?;
+        Some(())
     }
 
     /// Read all keys that these rows need from the store; return whether all of them were read, None if the store can't be read.
@@ -108,7 +145,7 @@ impl RowPath {
             if let Some(image_plan) = plan.and_then(|plan| plan.images.as_ref()) {
                 wanted.extend(
                     self.work
-                        .unknown_key(image_plan, frame, row, images.overlay)
+                        .unknown_key(image_plan, frame, row, images.pending)
                         .map(<[u8]>::to_vec),
                 );
             }
@@ -120,48 +157,35 @@ impl RowPath {
             return Some(true);
         }
         let (count, bytes) = (
-            images.overlay.fetched_count(),
-            images.overlay.fetched_bytes(),
+            images.pending.fetched_count(),
+            images.pending.fetched_bytes(),
         );
-        if !(images.fetch)(images.overlay, &wanted) {
+        if !(images.fetch)(images.pending, &wanted) {
             return None;
         }
-        let found_count = images.overlay.fetched_count() - count;
+        let found_count = images.pending.fetched_count() - count;
         let has_all = found_count == wanted.len();
         if !has_all {
             self.fetch_rows = (found_count / 2).max(1);
-        } else if (images.overlay.fetched_bytes() - bytes) * 4 < FETCH_BYTES {
+        } else if (images.pending.fetched_bytes() - bytes) * 4 < FETCH_BYTES {
             self.fetch_rows = (self.fetch_rows * 2).min(FETCH_ROWS);
         }
         Some(has_all)
     }
 
-    #[allow(clippy::too_many_arguments)] // each value has another owner in Python
     fn transaction(
         &mut self,
-        data: &[u8],
-        rows: &[Row],
-        suffix: &[u8],
+        transaction: &Transaction,
         origins: &mut Origins,
-        outbox: &mut Outbox,
-        mut overlay: Option<&mut Overlay>,
-        are_certain: bool,
+        batch: &mut BatchBuilder,
+        mut pending: Option<&mut Pending>,
     ) -> Result<(), Obstacle> {
+        let rows = transaction.rows;
         let (Some(first), Some(last)) = (rows.first(), rows.last()) else {
             return Err(Obstacle::Uncommon);
         };
         let (origin, tsn) = first.transaction();
-        let known = origins.lsn(origin);
-        let flags_max = if are_certain {
-            COMMIT | WAIT_SYNC | WAIT_ACK
-        } else {
-            COMMIT
-        };
-        if rows
-            .iter()
-            .any(|row| !row.is_sound || row.lsn <= known || row.flags > flags_max)
-            || !are_certain && self.may_wait(data, rows)
-        {
+        if !self.is_next(transaction, origins.lsn(origin)) {
             return Err(Obstacle::Uncommon);
         }
         self.shared.begin(
@@ -174,60 +198,12 @@ impl RowPath {
         );
         self.orders.clear();
         let mut total_order = 0;
-        for (number, row) in rows.iter().enumerate() {
-            let frame = &data[..row.end];
-            let Some((space_id, plan)) = plan_of(&self.plans, frame, row)? else {
-                continue;
-            };
-            let begin = outbox.bytes.len();
-            let overlay = overlay.as_deref_mut();
-            outbox.upsert_count += u64::from(plan.counts_upserts && row.kind == UPSERT);
-            let Some(key) = push_content(
-                &mut self.work,
-                &mut self.places,
-                plan,
-                frame,
-                row,
-                overlay,
-                &mut outbox.bytes,
-            )?
-            else {
-                continue;
-            };
-            outbox.seq += 1;
-            total_order += 1;
-            let place = Place {
-                lsn: row.lsn,
-                row: number as u64,
-                seq: outbox.seq,
-                total_order,
-                order: next_order(&mut self.orders, space_id),
-            };
-            self.shared
-                .push_rest(&mut outbox.bytes, plan, &place, suffix);
-            let key = match key {
-                EventKey::Before(end) => {
-                    outbox.add(plan.topic, (begin, end), end);
-                    (begin, end)
-                }
-                after => {
-                    outbox.add(plan.topic, (0, 0), begin);
-                    let begin = outbox.bytes.len();
-                    match after {
-                        EventKey::OfImage => outbox.bytes.extend_from_slice(&self.work.key),
-                        _ => plan.push_key_of_row(&mut outbox.bytes, frame, &self.places)?,
-                    }
-                    let key = (begin, outbox.bytes.len());
-                    if let Some(message) = outbox.messages.last_mut() {
-                        message.key = key;
-                    }
-                    key
-                }
-            };
-            if row.kind == DELETE && self.settings.tombstones {
-                outbox.add_tombstone(plan.topic, key);
+        for number in 0..rows.len() {
+            let pending = pending.as_deref_mut();
+            if self.push_event(transaction, number, total_order + 1, batch, pending)? {
+                total_order += 1;
             }
-            if outbox.byte_count > self.settings.bytes_max && number + 1 < rows.len() {
+            if batch.byte_count > self.settings.bytes_max && number + 1 < rows.len() {
                 return Err(Obstacle::Full);
             }
         }
@@ -236,11 +212,74 @@ impl RowPath {
             .unrecorded_events_max
             .is_some_and(|most| total_order > most)
         {
-            self.record(origin, tsn, last.timestamp, outbox);
+            self.record(origin, tsn, last.timestamp, batch);
         }
-        outbox.timestamp = last.timestamp;
+        batch.timestamp = last.timestamp;
         origins.advance(origin, last.lsn);
         Ok(())
+    }
+
+    /// Return whether a transaction's rows are sound, come after lsn `known`, and needn't wait.
+    fn is_next(&self, transaction: &Transaction, known: u64) -> bool {
+        let flags_max = if transaction.is_certain {
+            COMMIT | WAIT_SYNC | WAIT_ACK
+        } else {
+            COMMIT
+        };
+        let is_sound = |row: &Row| row.is_sound && row.lsn > known && row.flags <= flags_max;
+        transaction.rows.iter().all(is_sound)
+            && (transaction.is_certain || !self.may_wait(transaction.data, transaction.rows))
+    }
+
+    /// Add the event of a transaction's row `number`, and its tombstone; return whether the row has an event.
+    #[inline]
+    fn push_event(
+        &mut self,
+        transaction: &Transaction,
+        number: usize,
+        total_order: u64,
+        batch: &mut BatchBuilder,
+        pending: Option<&mut Pending>,
+    ) -> Result<bool, Obstacle> {
+        let row = &transaction.rows[number];
+        let frame = &transaction.data[..row.end];
+        let Some((space_id, plan)) = plan_of(&self.plans, frame, row)? else {
+            return Ok(false);
+        };
+        let begin = batch.bytes.len();
+        batch.upsert_count += u64::from(plan.counts_upserts && row.kind == UPSERT);
+        let (work, places) = (&mut self.work, &mut self.places);
+        let Some(key) = push_content(work, places, plan, frame, row, pending, &mut batch.bytes)?
+        else {
+            return Ok(false);
+        };
+        batch.seq += 1;
+        let place = Place {
+            lsn: row.lsn,
+            row: number as u64,
+            seq: batch.seq,
+            total_order,
+            order: next_order(&mut self.orders, space_id),
+        };
+        self.shared
+            .push_rest(&mut batch.bytes, plan, &place, transaction.suffix);
+        let value_begin = match key {
+            EventKey::Before(end) => end,
+            _ => begin,
+        };
+        batch.add(plan.topic, (begin, value_begin), value_begin);
+        if !matches!(key, EventKey::Before(_)) {
+            let begin = batch.bytes.len();
+            match key {
+                EventKey::OfImage => batch.bytes.extend_from_slice(&self.work.key),
+                _ => plan.push_key_of_row(&mut batch.bytes, frame, &self.places)?,
+            }
+            batch.set_last_key(begin);
+        }
+        if row.kind == DELETE && self.settings.tombstones {
+            batch.add_tombstone(plan.topic);
+        }
+        Ok(true)
     }
 
     /// Return whether rows may belong to a synchronous space.
@@ -252,7 +291,7 @@ impl RowPath {
             })
     }
 
-    fn record(&self, origin: u64, tsn: u64, timestamp: f64, outbox: &mut Outbox) {
+    fn record(&self, origin: u64, tsn: u64, timestamp: f64, batch: &mut BatchBuilder) {
         let counts: Vec<(&[u8], u64)> = self
             .orders
             .iter()
@@ -261,16 +300,23 @@ impl RowPath {
             })
             .collect();
         let (key, begin, end) = transaction_records(origin, tsn, &counts, timestamp);
-        let key_begin = outbox.bytes.len();
-        outbox.bytes.extend_from_slice(&key);
-        let key = (key_begin, outbox.bytes.len());
+        let key_begin = batch.bytes.len();
+        batch.bytes.extend_from_slice(&key);
+        let key = (key_begin, batch.bytes.len());
         for value in [begin, end] {
-            let value_begin = outbox.bytes.len();
-            outbox.bytes.extend_from_slice(&value);
-            outbox.add(self.settings.transaction_topic, key, value_begin);
+            let value_begin = batch.bytes.len();
+            batch.bytes.extend_from_slice(&value);
+            batch.add(self.settings.transaction_topic, key, value_begin);
         }
-        outbox.has_records = true;
+        batch.has_records = true;
     }
+}
+
+/// Move the position past a CONFIRM.
+fn pass_over(confirm: &Row, origins: &mut Origins, batch: &mut BatchBuilder) {
+    batch.timestamp = confirm.timestamp;
+    batch.row_count += 1;
+    origins.advance(confirm.origin, confirm.lsn);
 }
 
 /// Where the key of an event is, which is written before the event or after it.
@@ -291,12 +337,12 @@ fn push_content(
     plan: &Plan,
     frame: &[u8],
     row: &Row,
-    overlay: Option<&mut Overlay>,
+    pending: Option<&mut Pending>,
     out: &mut Vec<u8>,
 ) -> Result<Option<EventKey>, Obstacle> {
     if let Some(images) = &plan.images {
-        let overlay = overlay.ok_or(Obstacle::Uncommon)?;
-        let has_event = work.apply(plan, images, frame, row, overlay, out)?;
+        let pending = pending.ok_or(Obstacle::Uncommon)?;
+        let has_event = work.apply(plan, images, frame, row, pending, out)?;
         return Ok(has_event.then_some(EventKey::OfImage));
     }
     match row.kind {
@@ -321,30 +367,45 @@ fn push_content(
             out.extend_from_slice(OPEN_DELETE);
             Ok(Some(EventKey::Before(key_end)))
         }
-        UPDATE => {
-            let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
-            let (Some(key), Some(operations)) = (body.key, body.tuple) else {
-                return Err(Obstacle::Uncommon);
-            };
-            plan.push_key(out, frame, key.0)?;
-            let key_end = out.len();
-            out.extend_from_slice(OPEN_PATCH);
-            push_patch(out, plan, frame, operations.0, body.base)?;
-            Ok(Some(EventKey::Before(key_end)))
-        }
-        UPSERT => {
-            let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
-            let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
-                return Err(Obstacle::Uncommon);
-            };
-            out.extend_from_slice(OPEN_PATCH);
-            push_patch(out, plan, frame, operations.0, body.base)?;
-            out.extend_from_slice(THEN_UPSERT);
-            plan.push_row(out, frame, tuple.0, places)?;
-            Ok(Some(EventKey::OfRow))
-        }
+        UPDATE => push_update(plan, frame, row, out).map(Some),
+        UPSERT => push_upsert(places, plan, frame, row, out).map(Some),
         _ => Err(Obstacle::Uncommon),
     }
+}
+
+fn push_update(
+    plan: &Plan,
+    frame: &[u8],
+    row: &Row,
+    out: &mut Vec<u8>,
+) -> Result<EventKey, Obstacle> {
+    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+    let (Some(key), Some(operations)) = (body.key, body.tuple) else {
+        return Err(Obstacle::Uncommon);
+    };
+    plan.push_key(out, frame, key.0)?;
+    let key_end = out.len();
+    out.extend_from_slice(OPEN_PATCH);
+    push_patch(out, plan, frame, operations.0, body.base)?;
+    Ok(EventKey::Before(key_end))
+}
+
+fn push_upsert(
+    places: &mut Vec<usize>,
+    plan: &Plan,
+    frame: &[u8],
+    row: &Row,
+    out: &mut Vec<u8>,
+) -> Result<EventKey, Obstacle> {
+    let body = Body::read(frame, row).ok_or(Obstacle::Uncommon)?;
+    let (Some(tuple), Some(operations)) = (body.tuple, body.operations) else {
+        return Err(Obstacle::Uncommon);
+    };
+    out.extend_from_slice(OPEN_PATCH);
+    push_patch(out, plan, frame, operations.0, body.base)?;
+    out.extend_from_slice(THEN_UPSERT);
+    plan.push_row(out, frame, tuple.0, places)?;
+    Ok(EventKey::OfRow)
 }
 
 /// Return the number of a transaction's next event among those of its space.
@@ -365,8 +426,8 @@ fn next_order(orders: &mut Vec<(u64, u64)>, space_id: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::{scan, tests::framed, walk};
-    use crate::plan::tests::users;
+    use crate::codec::{scan, tests::framed, walk};
+    use crate::row_encoder::tests::users;
     use crate::row_path::Settings;
 
     fn frame(kind: u8, lsn: u8, more: &[u8], body: &[u8]) -> Vec<u8> {
@@ -400,25 +461,26 @@ mod tests {
         path
     }
 
-    fn run(path: &mut RowPath, frames: &[Vec<u8>], at: usize) -> (usize, Outbox, Origins) {
+    fn run(path: &mut RowPath, frames: &[Vec<u8>], at: usize) -> (usize, BatchBuilder, Origins) {
         let data = frames.concat();
         let rows = scan(&data, &walk(&data, 1 << 20).unwrap().0).unwrap();
-        let (mut origins, mut outbox) = (Origins::new(vec![(2, 9), (1, 3)]), Outbox::default());
+        let (mut origins, mut batch) =
+            (Origins::new(vec![(2, 9), (1, 3)]), BatchBuilder::default());
         let at = path.run(
             &data,
             &rows,
             at,
             b"<suffix>",
             &mut origins,
-            &mut outbox,
+            &mut batch,
             &mut None,
             None,
         );
-        (at, outbox, origins)
+        (at, batch, origins)
     }
 
-    fn text(outbox: &Outbox, (begin, end): (usize, usize)) -> &str {
-        std::str::from_utf8(&outbox.bytes[begin..end]).unwrap()
+    fn text(batch: &BatchBuilder, (begin, end): (usize, usize)) -> &str {
+        std::str::from_utf8(&batch.bytes[begin..end]).unwrap()
     }
 
     const ROW: &[u8] = b"\x82\x10\xcd\x02\x00\x21\x91\x07";
@@ -434,22 +496,22 @@ mod tests {
             frame(3, 7, &[], UNWANTED),
             frame(12, 8, &[], b"\x80"),
         ];
-        let (at, outbox, origins) = run(&mut path(1 << 20), &frames, 0);
+        let (at, batch, origins) = run(&mut path(1 << 20), &frames, 0);
         assert_eq!(
-            (at, outbox.row_count, outbox.seq, origins.lsn(1)),
+            (at, batch.row_count, batch.seq, origins.lsn(1)),
             (4, 4, 2, 8)
         );
-        assert_eq!(outbox.messages.len(), 3);
-        assert_eq!(text(&outbox, outbox.messages[0].key), "{\"id\":7}");
+        assert_eq!(batch.messages.len(), 3);
+        assert_eq!(text(&batch, batch.messages[0].key), "{\"id\":7}");
         assert_eq!(
-            text(&outbox, outbox.messages[0].value.unwrap()),
+            text(&batch, batch.messages[0].value.unwrap()),
             concat!(
                 r#"{"op":"c","before":null,"after":{"id":7}<source>"ts_ms":2500,"ts_us":2500000,"ts_ns":2500000000,"#,
                 r#""snapshot":"false","db":"","sequence":"[\"3\",\"5<table>1,"lsn":5,"tsn":5,"row":0,"seq":1<schema>"#,
                 r#"{"1":5,"2":9}},"transaction":{"id":"1:5","total_order":1,"data_collection_order":1<suffix>"#
             )
         );
-        assert!(outbox.messages[2].value.is_none());
+        assert!(batch.messages[2].value.is_none());
     }
 
     #[test]
@@ -460,32 +522,29 @@ mod tests {
             frame(2, 7, &[8, 1, 9, 1], UNKNOWN),
             frame(2, 8, &[], ROW),
         ];
-        let (at, outbox, origins) = run(&mut path(1 << 20), &frames, 0);
+        let (at, batch, origins) = run(&mut path(1 << 20), &frames, 0);
         assert_eq!(
             (
                 at,
-                outbox.messages.len(),
-                outbox.seq,
-                outbox.row_count,
+                batch.messages.len(),
+                batch.seq,
+                batch.row_count,
                 origins.lsn(1)
             ),
             (1, 1, 1, 1, 5)
         );
-        let (at, outbox, _) = run(&mut path(1 << 20), &frames, 3);
-        assert_eq!((at, outbox.messages.len()), (4, 1));
+        let (at, batch, _) = run(&mut path(1 << 20), &frames, 3);
+        assert_eq!((at, batch.messages.len()), (4, 1));
     }
 
     #[test]
     fn longer_transactions_have_records() {
         let frames = [frame(2, 6, &[8, 0], ROW), frame(3, 7, &[8, 1, 9, 1], ROW)];
-        let (at, outbox, _) = run(&mut path(1 << 20), &frames, 0);
+        let (at, batch, _) = run(&mut path(1 << 20), &frames, 0);
+        assert_eq!((at, batch.messages.len(), batch.has_records), (2, 4, true));
+        assert_eq!(text(&batch, batch.messages[3].key), "{\"id\":\"1:6\"}");
         assert_eq!(
-            (at, outbox.messages.len(), outbox.has_records),
-            (2, 4, true)
-        );
-        assert_eq!(text(&outbox, outbox.messages[3].key), "{\"id\":\"1:6\"}");
-        assert_eq!(
-            text(&outbox, outbox.messages[3].value.unwrap()),
+            text(&batch, batch.messages[3].value.unwrap()),
             r#"{"status":"END","id":"1:6","event_count":2,"data_collections":[{"data_collection":"users","event_count":2}],"ts_ms":2500}"#
         );
     }
@@ -497,12 +556,12 @@ mod tests {
             frame(2, 6, &[8, 0], ROW),
             frame(2, 7, &[8, 1, 9, 1], ROW),
         ];
-        let (at, outbox, _) = run(&mut path(400), &frames, 0);
-        assert_eq!((at, outbox.messages.len(), outbox.is_full), (1, 1, true));
-        let (at, outbox, _) = run(&mut path(10), &frames, 0);
-        assert_eq!((at, outbox.messages.len()), (1, 1));
-        let (at, outbox, _) = run(&mut path(10), &frames, 1);
-        assert_eq!((at, outbox.messages.len(), outbox.bytes.len()), (1, 0, 0));
+        let (at, batch, _) = run(&mut path(400), &frames, 0);
+        assert_eq!((at, batch.messages.len(), batch.is_full), (1, 1, true));
+        let (at, batch, _) = run(&mut path(10), &frames, 0);
+        assert_eq!((at, batch.messages.len()), (1, 1));
+        let (at, batch, _) = run(&mut path(10), &frames, 1);
+        assert_eq!((at, batch.messages.len(), batch.bytes.len()), (1, 0, 0));
     }
 
     #[test]
@@ -518,8 +577,8 @@ mod tests {
             frame(2, 5, &[], b"\x82\x10\xcd\x02\x01\x10\xcd\x02\x00"), // one space, then another
             frame(5, 5, &[], b"\x83\x10\xcd\x02\x00\x11\x01\x20\x91\x07"), // by another index
         ] {
-            let (at, outbox, _) = run(&mut path(1 << 20), &[uncommon], 0);
-            assert_eq!((at, outbox.messages.len(), outbox.bytes.len()), (0, 0, 0));
+            let (at, batch, _) = run(&mut path(1 << 20), &[uncommon], 0);
+            assert_eq!((at, batch.messages.len(), batch.bytes.len()), (0, 0, 0));
         }
     }
 }

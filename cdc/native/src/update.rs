@@ -5,8 +5,8 @@
 //! paths, two operations on one field, for which server versions differ), and for those that the server would have refused. The
 //! Python path then applies them, or reports the error.
 
+use crate::arithmetic::{self, Number, Width};
 use crate::layout;
-use crate::numbers::{self, Number, Width};
 
 const OPERATIONS_MAX: usize = 15;
 
@@ -67,41 +67,7 @@ pub fn update(
         return None;
     }
     let mut changes = [Operation::default(); OPERATIONS_MAX];
-    let count = usize::from(operations.first()?.checked_sub(0x90)?);
-    if count == 0 || count > OPERATIONS_MAX {
-        return None;
-    }
-    let mut at = 1;
-    let mut has_negative = false;
-    for place in 0..count {
-        let code = *operations.get(at + 2)?;
-        let opening: &[u8] = if code == b':' {
-            b"\x95\xa1"
-        } else {
-            b"\x93\xa1"
-        };
-        if operations.get(at..at + 2)? != opening {
-            return None;
-        }
-        has_negative |= *operations.get(at + 3)? >= 0xe0;
-        let (field, first) = field_of(operations, at + 3, base, fields, format)?;
-        if changes[..place].iter().any(|change| change.field == field) {
-            return None;
-        }
-        at = layout::end_of(operations, first)?;
-        if code == b':' {
-            at = layout::end_of(operations, layout::end_of(operations, at)?)?;
-        }
-        changes[place] = Operation {
-            field,
-            code,
-            first,
-            end: at,
-        };
-    }
-    if at != operations.len() {
-        return None;
-    }
+    let (count, has_negative) = read_operations(operations, base, fields, format, &mut changes)?;
     let changes = &mut changes[..count];
     changes.sort_unstable_by_key(|change| change.field);
     let last = changes[count - 1];
@@ -136,6 +102,50 @@ pub fn update(
         out.extend_from_slice(&operations[last.first..last.end]);
     }
     Some(())
+}
+
+/// Read the operations; return their number, and whether the field number of one counts from the end.
+#[inline]
+fn read_operations(
+    operations: &[u8],
+    base: u64,
+    fields: u64,
+    format: &Format,
+    changes: &mut [Operation; OPERATIONS_MAX],
+) -> Option<(usize, bool)> {
+    let count = usize::from(operations.first()?.checked_sub(0x90)?);
+    if count == 0 || count > OPERATIONS_MAX {
+        return None;
+    }
+    let mut at = 1;
+    let mut has_negative = false;
+    for place in 0..count {
+        let code = *operations.get(at + 2)?;
+        let opening: &[u8] = if code == b':' {
+            b"\x95\xa1"
+        } else {
+            b"\x93\xa1"
+        };
+        if operations.get(at..at + 2)? != opening {
+            return None;
+        }
+        has_negative |= *operations.get(at + 3)? >= 0xe0;
+        let (field, first) = field_of(operations, at + 3, base, fields, format)?;
+        if changes[..place].iter().any(|change| change.field == field) {
+            return None;
+        }
+        at = layout::end_of(operations, first)?;
+        if code == b':' {
+            at = layout::end_of(operations, layout::end_of(operations, at)?)?;
+        }
+        changes[place] = Operation {
+            field,
+            code,
+            first,
+            end: at,
+        };
+    }
+    (at == operations.len()).then_some((count, has_negative))
 }
 
 fn push_array_header(out: &mut Vec<u8>, count: u64) {
@@ -178,7 +188,7 @@ fn push_result(
                 .get(change.field)
                 .copied()
                 .unwrap_or(Width::Any);
-            numbers::push_sum(out, left, right, change.code == b'-', width)?;
+            arithmetic::push_sum(out, left, right, change.code == b'-', width)?;
         }
         b'&' | b'|' | b'^' => {
             if !is_unsigned(tuple[begin]) || !is_unsigned(operations[change.first]) {

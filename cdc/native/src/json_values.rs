@@ -8,8 +8,10 @@ use std::collections::HashSet;
 use base64::engine::general_purpose::STANDARD;
 use base64::Engine;
 
-use crate::extensions::{Datetime, Decimal, EXT_DATETIME, EXT_DECIMAL, EXT_UUID};
-use crate::wire::{Reader, Value};
+use crate::extensions::{
+    Datetime, Decimal, DIGITS_MAX, EXT_DATETIME, EXT_DECIMAL, EXT_UUID, SCALE_MAX,
+};
+use crate::layout::{Reader, Value};
 
 /// Error for input that only the Python path handles.
 #[derive(Debug, PartialEq, Eq)]
@@ -18,8 +20,6 @@ pub struct Refused;
 pub type Written = Result<(), Refused>;
 
 const LEVELS_MAX: usize = 24;
-const DIGITS_MAX: usize = 77;
-const SCALE_MAX: u64 = 10_000;
 const DAY_SECONDS: i64 = 86_400;
 /// The Gregorian calendar repeats every 400 years.
 const CYCLE_DAYS: i64 = 146_097;
@@ -210,7 +210,7 @@ fn push_long_decimal(out: &mut Vec<u8>, data: &[u8]) -> Written {
         .flat_map(|byte| [byte >> 4, byte & 0x0f])
         .collect();
     let sign = nibbles.pop().filter(|sign| *sign >= 10).ok_or(Refused)?;
-    if nibbles.len() > DIGITS_MAX || nibbles.iter().any(|digit| *digit > 9) {
+    if nibbles.len() > DIGITS_MAX + 1 || nibbles.iter().any(|digit| *digit > 9) {
         return Err(Refused);
     }
     let first = nibbles

@@ -12,7 +12,7 @@ pub struct Message {
 
 /// Messages and counters of a run.
 #[derive(Default)]
-pub struct Outbox {
+pub struct BatchBuilder {
     pub bytes: Vec<u8>,
     pub messages: Vec<Message>,
     /// Total size of the batch's values in bytes, including those that it had before.
@@ -27,8 +27,8 @@ pub struct Outbox {
     pub is_full: bool,
 }
 
-impl Outbox {
-    /// Empty the outbox, and set the counters to the current values.
+impl BatchBuilder {
+    /// Empty the batch, and set the counters to the current values.
     pub fn begin(&mut self, byte_count: usize, seq: u64) {
         self.bytes.clear();
         self.messages.clear();
@@ -57,11 +57,18 @@ impl Outbox {
             value: Some(value),
         });
     }
-}
 
-impl Outbox {
-    /// Add the tombstone that follows a DELETE.
-    pub fn add_tombstone(&mut self, topic: usize, key: (usize, usize)) {
+    /// Set the key of the last message: it begins at `begin` and ends here.
+    pub fn set_last_key(&mut self, begin: usize) {
+        let key = (begin, self.bytes.len());
+        if let Some(message) = self.messages.last_mut() {
+            message.key = key;
+        }
+    }
+
+    /// Add the tombstone that follows a DELETE's event, with the event's key.
+    pub fn add_tombstone(&mut self, topic: usize) {
+        let key = self.messages.last().map_or((0, 0), |message| message.key);
         self.messages.push(Message {
             topic,
             key,
@@ -70,11 +77,11 @@ impl Outbox {
     }
 }
 
-/// State of an outbox to return to: number of bytes, number of messages, size of values, last seq, and number of UPSERTs.
+/// State of a batch to return to: number of bytes, number of messages, size of values, last seq, and number of UPSERTs.
 #[derive(Clone, Copy)]
 pub struct Mark(usize, usize, usize, u64, u64);
 
-impl Outbox {
+impl BatchBuilder {
     pub fn mark(&self) -> Mark {
         Mark(
             self.bytes.len(),

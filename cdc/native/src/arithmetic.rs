@@ -1,6 +1,6 @@
 //! Sums of the server's kinds of numbers, with their result types; as cdc.tuples.arithmetic, except for sums that need rounding.
 
-use crate::extensions::{extension_of, Decimal, EXT_DECIMAL};
+use crate::extensions::{extension_of, Decimal, DECODED_DIGITS_MAX, EXT_DECIMAL};
 use crate::layout;
 
 /// Width of a field's floating-point numbers, by its type in the format.
@@ -22,8 +22,8 @@ impl Width {
     }
 }
 
-/// Maximum number of a decimal's digits; at most one less may follow the point. (Decimals from 3.5 on can be larger.)
-const DIGITS_MAX: u32 = 38;
+/// At most one digit less may follow the point. (Decimals from 3.5 on can be larger.)
+const DIGITS_MAX: u32 = DECODED_DIGITS_MAX;
 const DECIMAL_END: i128 = 10i128.pow(DIGITS_MAX);
 
 /// An operand.

@@ -1,17 +1,18 @@
 //! One space's rows and keys as JSON objects, compiled from its form; as cdc.events.row_encoder, for common values.
 
 use crate::fitting::Fitting;
-use crate::json::{is_utf8, push_any, push_simple, push_text, push_unsigned, Refused, Written};
+use crate::json_values::{
+    is_utf8, push_any, push_simple, push_text, push_unsigned, Refused, Written,
+};
 use crate::key_text::KeyText;
-use crate::keys::KeyPlan;
-use crate::layout::{descend, Step};
+use crate::keys::KeyCodec;
+use crate::layout::{descend, Reader, Step, Value};
 use crate::update::Format;
-use crate::wire::{Reader, Value};
 
 /// Everything needed to maintain one space's images.
 #[derive(Debug)]
 pub struct ImagePlan {
-    pub keys: KeyPlan,
+    pub keys: KeyCodec,
     pub format: Format,
     /// Whether the space is in vinyl. There a request that writes its key differently than the row does may have missed the row,
     /// and is refused.

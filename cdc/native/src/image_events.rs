@@ -1,27 +1,19 @@
 //! Rows of spaces with images: the event's content, and the change of the images; as cdc.images.image_events, for common rows.
 //! Rare or wrong rows are refused, and their transaction is returned to the Python path.
 
-use crate::envelope::{OPEN_CREATE, OPEN_DELETE_IMAGE, OPEN_UPDATE_IMAGE};
-use crate::frames::Row;
-use crate::json::Refused;
+use crate::codec::Row;
+use crate::constants::{
+    DELETE, INDEX_BASE, INDEX_ID, INSERT, KEY, OPS, REPLACE, SPACE_ID, TUPLE, UPDATE, UPSERT,
+};
+use crate::envelope::OPEN_CREATE;
+use crate::json_values::Refused;
 use crate::layout;
-use crate::overlay::{Found, Overlay};
-use crate::plan::{ImagePlan, Plan};
+use crate::pending::{Found, Pending};
+use crate::row_encoder::{ImagePlan, Plan};
 use crate::update::update;
 
-const INSERT: u64 = 2;
-const REPLACE: u64 = 3;
-const UPDATE: u64 = 4;
-const DELETE: u64 = 5;
-const UPSERT: u64 = 9;
-
-const SPACE_ID: u8 = 0x10;
-const INDEX_ID: u8 = 0x11;
-const INDEX_BASE: u8 = 0x15;
-const KEY: u8 = 0x20;
-const TUPLE: u8 = 0x21;
-const OPS: u8 = 0x28;
-
+const OPEN_UPDATE_IMAGE: &[u8] = br#"{"op":"u","before":"#;
+const OPEN_DELETE_IMAGE: &[u8] = br#"{"op":"d","before":"#;
 const AFTER: &[u8] = b",\"after\":";
 const NO_AFTER: &[u8] = b",\"after\":null";
 
@@ -90,23 +82,15 @@ impl Work {
         images: &ImagePlan,
         frame: &[u8],
         row: &Row,
-        overlay: &Overlay,
+        pending: &Pending,
     ) -> Option<&'a [u8]> {
         if row.kind == INSERT {
             return None;
         }
         let body = Body::read(frame, row)?;
         self.store_key.clear();
-        match row.kind {
-            REPLACE | UPSERT => images
-                .keys
-                .of_tuple(slice(frame, body.tuple).ok()?, &mut self.store_key)?,
-            UPDATE | DELETE => images
-                .keys
-                .of_key(slice(frame, body.key).ok()?, &mut self.store_key)?,
-            _ => return None,
-        }
-        (overlay.current(&self.store_key) == Found::Unknown).then_some(&self.store_key)
+        push_store_key(images, frame, row.kind, &body, &mut self.store_key)?;
+        (pending.current(&self.store_key) == Found::Unknown).then_some(&self.store_key)
     }
 
     /// Append a row's opening and content, and change the images; return whether the row has an event.
@@ -116,112 +100,142 @@ impl Work {
         images: &ImagePlan,
         frame: &[u8],
         row: &Row,
-        overlay: &mut Overlay,
+        pending: &mut Pending,
         out: &mut Vec<u8>,
     ) -> Result<bool, Refused> {
         let body = Body::read(frame, row).ok_or(Refused)?;
         self.store_key.clear();
-        match row.kind {
-            INSERT | REPLACE | UPSERT => images
-                .keys
-                .of_tuple(slice(frame, body.tuple)?, &mut self.store_key),
-            UPDATE | DELETE => images
-                .keys
-                .of_key(slice(frame, body.key)?, &mut self.store_key),
-            _ => None,
-        }
-        .ok_or(Refused)?;
-        if !overlay.doubtful.is_empty() && overlay.doubtful.contains(&self.store_key) {
+        push_store_key(images, frame, row.kind, &body, &mut self.store_key).ok_or(Refused)?;
+        if !pending.doubtful.is_empty() && pending.doubtful.contains(&self.store_key) {
             return Err(Refused);
         }
-        let before = match row.kind {
-            // The server refuses an INSERT of an existing key, so the store needn't be read, which would be a read for each row.
-            INSERT => match overlay.pending(&self.store_key) {
-                Some(Some(_)) => return Err(Refused),
-                _ => None,
-            },
-            _ => match overlay.current(&self.store_key) {
-                Found::Tuple(tuple) => Some(tuple),
-                Found::Nothing => None,
-                Found::Unknown => return Err(Refused),
-            },
-        };
+        let before = before(row.kind, pending, &self.store_key)?;
         if let (true, Some(before)) = (images.is_vinyl, before) {
-            let is_alike = match row.kind {
-                UPDATE | DELETE => images
-                    .keys
-                    .is_written_alike(slice(frame, body.key)?, before),
-                UPSERT => images
-                    .keys
-                    .are_written_alike(slice(frame, body.tuple)?, before),
-                _ => Some(true),
-            };
-            is_alike.filter(|is_alike| *is_alike).ok_or(Refused)?;
+            check_notation(images, frame, row.kind, &body, before)?;
         }
         self.key.clear();
-        if row.kind == DELETE {
-            let Some(before) = before else {
-                return Ok(false);
-            };
-            out.extend_from_slice(OPEN_DELETE_IMAGE);
-            push_row(plan, out, before, &mut self.places)?;
-            out.extend_from_slice(NO_AFTER);
-            plan.push_key_of_row(&mut self.key, before, &self.places)?;
-            overlay.put(&self.store_key, None);
-            return Ok(true);
-        }
         let after = match (row.kind, before) {
-            (INSERT | REPLACE, _) | (UPSERT, None) => slice(frame, body.tuple)?,
+            (DELETE, None) => return Ok(false),
             (UPDATE, None) => {
                 slice(frame, body.tuple)?;
                 return Ok(false);
             }
+            (DELETE, _) => None,
+            (INSERT | REPLACE, _) | (UPSERT, None) => Some(slice(frame, body.tuple)?),
             (kind, Some(before)) => {
-                let operations = if kind == UPDATE {
-                    body.tuple
-                } else {
-                    body.operations
-                };
-                self.after.clear();
-                update(
-                    before,
-                    slice(frame, operations)?,
-                    body.base,
-                    &images.format,
-                    &mut self.after,
-                )
-                .ok_or(Refused)?;
-                // The server refuses an UPDATE that would change its key, and ignores such an UPSERT.
-                images
-                    .keys
-                    .of_tuple(&self.after, &mut self.key)
-                    .ok_or(Refused)?;
-                if self.key != self.store_key {
-                    return Err(Refused);
+                if !self.update(images, frame, kind, &body, before)? {
+                    return Ok(false);
                 }
-                self.key.clear();
-                if let (UPSERT, Some(fitting)) = (kind, &images.fitting) {
-                    if !fitting.fits(&self.after).ok_or(Refused)? {
-                        return Ok(false);
-                    }
-                }
-                &self.after
+                Some(&self.after[..])
             }
             _ => return Err(Refused),
         };
         match before {
             None => out.extend_from_slice(OPEN_CREATE),
             Some(before) => {
-                out.extend_from_slice(OPEN_UPDATE_IMAGE);
+                out.extend_from_slice(if after.is_some() {
+                    OPEN_UPDATE_IMAGE
+                } else {
+                    OPEN_DELETE_IMAGE
+                });
                 push_row(plan, out, before, &mut self.places)?;
-                out.extend_from_slice(AFTER);
+                out.extend_from_slice(if after.is_some() { AFTER } else { NO_AFTER });
             }
         }
-        push_row(plan, out, after, &mut self.places)?;
-        plan.push_key_of_row(&mut self.key, after, &self.places)?;
-        overlay.put(&self.store_key, Some(after));
+        if let Some(after) = after {
+            push_row(plan, out, after, &mut self.places)?;
+        }
+        // The places are those of the row that was written last.
+        let shown = after.or(before).ok_or(Refused)?;
+        plan.push_key_of_row(&mut self.key, shown, &self.places)?;
+        pending.put(&self.store_key, after);
         Ok(true)
     }
+
+    /// Compute the tuple after an UPDATE or UPSERT of an existing row; return false if the server ignores the request.
+    #[inline]
+    fn update(
+        &mut self,
+        images: &ImagePlan,
+        frame: &[u8],
+        kind: u64,
+        body: &Body,
+        before: &[u8],
+    ) -> Result<bool, Refused> {
+        let operations = if kind == UPDATE {
+            body.tuple
+        } else {
+            body.operations
+        };
+        let operations = slice(frame, operations)?;
+        let (after, format) = (&mut self.after, &images.format);
+        after.clear();
+        update(before, operations, body.base, format, after).ok_or(Refused)?;
+        // The server refuses an UPDATE that would change its key, and ignores such an UPSERT.
+        self.key.clear();
+        images.keys.of_tuple(after, &mut self.key).ok_or(Refused)?;
+        if self.key != self.store_key {
+            return Err(Refused);
+        }
+        self.key.clear();
+        match &images.fitting {
+            Some(fitting) if kind == UPSERT => fitting.fits(after).ok_or(Refused),
+            _ => Ok(true),
+        }
+    }
+}
+
+/// Append the key under which a request's row is stored.
+#[inline]
+fn push_store_key(
+    images: &ImagePlan,
+    frame: &[u8],
+    kind: u64,
+    body: &Body,
+    out: &mut Vec<u8>,
+) -> Option<()> {
+    match kind {
+        INSERT | REPLACE | UPSERT => images.keys.of_tuple(slice(frame, body.tuple).ok()?, out),
+        UPDATE | DELETE => images.keys.of_key(slice(frame, body.key).ok()?, out),
+        _ => None,
+    }
+}
+
+/// Return a key's tuple before a request; None if it has none.
+#[inline]
+fn before<'a>(kind: u64, pending: &'a Pending, key: &[u8]) -> Result<Option<&'a [u8]>, Refused> {
+    if kind == INSERT {
+        // The server refuses an INSERT of an existing key, so the store needn't be read, which would be a read for each row.
+        return match pending.get(key) {
+            Some(Some(_)) => Err(Refused),
+            _ => Ok(None),
+        };
+    }
+    match pending.current(key) {
+        Found::Tuple(tuple) => Ok(Some(tuple)),
+        Found::Nothing => Ok(None),
+        Found::Unknown => Err(Refused),
+    }
+}
+
+/// Refuse a request of vinyl that writes its key differently than the row does: it may have missed the row.
+fn check_notation(
+    images: &ImagePlan,
+    frame: &[u8],
+    kind: u64,
+    body: &Body,
+    before: &[u8],
+) -> Result<(), Refused> {
+    let keys = &images.keys;
+    let is_alike = match kind {
+        UPDATE | DELETE => keys.is_written_alike(slice(frame, body.key)?, before),
+        UPSERT => keys.are_written_alike(slice(frame, body.tuple)?, before),
+        _ => Some(true),
+    };
+    is_alike
+        .filter(|is_alike| *is_alike)
+        .map(|_| ())
+        .ok_or(Refused)
 }
 
 fn push_row(
@@ -239,14 +253,14 @@ fn push_row(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frames::{scan, tests::framed, walk};
-    use crate::keys::{tests::parts, KeyPlan};
-    use crate::plan::tests::users;
+    use crate::codec::{scan, tests::framed, walk};
+    use crate::keys::{tests::parts, KeyCodec};
+    use crate::row_encoder::tests::users;
     use crate::update::Format;
 
     fn images() -> ImagePlan {
         ImagePlan {
-            keys: KeyPlan::new(512, &parts(&["unsigned"])).unwrap(),
+            keys: KeyCodec::new(512, &parts(&["unsigned"])).unwrap(),
             format: Format {
                 names: vec![b"id".to_vec(), b"name".to_vec()],
                 widths: Vec::new(),
@@ -257,7 +271,7 @@ mod tests {
     }
 
     fn apply(
-        overlay: &mut Overlay,
+        pending: &mut Pending,
         kind: u8,
         body: &[u8],
     ) -> Result<Option<(String, String)>, Refused> {
@@ -268,12 +282,12 @@ mod tests {
         let rows = scan(&frame, &walk(&frame, 1 << 20).unwrap().0).unwrap();
         let (mut work, mut out) = (Work::default(), Vec::new());
         if let Some(key) = work
-            .unknown_key(&images(), &frame, &rows[0], overlay)
+            .unknown_key(&images(), &frame, &rows[0], pending)
             .map(<[u8]>::to_vec)
         {
-            overlay.fetched(&key, None);
+            pending.fetched(&key, None);
         }
-        let is_event = work.apply(&users(), &images(), &frame, &rows[0], overlay, &mut out)?;
+        let is_event = work.apply(&users(), &images(), &frame, &rows[0], pending, &mut out)?;
         Ok(is_event.then(|| {
             (
                 String::from_utf8(work.key).unwrap(),
@@ -288,17 +302,17 @@ mod tests {
 
     #[test]
     fn a_rows_life() {
-        let mut overlay = Overlay::new();
+        let mut pending = Pending::new();
         let seven = r#"{"id":7}"#;
         assert_eq!(
-            apply(&mut overlay, 2, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a"),
+            apply(&mut pending, 2, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a"),
             event(
                 seven,
                 r#"{"op":"c","before":null,"after":{"id":7,"name":"a"}"#
             )
         );
         assert_eq!(
-            apply(&mut overlay, 3, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1b"),
+            apply(&mut pending, 3, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1b"),
             event(
                 seven,
                 r#"{"op":"u","before":{"id":7,"name":"a"},"after":{"id":7,"name":"b"}"#
@@ -306,7 +320,7 @@ mod tests {
         );
         assert_eq!(
             apply(
-                &mut overlay,
+                &mut pending,
                 4,
                 b"\x84\x10\xcd\x02\x00\x15\x01\x20\x91\x07\x21\x91\x93\xa1=\x02\xa1c"
             ),
@@ -317,7 +331,7 @@ mod tests {
         );
         assert_eq!(
             apply(
-                &mut overlay,
+                &mut pending,
                 9,
                 b"\x84\x10\xcd\x02\x00\x15\x01\x21\x92\x07\xa1x\x28\x91\x93\xa1=\x02\xa1d"
             ),
@@ -327,23 +341,23 @@ mod tests {
             )
         );
         assert_eq!(
-            apply(&mut overlay, 5, b"\x83\x10\xcd\x02\x00\x11\x00\x20\x91\x07"),
+            apply(&mut pending, 5, b"\x83\x10\xcd\x02\x00\x11\x00\x20\x91\x07"),
             event(
                 seven,
                 r#"{"op":"d","before":{"id":7,"name":"d"},"after":null"#
             )
         );
         assert_eq!(
-            apply(&mut overlay, 5, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
+            apply(&mut pending, 5, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
             Ok(None)
         );
-        assert_eq!(overlay.change_count(), 5);
+        assert_eq!(pending.change_count(), 5);
     }
 
     #[test]
     fn what_is_rare_or_wrong_is_refused() {
-        let mut overlay = Overlay::new();
-        apply(&mut overlay, 2, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a").unwrap();
+        let mut pending = Pending::new();
+        apply(&mut pending, 2, b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a").unwrap();
         for (kind, body) in [
             (2, &b"\x82\x10\xcd\x02\x00\x21\x92\x07\xa1a"[..]), // an existing key
             (3, b"\x82\x10\xcd\x02\x00\x21\x91\xa1a"),          // a key of another type
@@ -362,18 +376,18 @@ mod tests {
             (4, b"\x82\x10\xcd\x02\x00\x20\x91\x08"),         // no operations
         ] {
             assert_eq!(
-                apply(&mut overlay, kind, body),
+                apply(&mut pending, kind, body),
                 Err(Refused),
                 "{kind} {body:?}"
             );
         }
-        overlay
+        pending
             .doubtful
             .insert(b"\0\0\x02\0\0\0\0\0\0\0\0\x07".to_vec());
         assert_eq!(
-            apply(&mut overlay, 5, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
+            apply(&mut pending, 5, b"\x82\x10\xcd\x02\x00\x20\x91\x07"),
             Err(Refused)
         );
-        assert_eq!(overlay.change_count(), 1);
+        assert_eq!(pending.change_count(), 1);
     }
 }

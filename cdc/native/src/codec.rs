@@ -3,36 +3,17 @@
 //! This module reads only frames that consist of a header map with plain keys and at most one body map. If a feed contains any
 //! other (odd) frame, Python decodes the entire feed and reports what is wrong with it.
 
-use crate::wire::{Reader, Value};
+use crate::constants::{
+    COMMIT, DELETE, FLAGS, GROUP_ID, INSERT, LSN, NOP, RAFT_CONFIRM, RAFT_DEMOTE, RAFT_PROMOTE,
+    RAFT_ROLLBACK, REPLACE, REPLICA_ID, REQUEST_TYPE, SPACE_ID, TIMESTAMP, TSN, UPDATE, UPSERT,
+};
+use crate::layout::{Reader, Value};
 
 pub const LENGTH_BYTES: usize = 5;
 const LENGTH_MARKER: u8 = 0xce;
-const KIND: u8 = 0x00;
-const REPLICA_ID: u8 = 0x02;
-const LSN: u8 = 0x03;
-const TIMESTAMP: u8 = 0x04;
-const GROUP_ID: u8 = 0x07;
-const TSN: u8 = 0x08;
-const FLAGS: u8 = 0x09;
-
-pub const COMMIT: u64 = 1;
-pub const WAIT_SYNC: u64 = 2;
-pub const WAIT_ACK: u64 = 4;
-
-pub const INSERT: u64 = 2;
-pub const REPLACE: u64 = 3;
-pub const UPDATE: u64 = 4;
-pub const DELETE: u64 = 5;
-pub const UPSERT: u64 = 9;
-pub const NOP: u64 = 12;
-pub const CONFIRM: u64 = 40;
-
-pub const SPACE_ID: u8 = 0x10;
-const ORIGIN_MAX: u64 = 31;
+const ORIGIN_END: u64 = 32;
 /// Upper bound of a time, in seconds: after the year 5000, so no clock shows it; in microseconds it must fit into 64 bits.
 const TIMESTAMP_MAX: f64 = 1e11;
-/// Types of a log's rows: INSERT, REPLACE, UPDATE, DELETE, UPSERT, NOP; PROMOTE, DEMOTE, CONFIRM, ROLLBACK.
-const ROW_KINDS: [u64; 10] = [2, 3, 4, 5, 9, 12, 31, 32, 40, 41];
 
 /// One frame: its place in the data, and its header.
 #[derive(Clone, Debug)]
@@ -72,7 +53,7 @@ impl Row {
 
     fn look_at_ranges(&mut self) {
         self.is_sound = self.is_sound
-            && (1..=ORIGIN_MAX).contains(&self.origin)
+            && (1..ORIGIN_END).contains(&self.origin)
             && self.lsn > 0
             && self.lsn < 1 << 63
             && self.tsn.unwrap_or(0) < self.lsn
@@ -85,7 +66,11 @@ impl Row {
     }
 
     pub fn is_row(&self) -> bool {
-        ROW_KINDS.contains(&self.kind)
+        let is_control = matches!(
+            self.kind,
+            RAFT_PROMOTE | RAFT_DEMOTE | RAFT_CONFIRM | RAFT_ROLLBACK
+        );
+        is_change(self.kind) || is_control || self.kind == NOP
     }
 }
 
@@ -195,13 +180,13 @@ fn header(reader: &mut Reader, row: &mut Row) -> Option<()> {
         let key = short_key(reader)?;
         let at = reader.at;
         match (key, reader.value()?) {
-            (KIND, Value::Unsigned(number)) => row.kind = number,
+            (REQUEST_TYPE, Value::Unsigned(number)) => row.kind = number,
             (REPLICA_ID, Value::Unsigned(number)) => row.origin = number,
             (LSN, Value::Unsigned(number)) => row.lsn = number,
             (TIMESTAMP, Value::Double(seconds)) => row.timestamp = seconds,
             (TSN, Value::Unsigned(number)) => row.tsn = Some(number),
             (FLAGS, Value::Unsigned(number)) => row.flags = number,
-            (KIND, _) => return None,
+            (REQUEST_TYPE, _) => return None,
             (GROUP_ID, _) => {
                 row.has_group = true;
                 reader.at = at;
@@ -336,7 +321,7 @@ pub mod tests {
     fn header(lsn: u8, more: &[u8]) -> Vec<u8> {
         let mut bytes = vec![
             0x84 + (more.len() / 2) as u8,
-            KIND,
+            REQUEST_TYPE,
             2,
             REPLICA_ID,
             1,

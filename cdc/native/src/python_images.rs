@@ -7,10 +7,10 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyTuple};
 
-use crate::keys::{KeyPart, KeyPlan};
+use crate::arithmetic::Width;
+use crate::keys::{KeyCodec, KeyPart};
 use crate::layout::Step;
-use crate::numbers::Width;
-use crate::overlay::{slices, Changes, Overlay};
+use crate::pending::{slices, Changes, Pending};
 use crate::update::{update, Format};
 
 pub fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -131,8 +131,8 @@ impl PyChanges {
 #[pyclass(module = "cdc._native")]
 #[derive(Default)]
 pub struct PendingChanges {
-    pub overlay: Overlay,
-    /// The overlay's doubtful keys, as the Python object that was set.
+    pub pending: Pending,
+    /// The pending's doubtful keys, as the Python object that was set.
     doubtful: Option<Py<PyAny>>,
 }
 
@@ -152,7 +152,7 @@ impl PendingChanges {
     fn set_doubtful(&mut self, keys: &Bound<'_, PyAny>) -> PyResult<()> {
         let found: PyResult<HashSet<Vec<u8>>> =
             keys.try_iter()?.map(|key| key?.extract()).collect();
-        self.overlay.doubtful = found?;
+        self.pending.doubtful = found?;
         self.doubtful = Some(keys.clone().unbind());
         Ok(())
     }
@@ -163,7 +163,7 @@ impl PendingChanges {
         key: &[u8],
         unchanged: Bound<'py, PyAny>,
     ) -> Bound<'py, PyAny> {
-        match self.overlay.pending(key) {
+        match self.pending.get(key) {
             None => unchanged,
             Some(None) => py.None().into_bound(py),
             Some(Some(tuple)) => PyBytes::new(py, tuple).into_any(),
@@ -171,7 +171,7 @@ impl PendingChanges {
     }
 
     fn is_cleared(&self, key: &[u8]) -> bool {
-        self.overlay.is_cleared(key)
+        self.pending.is_cleared(key)
     }
 
     fn changed<'py>(
@@ -181,7 +181,7 @@ impl PendingChanges {
         after: &[u8],
     ) -> PyResult<Bound<'py, PyList>> {
         let found: PyResult<Vec<_>> = self
-            .overlay
+            .pending
             .changed(prefix, after)
             .into_iter()
             .map(|change| pair(py, change))
@@ -193,34 +193,34 @@ impl PendingChanges {
         if tuple_.is_some_and(<[u8]>::is_empty) {
             return Err(PyTypeError::new_err("no tuple is empty"));
         }
-        self.overlay.put(key, tuple_);
+        self.pending.put(key, tuple_);
         Ok(())
     }
 
     fn clear(&mut self, prefix: &[u8]) {
-        self.overlay.clear(prefix);
+        self.pending.clear(prefix);
     }
 
     #[getter]
     fn change_count(&self) -> usize {
-        self.overlay.change_count()
+        self.pending.change_count()
     }
 
     fn forget_after(&mut self, mark: usize) {
-        self.overlay.forget_after(mark);
+        self.pending.forget_after(mark);
     }
 
     fn take(&mut self) -> PyChanges {
-        PyChanges::of(self.overlay.take())
+        PyChanges::of(self.pending.take())
     }
 
     fn take_before(&mut self, mark: usize) -> PyChanges {
-        PyChanges::of(self.overlay.take_before(mark))
+        PyChanges::of(self.pending.take_before(mark))
     }
 
     fn written(&mut self, py: Python<'_>, changes: &PyChanges) {
-        let overlay = &mut self.overlay;
-        py.detach(|| changes.parts.iter().for_each(|part| overlay.written(part)));
+        let pending = &mut self.pending;
+        py.detach(|| changes.parts.iter().for_each(|part| pending.written(part)));
     }
 }
 
@@ -251,7 +251,7 @@ pub fn key_part((field, path, type_name, is_as_written): PyKeyPart) -> KeyPart {
 /// Encoder of one space's keys (cdc.schema.keys). Functions return None for keys that only the Python path encodes.
 #[pyclass(module = "cdc._native")]
 struct StoreKeys {
-    plan: KeyPlan,
+    plan: KeyCodec,
 }
 
 #[pymethods]
@@ -260,7 +260,7 @@ impl StoreKeys {
     #[staticmethod]
     fn compile(number: u32, parts: Vec<PyKeyPart>) -> Option<StoreKeys> {
         let parts: Vec<KeyPart> = parts.into_iter().map(key_part).collect();
-        KeyPlan::new(number, &parts).map(|plan| StoreKeys { plan })
+        KeyCodec::new(number, &parts).map(|plan| StoreKeys { plan })
     }
 
     fn of_tuple<'py>(&self, py: Python<'py>, tuple_: &[u8]) -> Option<Bound<'py, PyBytes>> {
