@@ -161,7 +161,11 @@ impl<'a> Reader<'a> {
 }
 
 /// Return the number of elements of the array (or of pairs of the map), and where the first one begins.
+#[inline]
 pub fn header(data: &[u8], position: usize) -> Option<(u64, usize)> {
+    if let first @ 0x80..=0x9f = *data.get(position)? {
+        return Some((u64::from(first & 0x0f), position + 1));
+    }
     let mut reader = Reader::new(data, position);
     match reader.value()? {
         Value::Array(count) | Value::Map(count) => Some((count as u64, reader.at)),
@@ -178,6 +182,7 @@ pub fn is_map(first: u8) -> bool {
 }
 
 /// Return the end of the value.
+#[inline]
 pub fn end_of(data: &[u8], position: usize) -> Option<usize> {
     let mut reader = Reader::new(data, position);
     reader.skip()?;
@@ -185,7 +190,11 @@ pub fn end_of(data: &[u8], position: usize) -> Option<usize> {
 }
 
 /// Return the integer at `position`, in any of its encodings.
+#[inline]
 pub fn integer(data: &[u8], position: usize) -> Option<i128> {
+    if let first @ 0x00..=0x7f = *data.get(position)? {
+        return Some(i128::from(first));
+    }
     match Reader::new(data, position).value()? {
         Value::Unsigned(number) => Some(i128::from(number)),
         Value::Signed(number) => Some(i128::from(number)),
@@ -214,6 +223,7 @@ pub enum Step {
 
 /// Return where the value at a path in the value at `position` begins. None if there is none, or if a map on the way has the key
 /// twice, or a key that only the Python path compares.
+#[inline]
 pub fn descend(data: &[u8], mut position: usize, path: &[Step]) -> Option<usize> {
     for step in path {
         let first = *data.get(position)?;
