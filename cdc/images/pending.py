@@ -2,7 +2,7 @@
 
     put, delete, clear ──▶ pending ──▶ take: the changes of one batch ──▶ written: the store has them
 
-There are two implementations: this one, and a compiled one that does the same (cdc/native/src/overlay.rs).
+There are two implementations: this one, and a compiled one that does the same (cdc/native/src/pending.rs).
 
 This module knows neither the store, nor how keys are made.
 """

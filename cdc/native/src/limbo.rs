@@ -1,5 +1,5 @@
-//! The limbo's decision about many transactions together: which of those that have arrived are certain. cdc.stream.transactions.limbo does the
-//! same for single transactions, and is the specification.
+//! The limbo's decision about many transactions together: which of those that have arrived are certain.
+//! cdc.stream.transactions.limbo does the same for single transactions, and is the specification.
 
 use crate::codec::{extent, is_change, space_id_of, Extent, Row};
 use crate::constants::{LSN, NOP, RAFT_CONFIRM, REPLICA_ID, WAIT_ACK, WAIT_SYNC};
