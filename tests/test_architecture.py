@@ -277,7 +277,7 @@ def test_functions_of_the_crate_are_short() -> None:
 def twins() -> dict[str, str]:
     """The modules of the crate, and the Python module that each is the twin of or "", from the table in the documentation."""
     table = (ROOT / "docs/architecture.md").read_text().partition("| module of the crate |")[2].partition("\n\n")[0]
-    found = {}
+    found: dict[str, str] = {}
     for line in table.splitlines()[2:]:
         names, twin, _ = line.strip("|").split("|")
         twin = twin.strip().strip("`")
