@@ -25,21 +25,18 @@ from typing import Final
 import structlog
 
 from cdc.config import Config
+from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import Observations, PipelineRunner, Server
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
-from cdc.daemon.source import Beginning
 from cdc.daemon.start import options_of
 from cdc.errors import CdcError, ConfigurationError, PositionError, SnapshotNeededError
-from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.sources.log_directory import LogDirectory, LogFile, join
 from cdc.sources.log_stream import LogStream, ballot
-from cdc.store.writer import StateWriter
-from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.upstream import resume, start
 from cdc.upstream.failover import BackOff
 from cdc.upstream.start import Known, StartPlan, TakeSnapshot
@@ -85,19 +82,9 @@ class Files:
     @contextmanager
     def opened(self, beginning: Beginning) -> Iterator[Replayer]:
         """See `Source.opened`. The goal is the end of the files."""
-        replayer = Replayer(
-            self._config,
-            self._directory,
-            beginning.publisher,
-            beginning.checkpoint,
-            beginning.known,
-            status=self._status,
-            is_stopping=self._is_stopping,
-            observations=beginning.observations,
-            writer=beginning.writer,
-            follows=self._follows,
-            needs_in_snapshot=self._needs_in_snapshot if beginning.known.forced is not None else None,
-        )
+        context = RunContext(self._config, self._status, self._is_stopping)
+        needs_in_snapshot = self._needs_in_snapshot if beginning.known.forced is not None else None
+        replayer = Replayer(context, beginning, self._directory, follows=self._follows, needs_in_snapshot=needs_in_snapshot)
         try:
             yield replayer
         finally:
@@ -130,16 +117,10 @@ class Replayer:
 
     def __init__(
         self,
-        config: Config,
+        context: RunContext,
+        beginning: Beginning,
         directory: LogDirectory,
-        publisher: Publisher,
-        checkpoint: Checkpoint,
-        known: Known,
         *,
-        status: Status,
-        is_stopping: threading.Event,
-        observations: Observations | None = None,
-        writer: StateWriter | None,
         follows: bool,
         needs_in_snapshot: tuple[int, int] | None = None,
     ) -> None:
@@ -148,12 +129,13 @@ class Replayer:
         `needs_in_snapshot`: origin and lsn of a transaction that a snapshot must contain. Raises PositionError, StateError,
         ConfigurationError or LogFileError.
         """
+        config, status, known, checkpoint = context.config, context.status, beginning.known, beginning.checkpoint
         self._config = config
         self._directory = directory
-        self._publisher = publisher
+        self._publisher = beginning.publisher
         self._checkpoint = checkpoint
         self._status = status
-        self._is_stopping = is_stopping
+        self._is_stopping = context.is_stopping
         self._follows = follows
         self._needs_in_snapshot = needs_in_snapshot
         self._excluded = known.ignored
@@ -164,17 +146,7 @@ class Replayer:
         self._ballot = ballot(directory, self._published)
         self._server = self._server_at(known.store.vclock if known.store is not None else self._published)
         self._plan = self._decide(known)
-        self._runner = PipelineRunner(
-            config,
-            publisher,
-            checkpoint,
-            self._plan,
-            self._server,
-            status=status,
-            is_stopping=is_stopping,
-            observations=observations,
-            writer=writer,
-        )
+        self._runner = PipelineRunner(context, beginning, self._plan, self._server)
         status.upstream_version = ".".join(map(str, self._server.version))
         status.master_vclock = self._ballot.vclock
         self.has_streamed = False

@@ -19,25 +19,20 @@ master's rows, for room in the publisher's queue and for the disk. Meanwhile ano
 
 from __future__ import annotations
 
-import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Final
 
 import structlog
 
-from cdc.config import Config
+from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
-from cdc.daemon.runner import Observations, PipelineRunner, Server
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import doubts_about_spaces
 from cdc.errors import ConnectionLostError, ProtocolError, SilenceError
-from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
-from cdc.ops.status import Status
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.protocol.ballot import Ballot
@@ -59,8 +54,6 @@ from cdc.sources.connection import Connection
 from cdc.sources.contents import SNAPSHOT_TIMEOUT_SECONDS
 from cdc.sources.handshake import expect, vote
 from cdc.store.files import translate_lmdb_errors
-from cdc.store.writer import StateWriter
-from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.recognition import Recognition
 from cdc.upstream import resume
@@ -76,33 +69,17 @@ RECOGNITION_SECONDS: Final = 3.0
 """Maximum time, in seconds, for which a daemon that is to stop when it has caught up waits for the rows to recognize."""
 
 
-@dataclass(slots=True)
-class Goal:
-    """Goal of a run: the master's position at the first connection, if the daemon is to stop there."""
-
-    until_caught_up: bool
-    target: VClock | None = None
-    caught_up_at: float = -math.inf
-    """When a daemon that is to be registered last caught up with the master as an anonymous replica (monotonic seconds)."""
-
-
 class Follower:
     """Follower of one server, until a stop is requested, the goal is reached, or an error occurs."""
 
     def __init__(
         self,
-        config: Config,
+        context: RunContext,
+        beginning: Beginning,
         connection: Connection,
-        publisher: Publisher,
-        checkpoint: Checkpoint,
         plan: StartPlan,
         ballot: Ballot,
         *,
-        status: Status,
-        is_stopping: threading.Event,
-        goal: Goal,
-        observations: Observations | None = None,
-        writer: StateWriter | None = None,
         requests: SnapshotRequests | None = None,
         is_lost: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -116,32 +93,22 @@ class Follower:
         self._master_vclock = ballot.vclock
         self._requests = SnapshotRequests() if requests is None else requests
         self._requests.restart()
+        config, status = context.config, context.status
         self._config = config
         self._connection = connection
-        self._publisher = publisher
-        self._checkpoint = checkpoint
+        self._publisher = beginning.publisher
+        self._checkpoint = beginning.checkpoint
         self._status = status
-        self._is_stopping = is_stopping
-        self._goal = goal
-        self._observations = observations or Observations()
+        self._is_stopping = context.is_stopping
+        self._goal = beginning.goal
+        self._observations = beginning.observations
         self._recognition = Recognition.of_nothing(VClock())
         # Until when the goal isn't reached without the expected rows (monotonic seconds).
         self._recognized_until = 0.0
         self._log = structlog.get_logger().bind(name=config.name, upstream=connection.address)
         greeting = connection.session.greeting
-        self._runner = PipelineRunner(
-            config,
-            publisher,
-            checkpoint,
-            plan,
-            Server(greeting.uuid, greeting.version, connection.address),
-            status=status,
-            is_stopping=is_stopping,
-            observations=self._observations,
-            writer=writer,
-            flushes_at_once=goal.until_caught_up,
-            while_waiting=self._check_connection,
-        )
+        server = Server(greeting.uuid, greeting.version, connection.address)
+        self._runner = PipelineRunner(context, beginning, plan, server, while_waiting=self._check_connection)
         self._ack_interval = config.source.ack_interval_ms / 1000
         self._acknowledger: Acknowledger | None = None
         self.last_heard_at = time.monotonic()

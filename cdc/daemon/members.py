@@ -17,9 +17,9 @@ from uuid import UUID
 import structlog
 
 from cdc.config import Config
+from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.follower import Follower
 from cdc.daemon.monitor import UpstreamMonitor
-from cdc.daemon.source import Beginning
 from cdc.daemon.start import rules
 from cdc.errors import CdcError, PositionError
 from cdc.ops.backfill_queue import SnapshotRequests
@@ -146,17 +146,11 @@ class Members:
         if plan.snapshot is not None and self._index in self._damaged:
             self._check_end_of_log(theirs, ballot)
         return Follower(
-            self._config,
+            RunContext(self._config, self._status, self._is_stopping),
+            beginning,
             connection,
-            beginning.publisher,
-            beginning.checkpoint,
             plan,
             ballot,
-            status=self._status,
-            is_stopping=self._is_stopping,
-            goal=beginning.goal,
-            observations=beginning.observations,
-            writer=beginning.writer,
             requests=self._requests,
             is_lost=self._monitor.is_lost,
         )

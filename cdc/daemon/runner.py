@@ -11,7 +11,6 @@ files. Every batch waits for room, so that the queue exceeds its limit by one ba
 from __future__ import annotations
 
 import select
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,25 +18,20 @@ from uuid import UUID
 
 import structlog
 
-from cdc.config import Config
+from cdc.daemon.beginning import Beginning, RunContext
 from cdc.daemon.clock import now_us
 from cdc.daemon.start import begin, options_of
 from cdc.errors import ConnectionLostError, PublishAborted
-from cdc.kafka.publisher import Publisher
-from cdc.ops.status import Status
 from cdc.positions.numbers import Numbers
 from cdc.positions.position import Position
 from cdc.positions.vclock import VClock
 from cdc.store.files import translate_lmdb_errors
-from cdc.store.numbers_file import NumbersFile
 from cdc.store.spool import FileSpool
 from cdc.store.writer import UNWRITTEN_BYTES_MAX, StateWriter
 from cdc.stream.batch import Batch
-from cdc.stream.commits.checkpoint import Checkpoint
 from cdc.stream.options import Surroundings
 from cdc.stream.pipeline import Pipeline
 from cdc.stream.reports import limbo_watch
-from cdc.stream.reports.limbo_watch import OverdueQuorum
 from cdc.stream.reports.schema_news import schema_reports
 from cdc.stream.spaces import newly_published, no_longer_published
 from cdc.upstream.selection import Needed
@@ -53,53 +47,37 @@ class Server:
     address: str
 
 
-@dataclass(slots=True)
-class Observations:
-    """Observations shared by all streams of one daemon, so that each is counted and logged once, and kept once."""
-
-    merging_upsert_count: int = 0
-    overdue_quorum: OverdueQuorum | None = None
-    recognizes_rows: bool = True
-    """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""
-    numbers: NumbersFile | None = None
-
-
 class PipelineRunner:
     """One pipeline, its publisher and its state store. For the daemon's thread."""
 
     def __init__(
         self,
-        config: Config,
-        publisher: Publisher,
-        checkpoint: Checkpoint,
+        context: RunContext,
+        beginning: Beginning,
         plan: StartPlan,
         server: Server,
         *,
-        status: Status,
-        is_stopping: threading.Event,
-        observations: Observations | None = None,
-        writer: StateWriter | None = None,
-        flushes_at_once: bool = False,
         while_waiting: Callable[[], None] = lambda: None,
     ) -> None:
         """Make the pipeline as the plan says.
 
-        `observations`: those of earlier streams. `flushes_at_once`: write the store as soon as all batches are
-        committed. `while_waiting` is called every source.ack_interval_ms while there is no room. Raises StateError.
+        `while_waiting` is called every source.ack_interval_ms while there is no room. Raises StateError.
         """
+        config, status, writer = context.config, context.status, beginning.writer
         self._config = config
-        self._publisher = publisher
-        self._checkpoint = checkpoint
+        self._publisher = beginning.publisher
+        self._checkpoint = beginning.checkpoint
         self._plan = plan
         self._server = server
         self._status = status
-        self._is_stopping = is_stopping
+        self._is_stopping = context.is_stopping
         self._writer = writer
-        self._flushes_at_once = flushes_at_once
+        # Write the store as soon as all batches are committed.
+        self._flushes_at_once = beginning.goal.until_caught_up
         self._while_waiting = while_waiting
         self._log = structlog.get_logger().bind(name=config.name, upstream=server.address)
         self._imageless_count = 0
-        self._observations = observations or Observations()
+        self._observations = beginning.observations
         # The count of earlier connections, and the doubtful keys that have been logged.
         self._earlier_upsert_count = self._observations.merging_upsert_count
         self._doubtful: frozenset[bytes] = frozenset()

@@ -4,32 +4,14 @@ from __future__ import annotations
 
 import threading
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from typing import Protocol
 
 from cdc.config import Config
-from cdc.daemon.follower import Goal
-from cdc.daemon.runner import Observations
+from cdc.daemon.beginning import Beginning
 from cdc.errors import CdcError
-from cdc.kafka.publisher import Publisher
 from cdc.ops.backfill_queue import SnapshotRequests
 from cdc.ops.status import Status
 from cdc.positions.vclock import VClock
-from cdc.store.writer import StateWriter
-from cdc.stream.commits.checkpoint import Checkpoint
-from cdc.upstream.start import Known
-
-
-@dataclass(frozen=True)
-class Beginning:
-    """Start position of a stream, and the destination of its rows."""
-
-    known: Known
-    checkpoint: Checkpoint
-    publisher: Publisher
-    writer: StateWriter | None
-    goal: Goal
-    observations: Observations = field(default_factory=Observations)
 
 
 class Stream(Protocol):

@@ -33,12 +33,11 @@ from cdc.config import Config
 from cdc.daemon import admission
 from cdc.daemon.admission import StartOptions, StateDirectoryLock, StateMissingError
 from cdc.daemon.backoff import jittered
-from cdc.daemon.follower import Goal
+from cdc.daemon.beginning import Beginning, Goal, Observations
 from cdc.daemon.given_numbers import GivenNumbers
 from cdc.daemon.members import Members
 from cdc.daemon.row_path import new_row_work_lock, tune_garbage_collector
-from cdc.daemon.runner import Observations
-from cdc.daemon.source import Beginning, NewSource
+from cdc.daemon.source import NewSource
 from cdc.daemon.start import known_before, options_of
 from cdc.errors import (
     CdcError,

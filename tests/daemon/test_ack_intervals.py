@@ -16,7 +16,8 @@ from uuid import uuid4
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.follower import Follower, Goal
+from cdc.daemon.beginning import Beginning, Goal, RunContext
+from cdc.daemon.follower import Follower
 from cdc.daemon.runner import PipelineRunner
 from cdc.daemon.start import known_before
 from cdc.kafka.publisher import Publisher
@@ -136,18 +137,10 @@ class Running:
         self.is_stopping = threading.Event()
         self.connection = greet(config.source.members()[0], uuid4(), frame_bytes_max=config.source.frame_bytes_max)
         checkpoint, ballot = Checkpoint(), vote(self.connection)
-        self.follower = Follower(
-            config,
-            self.connection,
-            self.publisher,
-            checkpoint,
-            plan(known_before(config, checkpoint, self.writer), ballot),
-            ballot,
-            status=self.status,
-            is_stopping=self.is_stopping,
-            goal=Goal(until_caught_up=False),
-            writer=self.writer,
-        )
+        known = known_before(config, checkpoint, self.writer)
+        beginning = Beginning(known, checkpoint, self.publisher, self.writer, Goal(until_caught_up=False))
+        context = RunContext(config, self.status, self.is_stopping)
+        self.follower = Follower(context, beginning, self.connection, plan(known, ballot), ballot)
         self.errors: list[BaseException] = []
         self.thread = threading.Thread(target=self._run)
         self.thread.start()

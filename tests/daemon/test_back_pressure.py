@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Observations, PipelineRunner, Server
+from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
+from cdc.daemon.runner import PipelineRunner, Server
 from cdc.daemon.snapshot_loader import SnapshotIntake
 from cdc.daemon.start import known_before
 from cdc.errors import PublishAborted
@@ -89,17 +90,10 @@ class Way:
         """Begins at the checkpoint."""
         assert self.checkpoint.position is not None
         ballot = Ballot(self.checkpoint.position.vclock, VClock(), is_read_only=False, is_ready=True)
-        return PipelineRunner(
-            self.config,
-            self.publisher,
-            self.checkpoint,
-            plan(known_before(self.config, self.checkpoint, self.writer), ballot),
-            Server(SERVER, (2, 6, 0), "m"),
-            status=self.status,
-            is_stopping=self.is_stopping,
-            observations=self.observations,
-            writer=self.writer,
-        )
+        known, goal = known_before(self.config, self.checkpoint, self.writer), Goal(until_caught_up=False)
+        beginning = Beginning(known, self.checkpoint, self.publisher, self.writer, goal, self.observations)
+        context = RunContext(self.config, self.status, self.is_stopping)
+        return PipelineRunner(context, beginning, plan(known, ballot), Server(SERVER, (2, 6, 0), "m"))
 
     def fill(self, count: int) -> None:
         """The store has so many rows, as of BEGIN."""

@@ -15,9 +15,8 @@ import pytest
 
 from cdc import config
 from cdc.config import Config
+from cdc.daemon.beginning import Beginning, Goal, RunContext
 from cdc.daemon.file_source import Files, Replayer
-from cdc.daemon.follower import Goal
-from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
 from cdc.errors import ConfigurationError, ForeignServerError, LogFileError, PositionError, SnapshotNeededError
 from cdc.kafka.publisher import Publisher
@@ -108,17 +107,10 @@ def replayer(
     **sections: dict[str, Any],
 ) -> Replayer:
     checkpoint, parsed = checkpoint or Checkpoint(), configured(files, **sections)
-    return Replayer(
-        parsed,
-        LogDirectory(files, *more),
-        cast(Publisher, taken),
-        checkpoint,
-        known_before(parsed, checkpoint, None, forced=forced),
-        status=Status("replay"),
-        is_stopping=threading.Event(),
-        writer=None,
-        follows=False,
-    )
+    known = known_before(parsed, checkpoint, None, forced=forced)
+    beginning = Beginning(known, checkpoint, cast(Publisher, taken), None, Goal(until_caught_up=False))
+    context = RunContext(parsed, Status("replay"), threading.Event())
+    return Replayer(context, beginning, LogDirectory(files, *more), follows=False)
 
 
 def at(lsn: int, replicaset_uuid: UUID | None = None) -> Checkpoint:

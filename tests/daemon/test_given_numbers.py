@@ -9,8 +9,8 @@ from structlog.testing import capture_logs
 
 from cdc.config import parse
 from cdc.daemon import given_numbers, supervisor
+from cdc.daemon.beginning import Beginning
 from cdc.daemon.given_numbers import GivenNumbers, other_kafka
-from cdc.daemon.source import Beginning
 from cdc.daemon.supervisor import Daemon
 from cdc.kafka import publisher
 from cdc.positions.numbers import Kept, Numbers

@@ -17,10 +17,8 @@ from pydantic import SecretStr
 import cdc.sources.log_end
 from cdc.commands.verify import verify
 from cdc.config import Config, parse
-from cdc.daemon.follower import Goal
+from cdc.daemon.beginning import Beginning, Goal, Observations
 from cdc.daemon.members import Members
-from cdc.daemon.runner import Observations
-from cdc.daemon.source import Beginning
 from cdc.daemon.start import known_before
 from cdc.errors import CdcError, ConnectionLostError, ForeignServerError, OtherHistoryError, Remedy, ServerError
 from cdc.kafka.publisher import Publisher

@@ -12,7 +12,7 @@ from confluent_kafka import KafkaError
 
 from cdc.config import parse
 from cdc.daemon import supervisor
-from cdc.daemon.source import Beginning
+from cdc.daemon.beginning import Beginning
 from cdc.daemon.supervisor import Daemon
 from cdc.errors import CdcError, ConnectionLostError, PositionError, SnapshotNeededError, UnknownSpaceError
 from cdc.kafka import publisher

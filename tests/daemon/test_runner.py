@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from uuid import UUID
@@ -12,7 +12,9 @@ import msgspec
 import pytest
 
 from cdc.config import Config, parse
-from cdc.daemon.runner import Observations, PipelineRunner, Server
+from cdc.daemon.beginning import Beginning, Goal, Observations, RunContext
+from cdc.daemon.runner import PipelineRunner, Server
+from cdc.daemon.start import known_before
 from cdc.errors import CdcError, ConnectionLostError, PublishAborted, SchemaError
 from cdc.kafka.publisher import Publisher
 from cdc.ops.status import Status
@@ -92,9 +94,23 @@ def runner(config: Config, publisher: Publisher, *, is_cut: bool = False) -> Pip
 
     server, stored = Server(SERVER, (2, 6, 0), "m"), Checkpoint(BEGIN, {512: SPACE})
     plan = StartPlan(BEGIN)
-    return PipelineRunner(
-        config, publisher, stored, plan, server, status=Status("x"), is_stopping=threading.Event(), while_waiting=cut
-    )
+    return runner_of(config, publisher, stored, plan, server, while_waiting=cut)
+
+
+def runner_of(
+    config: Config,
+    publisher: Publisher,
+    stored: Checkpoint,
+    plan: StartPlan,
+    server: Server,
+    *,
+    observations: Observations | None = None,
+    while_waiting: Callable[[], None] = lambda: None,
+) -> PipelineRunner:
+    known, goal = known_before(config, stored, None), Goal(until_caught_up=False)
+    beginning = Beginning(known, stored, publisher, None, goal, observations or Observations())
+    context = RunContext(config, Status("x"), threading.Event())
+    return PipelineRunner(context, beginning, plan, server, while_waiting=while_waiting)
 
 
 @pytest.mark.parametrize(
@@ -126,9 +142,7 @@ def test_what_comes_now_is_behind_what_may_be_seen_unless_it_is_the_same_once_mo
     state = SnapshotState(2, is_complete=True, request_count=1, open_request=2 if is_open else 0)
     begin = replace(BEGIN, seq=5, snapshot=state)
     server, stored = Server(follows, (2, 6, 0), "m"), Checkpoint(Position.from_json(begin.to_json()), {512: SPACE})
-    found = PipelineRunner(
-        config, publisher, stored, StartPlan(begin), server, status=Status("x"), is_stopping=threading.Event()
-    ).pipeline.position
+    found = runner_of(config, publisher, stored, StartPlan(begin), server).pipeline.position
     assert (found.seq, found.vclock) == (seq, begin.vclock)
     assert found.snapshot == state
 
@@ -161,14 +175,12 @@ def test_other_spaces_and_another_delivery_than_in_the_run_before(
     numbers = NumbersFile(tmp_path / "numbers", "shop", "shop")
     numbers.begin(None, former)
     server, stored = Server(SERVER, (2, 6, 0), "m"), Checkpoint(begin, {512: SPACE})
-    found = PipelineRunner(
+    found = runner_of(
         config,
         publisher,
         stored,
         StartPlan(begin),
         server,
-        status=Status("x"),
-        is_stopping=threading.Event(),
         observations=Observations(numbers=numbers),
     ).pipeline.position
     assert found.seq == seq

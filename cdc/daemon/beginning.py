@@ -1,0 +1,59 @@
+"""What a stream is given: the running daemon, where the stream begins, and where its rows go."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, field
+
+from cdc.config import Config
+from cdc.kafka.publisher import Publisher
+from cdc.ops.status import Status
+from cdc.positions.vclock import VClock
+from cdc.store.numbers_file import NumbersFile
+from cdc.store.writer import StateWriter
+from cdc.stream.commits.checkpoint import Checkpoint
+from cdc.stream.reports.limbo_watch import OverdueQuorum
+from cdc.upstream.start import Known
+
+
+@dataclass(frozen=True, slots=True)
+class RunContext:
+    """The running daemon: its configuration, what it shows to operators, and whether it is to stop."""
+
+    config: Config
+    status: Status
+    is_stopping: threading.Event
+
+
+@dataclass(slots=True)
+class Goal:
+    """Goal of a run: the master's position at the first connection, if the daemon is to stop there."""
+
+    until_caught_up: bool
+    target: VClock | None = None
+    caught_up_at: float = -math.inf
+    """When a daemon that is to be registered last caught up with the master as an anonymous replica (monotonic seconds)."""
+
+
+@dataclass(slots=True)
+class Observations:
+    """Observations shared by all streams of one daemon, so that each is counted and logged once, and kept once."""
+
+    merging_upsert_count: int = 0
+    overdue_quorum: OverdueQuorum | None = None
+    recognizes_rows: bool = True
+    """Whether the next stream should see its last rows again. False once after their log turned out to be gone."""
+    numbers: NumbersFile | None = None
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """Start position of a stream, and the destination of its rows."""
+
+    known: Known
+    checkpoint: Checkpoint
+    publisher: Publisher
+    writer: StateWriter | None
+    goal: Goal
+    observations: Observations = field(default_factory=Observations)
